@@ -36,7 +36,7 @@ from rich.table import Table
 from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.compose import compose_config
-from bild_lab.lab.config.console import console, output, stages
+from bild_lab.lab.config.console import console, output, status_line
 from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.config.schemas import DecodingSpec, PairSpec, RuntimeSpec, typed
 
@@ -262,7 +262,7 @@ def main() -> None:
     words, overrides = (
         [word for word in sys.argv[1:] if ("=" in word) == given] for given in (False, True)
     )
-    stages.enter("loading libraries")
+    status_line.enter("loading libraries")
     import torch  # late: it takes seconds to load
 
     from bild_lab.benchmark.bench import (
@@ -338,7 +338,7 @@ def main() -> None:
                 console.print(
                     escape(f"{bench.shape}: {counted(len(bench.requests), 'text')}, {about}")
                 )
-            stages.enter(f"timing {bench.shape}, {len(bench.methods)} methods")
+            status_line.enter(f"timing {bench.shape}, {len(bench.methods)} methods")
             if long:
                 rows += long_texts(bench, ROUNDS_OF_A_PROMPT, synchronize)
                 continue

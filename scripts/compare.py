@@ -15,7 +15,7 @@ from rich.markup import escape
 from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.config.command_line import words_as_list
 from bild_lab.lab.config.compose import hydra_main
-from bild_lab.lab.config.console import output, stages
+from bild_lab.lab.config.console import output, status_line
 from bild_lab.lab.config.entrypoint import refusing, run_application
 
 
@@ -45,7 +45,7 @@ def compare(cfg: DictConfig) -> None:
 
     folder = sweep_folder(cfg)
     require_writable(folder)
-    stages.enter("comparing")
+    status_line.enter("comparing")
     matching = match(*(Sweep(Path(name).expanduser()).finished() for name in names))
     texts: dict[str, SharedTexts] = {}  # by the data of both, which most points share
     compared, why = [], ""

@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from bild_lab.errors import UserError, require_choice, suggestion
-from bild_lab.lab.config.console import console, output, stages
+from bild_lab.lab.config.console import console, output, status_line
 from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.config.schemas import PICTURE_KINDS, picture_kinds
 from bild_lab.papers.published import published_names
@@ -75,7 +75,7 @@ def run_missing(name: str) -> None:
     """
     from bild_lab.papers.steps import machine_of, run_steps, steps_of
 
-    stages.leave()
+    status_line.leave()
     steps = [step for step in steps_of(name, "small") if step.figure is None]
     if not run_steps(steps, machine_of(None, tries=False), console.print):
         raise UserError(f"{name}: a step failed, and the figure needs its results")
@@ -86,7 +86,7 @@ def draw(wanted: FigureOptions) -> list[str]:
 
     If there are several, returns the first line of what each that could not be drawn needs.
     """
-    stages.enter("loading libraries")
+    status_line.enter("loading libraries")
     # imported late: pandas and matplotlib take a second
     from bild_lab.papers.figures import draw_figure
 
@@ -96,7 +96,7 @@ def draw(wanted: FigureOptions) -> list[str]:
         try:
             if wanted.run:
                 run_missing(name)
-            stages.enter(f"drawing {name}")
+            status_line.enter(f"drawing {name}")
             curves = draw_theory(name, wanted.outputs / "figures", wanted.kinds[0])
             drawn = draw_figure(
                 name, wanted.outputs, wanted.outputs / "figures", wanted.scale, wanted.kinds

@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from bild_lab.errors import UserError, require_flag, require_model_path, require_whole
 from bild_lab.lab.config.compose import hydra_main
-from bild_lab.lab.config.console import output, stages
+from bild_lab.lab.config.console import output, status_line
 from bild_lab.lab.config.entrypoint import refusing, run_application
 from bild_lab.lab.config.schemas import typed
 from bild_lab.ranks import launched
@@ -55,7 +55,7 @@ def run(cfg: DictConfig) -> None:
     from bild_lab.training.folder import TrainingFolder
     from bild_lab.training.reports import dataset_words, print_closing
 
-    stages.enter("reading the data")
+    status_line.enter("reading the data")
     job, rates = finetuning_job(cfg)
     metrics = finetune(job) if len(rates) == 1 else finetune_best(job, rates)
     if launched().first:

@@ -32,7 +32,7 @@ from rich.markup import escape
 from bild_lab import files
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import config_dir
-from bild_lab.lab.config.console import console, output, stages
+from bild_lab.lab.config.console import console, output, status_line
 from bild_lab.lab.config.entrypoint import run_application
 
 FLAGS = ("true", "false")
@@ -118,7 +118,7 @@ def pin(chosen: Sequence[str]) -> None:
     for kind, name, branch in known:
         if chosen and name not in chosen:
             continue
-        stages.enter(f"asking for {name}")
+        status_line.enter(f"asking for {name}")
         try:
             commit = HfApi().repo_info(name, repo_type=kind.removesuffix("s"), revision=branch).sha
         except (HTTPError, OSError) as error:
@@ -140,14 +140,14 @@ def main() -> None:
         pin(sys.argv[2:])
         return
     wanted = parse(sys.argv[1:])
-    stages.enter("reading the experiments")
+    status_line.enter("reading the experiments")
     from bild_lab.papers.paper_runs import downloads, needs, sentence, unverified
     from bild_lab.papers.steps import machine_of, outlook, run_steps, steps_of, submit_steps
 
     machine = machine_of(wanted.gpu, wanted.force)
     steps = steps_of(wanted.item, wanted.scale, wanted.overrides)
     if wanted.run:
-        stages.leave()
+        status_line.leave()
         submits = (
             run_steps if wanted.slurm is None else partial(submit_steps, parameters=wanted.slurm)
         )

@@ -21,7 +21,7 @@ from rich.markup import escape
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import hydra_main
-from bild_lab.lab.config.console import output, stages
+from bild_lab.lab.config.console import output, status_line
 from bild_lab.lab.config.entrypoint import refusing, run_application
 from bild_lab.lab.config.schemas import PairSpec, typed
 
@@ -65,7 +65,7 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
     checkpoint = Checkpoint(pair.target, pair.target_revision)
     checkpoint.check()
     texts = sum(len(example.references) for example in examples)
-    stages.enter("counting")
+    status_line.enter("counting")
     corpus = f"{dataset.name} {dataset.split}, {texts:,} texts"
     table = estimate(
         reference_tokens(checkpoint, examples), spec.order, checkpoint.vocabulary, corpus

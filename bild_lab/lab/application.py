@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 from bild_lab.errors import UserError
 from bild_lab.lab.config.command_line import quote_free_text
 from bild_lab.lab.config.compose import compose_config, hydra_main, without_other_applications
-from bild_lab.lab.config.console import console, stages
+from bild_lab.lab.config.console import console, status_line
 from bild_lab.lab.config.entrypoint import (
     INTERRUPTED,
     POINTS_KEPT,
@@ -90,7 +90,7 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
         raise UserError(f"overrides must be a list of KEY=VALUE, got {overrides!r}")
     reread_sources()
     cached_examples.cache_clear()
-    caller_arguments, sys.argv, stages.began_s = (
+    caller_arguments, sys.argv, status_line.began_s = (
         sys.argv,
         ["run.py", "-m", *overrides],
         time.perf_counter(),

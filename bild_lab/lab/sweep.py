@@ -34,7 +34,7 @@ from rich.markup import escape
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_config, knob_values, plain_values, without_hydra
-from bild_lab.lab.config.console import console, stages
+from bild_lab.lab.config.console import console, status_line
 from bild_lab.lab.config.entrypoint import POINTS_KEPT, Stopped, refuse
 from bild_lab.lab.config.input_errors import plain_message
 from bild_lab.lab.config.policies import changed_knobs, policy_label
@@ -86,7 +86,7 @@ def measure_point(cfg: DictConfig) -> float:
             result = _measure(
                 point,
                 sweep,
-                time.perf_counter() - (stages.began_s if includes_imports else begun_s),
+                time.perf_counter() - (status_line.began_s if includes_imports else begun_s),
             )
         else:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
@@ -320,10 +320,10 @@ class SweepCallback(Callback):
         if code:
             console.print(f"[bold]stopped[/bold]; {POINTS_KEPT}")
         try:
-            stages.enter("writing the report")
+            status_line.enter("writing the report")
             self._report(sweep)
         except Exception as error:  # Hydra turns exceptions of callbacks into warnings
-            stages.leave()
+            status_line.leave()
             # of bad input or a full disk, the message says all
             if not isinstance(error, UserError | OSError):
                 traceback.print_exc()
@@ -476,13 +476,13 @@ def _check(config: DictConfig, changed: Sequence[str] = ()) -> Point:
 
 def _refusing(look: Callable[[], T], changed: Sequence[str] = ()) -> T:
     """What this returns. Exits with a message if it finds that a point cannot be measured."""
-    stages.enter("checking texts and checkpoints")
+    status_line.enter("checking texts and checkpoints")
     try:
         return look()
     except (UserError, HydraException, OmegaConfBaseException) as error:
         refuse(_of_point(changed, error))
     except Exception:  # a bug of ours: Hydra would only warn and continue
-        stages.leave()
+        status_line.leave()
         traceback.print_exc()
         sys.exit(FAILED_POINTS)
 

@@ -44,7 +44,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, OutputSpec, Rows, Session
 from bild_lab.errors import UserError, require_model_path, require_whole
-from bild_lab.lab.config.console import output, progress
+from bild_lab.lab.config.console import output, progress_bar
 from bild_lab.lab.config.schemas import stop_strings, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
@@ -357,7 +357,7 @@ def match_rates(cfg: DictConfig) -> None:
             ) from error
         require_same_settings(folder, "match rates", held, settings, MOVED)
     requests = decoder.requests([one.prompt for one in examples], longest)
-    with progress() as bar:
+    with progress_bar() as bar:
         task = bar.add_task("texts", total=len(requests))
         found = measure_match_rates(target, requests, spec, lambda: bar.advance(task))
     write(found, folder, settings, target)

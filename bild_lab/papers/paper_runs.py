@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import require_choice
 from bild_lab.lab.config.compose import (
-    BASE,
+    HYDRA_VERSION,
     config_dir,
     in_our_application,
     without_other_applications,
@@ -146,7 +146,7 @@ def found_configuration() -> Iterator[None]:
     if in_our_application():
         yield
         return
-    with without_other_applications(), initialize_config_dir(str(config_dir()), **BASE):
+    with without_other_applications(), initialize_config_dir(str(config_dir()), **HYDRA_VERSION):
         yield
 
 

@@ -25,7 +25,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_finite, require_whole
-from bild_lab.lab.config.console import progress, stages
+from bild_lab.lab.config.console import progress_bar, status_line
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.measure.runner import time_methods
 from bild_lab.lab.measure.score import requests_of
@@ -119,7 +119,7 @@ class Screening:
     def stage(self, name: str, shown: str = "") -> Iterator[None]:
         """Counts the seconds that are spent inside. shown: what the command says meanwhile."""
         if shown:
-            stages.enter(shown)
+            status_line.enter(shown)
         started = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - started
@@ -162,7 +162,7 @@ class Screening:
         point, decoder = self.point, self.point.decoders[METHOD]
         torch.set_num_threads(point.setting["threads"])
         for each in point.decoders.values():
-            each.load_weights(stages.enter)
+            each.load_weights(status_line.enter)
         limit, folder = point.decoding.max_new_tokens, self.folder / "history"
         examples = with_history(point.examples, point.vanilla, point.setting, limit, folder)
         requests = requests_of(point, examples)
@@ -211,13 +211,13 @@ class Screening:
             decoders = [self.decoder(one.policy, self.records) for one in candidates]
             requests = self.requests
             for decoder in {type(one.method): one for one in decoders}.values():
-                decoder.load_weights(stages.enter)
+                decoder.load_weights(status_line.enter)
         texts: list[list[ReplayedText]] = [[] for _ in requests]
         # examples of one prompt share its record, so they run one after the other
         alike: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
             alike.setdefault(text_name(request.source), []).append(index)
-        with self.stage("replay"), progress() as bar:
+        with self.stage("replay"), progress_bar() as bar:
             task = bar.add_task(
                 f"recording and replaying {len(candidates)} points", total=len(requests)
             )

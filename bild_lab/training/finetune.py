@@ -26,7 +26,7 @@ from transformers import (
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.stop import before_stop
 from bild_lab.errors import UserError
-from bild_lab.lab.config.console import stages
+from bild_lab.lab.config.console import status_line
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.metrics.quality import first_call, score
 from bild_lab.lab.metrics.text_metrics import TRIED, metric_named
@@ -349,7 +349,7 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     special = start.special_tokens(tokenizer)
     collate = Collator(special.pad, special.start)
     if recipe.soft_targets:
-        stages.enter("asking the target for soft targets")
+        status_line.enter("asking the target for soft targets")
         with arguments.main_process_first(local=False):
             train = taught(
                 train, job.teacher, collate, recipe, folder.soft_targets, arguments.device

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.policies import flatten
+from bild_lab.lab.config.policies import flat_values
 from bild_lab.lab.schema.columns import to_json
 from bild_lab.ranks import launched
 
@@ -237,7 +237,7 @@ def require_same_settings(
     ignored: keys that decide nothing, such as the path of data that has a hash.
     """
     # lists for tuples, as JSON has them
-    before, now = flatten(dict(held)), flatten(json.loads(json.dumps(wanted)))
+    before, now = flat_values(dict(held)), flat_values(json.loads(json.dumps(wanted)))
     for key in sorted({*before, *now} - ignored):
         if before.get(key) != now.get(key):
             raise UserError(

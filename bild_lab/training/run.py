@@ -24,7 +24,7 @@ from bild_lab.engine.models.checkpoint.hub import no_progress_bars
 from bild_lab.engine.models.device import within_memory
 from bild_lab.errors import UserError
 from bild_lab.files import holding
-from bild_lab.lab.config.console import progress, stages
+from bild_lab.lab.config.console import progress_bar, status_line
 from bild_lab.lab.point.environment import environment
 from bild_lab.lab.store.hashing import content_hash
 from bild_lab.ranks import launched
@@ -87,7 +87,7 @@ class TrainingRun:
 
     def _train(self) -> dict[str, Any]:
         folder, recipe = self.folder, self.job.recipe
-        stages.enter("preparing model and texts")
+        status_line.enter("preparing model and texts")
         arguments = training_arguments(recipe, folder, self.metric, self.job.spread)
         try:
             with arguments.main_process_first(local=False):
@@ -142,7 +142,7 @@ class TrainingRun:
         if not launched().first:
             yield []
             return
-        with progress(TextColumn("{task.fields[loss]}")) as bar:
+        with progress_bar(TextColumn("{task.fields[loss]}")) as bar:
             logs: list[TrainerCallback] = [
                 TerminalLog(bar, self.title, self.job.recipe.max_steps, self.metric)
             ]

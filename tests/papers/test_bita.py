@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.lab.config.compose import BASE, config_dir
+from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
 from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example, conversation
@@ -36,7 +36,7 @@ FOLDERS = re.compile(r"outputs/(\w+)")
 @pytest.fixture(scope="module", autouse=True)
 def hydra() -> Iterator[None]:
     """The configuration is found once for all tests of this module."""
-    with initialize_config_dir(str(config_dir()), **BASE):
+    with initialize_config_dir(str(config_dir()), **HYDRA_VERSION):
         yield
 
 

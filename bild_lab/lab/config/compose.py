@@ -14,6 +14,7 @@ from typing import Any
 
 import hydra
 from hydra import compose, initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -35,7 +36,7 @@ from bild_lab.lab.config.schemas import SCHEMAS, ReportSpec
 
 # Hydra 1.4 and its OmegaConf
 HYDRA_1_4 = "execution_whitelist" in inspect.signature(hydra.main).parameters
-BASE = {} if HYDRA_1_4 else {"version_base": "1.3"}  # which Hydra 1.4 deprecates, and 1.3 wants
+HYDRA_VERSION = {} if HYDRA_1_4 else {"version_base": "1.3"}  # which Hydra 1.4 deprecates, and 1.3 wants
 # what Hydra keeps of the application that runs
 APPLICATION = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)
 HYDRA_LOCK = RLock()  # Hydra has one application in a process
@@ -49,7 +50,7 @@ def hydra_main(config_name: str) -> Callable[[Callable[[DictConfig], Any]], Call
     This is called with the command, as it changes the version that Hydra behaves as, also for a
     caller of our library.
     """
-    options = {"execution_whitelist": BUILT_BY_HYDRA} if HYDRA_1_4 else BASE
+    options = {"execution_whitelist": BUILT_BY_HYDRA} if HYDRA_1_4 else HYDRA_VERSION
 
     def decorate(function: Callable[[DictConfig], Any]) -> Callable[[], Any]:
         @wraps(function)
@@ -79,56 +80,74 @@ for group, schema in (SCHEMAS | {"report": ReportSpec}).items():  # as `- schema
 def compose_config(overrides: list[str], name: str = "config") -> DictConfig:
     """The whole configuration `conf/NAME.yaml` with these overrides.
 
-    Works inside our commands, whose search path may include the user's own folders, inside another
-    Hydra application, which stays as it is, outside of both, and in several threads.
+    It works inside our commands, whose search path may include the user's own folders, inside
+    another Hydra application, which stays as it is, outside of both, and in several threads.
     """
     with HYDRA_LOCK:
         if in_our_application():
-            loader = GlobalHydra.instance().config_loader()
-            return loader.load_configuration(name, overrides, run_mode=RunMode.RUN)
+            return _composed(overrides, name, GlobalHydra.instance().config_loader())
         with without_other_applications():
-            return _composed(overrides, name)
+            return _composed(overrides, name, None)
 
 
-def _composed(overrides: list[str], name: str) -> DictConfig:
+def _composed(overrides: list[str], name: str, loader: ConfigLoader | None) -> DictConfig:
     """As Hydra composes it, in a tenth of the time where only values differ from a configuration
     composed before.
 
     Hydra sets values after it has merged the files of all groups, so the merged files are kept.
+    loader: the running command's, which reads its files once; None outside of our commands.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(overrides)
+        # outside of our commands, Hydra's own keys may add folders whose files are not watched
         if not any(
-            override.is_sweep_override() or override.is_hydra_override() for override in parsed
+            override.is_sweep_override() or (loader is None and override.is_hydra_override())
+            for override in parsed
         ):
-            values = [override for override in parsed if _sets_a_value(override)]
+            folders = [Path(folder) for folder in _search_path()]
+            values = [override for override in parsed if _sets_a_value(override, folders)]
             groups = tuple(override.input_line for override in parsed if override not in values)
-            cfg = pickle.loads(_merged_files(name, groups, _state_of_files()))
+            files = _state_of_files() if loader is None else ()
+            cfg = pickle.loads(_merged_files(name, groups, loader, files))
             for override in values:
                 OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
             return cfg
     except (HydraException, OmegaConfBaseException):
-        # in which Hydra would name the override another way
+        # Hydra would name the override in another way
         pass
-    with initialize_config_dir(str(config_dir()), **BASE):
-        return compose(name, overrides=overrides)
+    return _composed_by_hydra(name, overrides, loader)
 
 
 @lru_cache(maxsize=64)
-def _merged_files(name: str, groups: tuple[str, ...], state: tuple[Any, ...]) -> bytes:
-    """The pickled configuration with these groups, which is copied sooner than an object. state: of
-    all files.
+def _merged_files(
+    name: str, groups: tuple[str, ...], loader: ConfigLoader | None, files: tuple[Any, ...]
+) -> bytes:
+    """The pickled configuration with these groups: a pickle is copied sooner than an object.
+
+    files: the state of all files, so that a changed one is read anew.
     """
-    with initialize_config_dir(str(config_dir()), **BASE):
-        return pickle.dumps(compose(name, overrides=list(groups)))
+    return pickle.dumps(_composed_by_hydra(name, list(groups), loader))
 
 
-def _sets_a_value(override: Override) -> bool:
-    """Whether an override sets a key that there is, and chooses no file of a group."""
+def _composed_by_hydra(name: str, overrides: list[str], loader: ConfigLoader | None) -> DictConfig:
+    if loader is not None:
+        return loader.load_configuration(name, overrides, run_mode=RunMode.RUN)
+    with initialize_config_dir(str(config_dir()), **HYDRA_VERSION):
+        return compose(name, overrides=overrides)
+
+
+def _sets_a_value(override: Override, folders: Sequence[Path]) -> bool:
+    """Whether an override sets a key that there is, and neither chooses a file of a group in these
+    folders nor concerns Hydra itself.
+    """
     plain = override.package is None and not (
-        override.is_add() or override.is_force_add() or override.is_delete()
+        override.is_add()
+        or override.is_force_add()
+        or override.is_delete()
+        or override.is_hydra_override()
     )
-    return plain and not (config_dir() / override.key_or_group).is_dir()
+    key = override.key_or_group
+    return plain and not any((folder / key).is_dir() for folder in folders)
 
 
 def _state_of_files() -> tuple[Any, ...]:
@@ -193,7 +212,7 @@ def drafter_of(name: str, knobs: Mapping[str, Any] | None) -> dict[str, Any]:
 
     Raises UserError for a policy whose drafter cannot draft for another policy's target.
     """
-    decoder = resolved(compose_policy(name, knobs))["decoder"]
+    decoder = resolved_policy(compose_policy(name, knobs))["decoder"]
     if "drafter" not in decoder or "target" in decoder:
         raise UserError(
             f"policy {name} has no drafter that drafts for a plain target; choose another, such as"
@@ -206,7 +225,7 @@ register = OmegaConf.register_resolver if HYDRA_1_4 else OmegaConf.register_new_
 register("drafter_of", drafter_of, replace=True)
 
 
-def resolved(policy: DictConfig) -> dict[str, Any]:
+def resolved_policy(policy: DictConfig) -> dict[str, Any]:
     """A policy's name, knobs and parts with every interpolation resolved. Raises UserError where
     one cannot be.
 

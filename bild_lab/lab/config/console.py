@@ -23,10 +23,12 @@ from rich.spinner import Spinner
 
 from bild_lab.lab.config.command_line import as_typed
 
-SOON_S, SILENT_S = 3.0, 60.0  # without a line in a file or a pipe: of a stage, of any command
+# in a file or a pipe: seconds until a stage has a line, and the longest time without any line
+STAGE_UNSAID_S = 3.0
+SILENCE_S = 60.0
 
 
-class Said(Console):
+class CommandConsole(Console):
     """A stream for people. It names commands as they were typed."""
 
     def print(self, *objects: Any, **options: Any) -> None:
@@ -36,11 +38,11 @@ class Said(Console):
         )
 
 
-console = Said(stderr=True, soft_wrap=True, highlight=False)
-output = Said(soft_wrap=True, highlight=False)
+console = CommandConsole(stderr=True, soft_wrap=True, highlight=False)
+output = CommandConsole(soft_wrap=True, highlight=False)
 
 
-class Stages:
+class StatusLine:
     """The line on a terminal that says what the command is doing now.
 
     It goes when something is printed on the output, and when the command ends. In a file or a pipe
@@ -55,19 +57,19 @@ class Stages:
     def enter(self, name: str) -> None:
         """From now on the command is doing this."""
         if not console.is_terminal:
-            self.soon(f"{name} …")
+            self.show_later(f"{name} …")
         elif not console.quiet:
             self.leave()
-            line = Spinner("dots", f"[dim]{escape(name)} …[/dim]")
+            spinner = Spinner("dots", f"[dim]{escape(name)} …[/dim]")
             self._live = Live(
-                line, console=console, transient=True, refresh_per_second=5, redirect_stdout=False
+                spinner, console=console, transient=True, refresh_per_second=5, redirect_stdout=False
             )
             self._live.start(refresh=True)
 
-    def soon(self, said: str) -> None:
+    def show_later(self, line: str) -> None:
         """Print this if it is still true in a few seconds."""
         self.leave()
-        self._live = Timer(SOON_S, console.print, [escape(said)])
+        self._live = Timer(STAGE_UNSAID_S, console.print, [escape(line)])
         self._live.daemon = True
         self._live.start()
 
@@ -83,51 +85,51 @@ class Stages:
         return renderables
 
 
-stages = Stages()
-output.push_render_hook(stages)
+status_line = StatusLine()
+output.push_render_hook(status_line)
 
 
-class Bar(Progress):
+class ProgressBar(Progress):
     """In a file or a pipe, where no bar is seen, it is a line after each minute without one."""
 
-    _spoke_s = 0.0
+    _printed_s = 0.0
 
     def start(self) -> None:
         super().start()
-        self._spoke_s = time.monotonic()
+        self._printed_s = time.monotonic()
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print a line that stays."""
-        self._spoke_s = time.monotonic()
+        self._printed_s = time.monotonic()
         self.console.print(line)
 
     def update(self, task_id: int, **changes: Any) -> None:
         super().update(task_id, **changes)
-        self._say_what_is_done(task_id)
+        self._print_count(task_id)
 
     def advance(self, task_id: int, advance: float = 1) -> None:
         super().advance(task_id, advance)
-        self._say_what_is_done(task_id)
+        self._print_count(task_id)
 
-    def _say_what_is_done(self, task_id: int) -> None:
+    def _print_count(self, task_id: int) -> None:
         if (
             not self.disable
             and not self.console.is_terminal
-            and time.monotonic() - self._spoke_s >= SILENT_S
+            and time.monotonic() - self._printed_s >= SILENCE_S
         ):
             task = next(
                 progress_task for progress_task in self.tasks if progress_task.id == task_id
             )
             total = "" if task.total is None else f" of {task.total:,.0f}"
-            self.say(f"{escape(task.description)}: {task.completed:,.0f}{total}")
+            self.print_line(f"{escape(task.description)}: {task.completed:,.0f}{total}")
 
 
-def progress(*columns: ProgressColumn, shown: bool = True) -> Bar:
+def progress_bar(*columns: ProgressColumn, shown: bool = True) -> ProgressBar:
     """A bar of what is done, with the time left, in place of the stage.
 
     It goes when its block ends.
     """
-    stages.leave()
+    status_line.leave()
     all_columns = (
         TextColumn("{task.description}"),
         BarColumn(None),
@@ -135,7 +137,7 @@ def progress(*columns: ProgressColumn, shown: bool = True) -> Bar:
         *columns,
         TimeRemainingColumn(),
     )
-    return Bar(
+    return ProgressBar(
         *all_columns,
         console=console,
         transient=True,

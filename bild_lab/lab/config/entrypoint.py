@@ -25,14 +25,14 @@ from bild_lab.lab.config.command_line import (
     require_overrides,
 )
 from bild_lab.lab.config.compose import config_dir
-from bild_lab.lab.config.console import console, output, stages, tolerate_streams
+from bild_lab.lab.config.console import console, output, status_line, tolerate_streams
 from bild_lab.lab.config.input_errors import plain_message, raised_by_hydra
 from bild_lab.lab.schema.glossary import terms_text
 from bild_lab.ranks import launched
 
 BAD_INPUT, INTERRUPTED = 2, 130
 WIDTH = 80  # columns of help
-KEPT = "the same command goes on from what it has stored, if anything"
+STORED_KEPT = "the same command goes on from what it has stored, if anything"
 POINTS_KEPT = "finished points are kept, the same command runs the rest"
 
 
@@ -69,7 +69,7 @@ def run_application(
     main: Callable[[], Any],
     config_name: str | None = "config",
     required_words: str = "",
-    stop_notice: str = KEPT,
+    stop_notice: str = STORED_KEPT,
 ) -> NoReturn:
     """Run an application and exit with its code. Bad input gives one message and no traceback.
 
@@ -80,7 +80,7 @@ def run_application(
     """
     tolerate_streams()
     if {"-h", "--help"} & set(sys.argv[1:]):
-        show(usage(sys.modules[main.__module__].__doc__ or "", config_name))
+        print_and_exit(help_text(sys.modules[main.__module__].__doc__ or "", config_name))
     if required_words:
         require_words(required_words)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its exceptions instead of printing them
@@ -99,7 +99,7 @@ def run_application(
         sys.argv[1:] = [*multirun[:1], *options, *map(quote_free_text, words)]
         require_no_secrets(sys.argv[1:])
         if launched().first and all(word[:1] != "-" or word in multirun for word in sys.argv[1:]):
-            stages.enter("reading the configuration")  # options make Hydra itself print
+            status_line.enter("reading the configuration")  # options make Hydra itself print
         main()
         sys.stdout.flush()
     except (UserError, HydraException, OmegaConfBaseException) as error:
@@ -116,11 +116,11 @@ def run_application(
         console.print(f"[bold]stopped[/bold]; {stop_notice}")
         sys.exit(INTERRUPTED)
     finally:
-        stages.leave()
+        status_line.leave()
     sys.exit(0)
 
 
-def usage(text: str, config_name: str | None) -> str:
+def help_text(text: str, config_name: str | None) -> str:
     """Help for a script. text: its docstring, whose first line ends in a command. config_name:
 
     None without keys.
@@ -152,7 +152,7 @@ def usage(text: str, config_name: str | None) -> str:
     return "\n\n".join(sections)
 
 
-def show(text: str) -> NoReturn:
+def print_and_exit(text: str) -> NoReturn:
     """Print a text on standard output and exit, also if the reader stops early: `--help | head`."""
     with suppress(BrokenPipeError):
         sys.stdout.write(f"{as_typed(text)}\n")
@@ -164,7 +164,7 @@ def show(text: str) -> NoReturn:
 
 def refuse(error: BaseException, config_name: str | None = "config") -> NoReturn:
     """Print what is wrong with the input and exit with code 2."""
-    stages.leave()
+    status_line.leave()
     message = plain_message(error, config_name)
     console.print(f"[bold red]error[/bold red]: {escape(message)}")
     raise Refused(message)
@@ -181,7 +181,7 @@ def refusing(config_name: str = "config") -> Iterator[None]:
     """
     if not launched().first:
         console.quiet = output.quiet = True
-    stages.enter("loading libraries")
+    status_line.enter("loading libraries")
     try:
         yield
     except (UserError, HydraException, OmegaConfBaseException) as error:

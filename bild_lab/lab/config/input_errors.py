@@ -51,13 +51,13 @@ def plain_message(error: BaseException, config_name: str | None = "config") -> s
             " quote the value"
         )
     if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
-        return several_values(match[1])
+        return values_outside_sweep(match[1])
     return " ".join(
         line.strip() for line in str(error).splitlines() if line.strip() and "full_key" not in line
     )
 
 
-def wanted_value(omegaconf_message: str) -> str:
+def wrong_type(omegaconf_message: str) -> str:
     """OmegaConf's words for a value of a wrong type, with the value that was wanted."""
     match = re.fullmatch(
         r"Value '(.*)' of type '\w+' could not be converted to (Integer|Float|Boolean)",
@@ -76,7 +76,7 @@ def wanted_value(omegaconf_message: str) -> str:
     return f"{kinds[kind]} is wanted, got {value}"
 
 
-def several_values(word: str) -> str:
+def values_outside_sweep(word: str) -> str:
     """A message about values with commas outside a sweep."""
     key, _, values = word.partition("=")
     if re.fullmatch(r"-?\d+,\d+", values):

@@ -129,7 +129,7 @@ def policy_label(policy: DictConfig) -> str:
     except UserError:  # the user's own policy
         return policy.name
     decoder_values, shipped_values = (
-        flatten(OmegaConf.to_container(node)) for node in (policy.decoder, shipped)
+        flat_values(OmegaConf.to_container(node)) for node in (policy.decoder, shipped)
     )
     changed = [
         key
@@ -139,7 +139,7 @@ def policy_label(policy: DictConfig) -> str:
     return f"{policy.name} (changed: {', '.join(changed)})" if changed else policy.name
 
 
-def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+def flat_values(node: Any, prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one mapping with dotted keys."""
     if not isinstance(node, dict):
         return {prefix: node}
@@ -147,5 +147,5 @@ def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
     return {
         key: value
         for name, item in node.items()
-        for key, value in flatten(item, f"{start}{name}").items()
+        for key, value in flat_values(item, f"{start}{name}").items()
     }

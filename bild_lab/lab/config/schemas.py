@@ -38,7 +38,7 @@ PICTURE_KINDS = ("png", "pdf")  # the files of a picture, unless a command names
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()
 
 
-def whole(minimum: int, maximum: int = MOST_WHOLE, default: Any = dataclasses.MISSING) -> Any:
+def whole_number(minimum: int, maximum: int = MOST_WHOLE, default: Any = dataclasses.MISSING) -> Any:
     """A field for a whole number in this range."""
     return dataclasses.field(default=default, metadata={"range": (minimum, maximum)})
 
@@ -105,7 +105,7 @@ class DecodingSpec:
     `Sampling` checks temperature, top_k and top_p, `processors_of` the processors.
     """
 
-    max_new_tokens: int = whole(1, MOST_TOKENS)
+    max_new_tokens: int = whole_number(1, MOST_TOKENS)
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
@@ -131,9 +131,9 @@ class RuntimeSpec:
     compile_drafter: str = "auto"
     # float32, bfloat16, float16, float64; auto: float32 on a CPU, on a GPU as stored
     dtype: str = "auto"
-    batch: int = whole(1, MOST_BATCH, default=1)  # texts that decode at once
-    threads: int | None = whole(1, MOST_THREADS, default=None)  # of the CPU; null: PyTorch chooses
-    seed: int = whole(0, default=0)
+    batch: int = whole_number(1, MOST_BATCH, default=1)  # texts that decode at once
+    threads: int | None = whole_number(1, MOST_THREADS, default=None)  # of the CPU; null: PyTorch chooses
+    seed: int = whole_number(0, default=0)
     trust_remote_code: bool = False  # run Python code that comes with a checkpoint
     allow_pickles: bool = False  # read tensors from pickles where a checkpoint has no safetensors
     device_map: str | None = None  # how the target is spread over devices
@@ -154,15 +154,15 @@ class RuntimeSpec:
 class MeasureSpec:
     """How often to time, and what else to look at."""
 
-    warmup: int = whole(0, default=3)  # examples whose beginnings are decoded before timing starts
-    repeats: int = whole(1, default=3)  # how often policy and baseline decode each example, in turn
+    warmup: int = whole_number(0, default=3)  # examples whose beginnings are decoded before timing starts
+    repeats: int = whole_number(1, default=3)  # how often policy and baseline decode each example, in turn
     # repeat until the speedup's error by the clock is at most this share
     precision: float | None = None
-    most_repeats: int = whole(1, default=30)  # with precision
+    most_repeats: int = whole_number(1, default=30)  # with precision
     # seconds to wait, at most, until the machine is not busy with something else
     quiet: float = 0.0
     baseline: str | None = "vanilla"  # the policy to compare with; null: none
-    traced_examples: int = whole(0, default=20)  # examples with a clock in every stage
+    traced_examples: int = whole_number(0, default=20)  # examples with a clock in every stage
     certify: bool = False  # compare every output with the target's own
     target_log_probability: bool = True  # score every text by the target
     run_code: bool = False  # let dataset.metric=pass_at_1 run programs

@@ -43,7 +43,7 @@ from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.engine.vocabularies import AlikeModel, TranslatedModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.compose import compose_policy, resolved
+from bild_lab.lab.config.compose import compose_policy, resolved_policy
 from bild_lab.lab.config.schemas import stop_strings
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.data.prompts import SourcePrompt, longest_fitting
@@ -581,7 +581,7 @@ def with_history(
     if not any(example.continues for example in examples):
         return examples
     deciding = {name: setting[name] for name in DECIDING if name in setting}
-    own_code = code_hash(tuple(sorted(modules_of(resolved(compose_policy("vanilla"))["decoder"]))))
+    own_code = code_hash(tuple(sorted(modules_of(resolved_policy(compose_policy("vanilla"))["decoder"]))))
     key = content_hash({**deciding, "own_code": own_code, "max_new_tokens": max_new_tokens})
     file = folder / f"{key}.json"
     if not file.is_file():

@@ -32,7 +32,7 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings
 from bild_lab.engine.vocabularies import TranslatedModel, in_vocabulary_of
 from bild_lab.errors import UserError, require_choice
-from bild_lab.lab.config.compose import compose_policy, resolved
+from bild_lab.lab.config.compose import compose_policy, resolved_policy
 from bild_lab.lab.config.policies import describe_decoder, find_part
 from bild_lab.lab.config.schemas import DecodingSpec, PairSpec, RuntimeSpec, stop_strings, typed
 from bild_lab.lab.point.decoder import KNOWS_NO_STOP, Decoder
@@ -289,7 +289,7 @@ def _decided_compile(runtime: RuntimeSpec, policy: DictConfig, device: torch.dev
 def runs_in_graphs(policy: DictConfig) -> bool:
     """Whether CUDA graphs hold all passes of a policy."""
     return all(
-        getattr(part, "cuda_graph_safe", True) for part, _ in parts_of(resolved(policy)["decoder"])
+        getattr(part, "cuda_graph_safe", True) for part, _ in parts_of(resolved_policy(policy)["decoder"])
     )
 
 
@@ -297,7 +297,7 @@ def replays(policy: DictConfig) -> bool:
     """Whether a policy's texts come from a file of answers."""
     return any(
         isinstance(part, type) and issubclass(part, Replays)
-        for part, _ in parts_of(resolved(policy)["decoder"])
+        for part, _ in parts_of(resolved_policy(policy)["decoder"])
     )
 
 
@@ -374,7 +374,7 @@ def build_method(policy: DictConfig, models: dict[str, Callable[[], Any]]) -> Me
     A part with a parameter named like one of `models` ("target", "draft") gets that model.
     Raises UserError for wrong knobs.
     """
-    return build(resolved(policy)["decoder"], models)
+    return build(resolved_policy(policy)["decoder"], models)
 
 
 def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:

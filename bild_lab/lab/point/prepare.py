@@ -21,7 +21,7 @@ from bild_lab.engine.protocols import External, Replays
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
 from bild_lab.files import pin_of
-from bild_lab.lab.config.compose import compose_policy, knob_values, require_keys, resolved
+from bild_lab.lab.config.compose import compose_policy, knob_values, require_keys, resolved_policy
 from bild_lab.lab.config.policies import describe_decoder, policy_label, require_policy
 from bild_lab.lab.config.schemas import (
     SCHEMAS,
@@ -171,7 +171,7 @@ def prepare(cfg: DictConfig) -> Point:
     specs = replace(specs, runtime=decided(specs.runtime, cfg.policy, specs.pair))
     if specs.measure.baseline is not None:
         policies[BASELINE] = compose_policy(specs.measure.baseline)
-    values = {name: resolved(policy) for name, policy in policies.items()}
+    values = {name: resolved_policy(policy) for name, policy in policies.items()}
     decoders = {name: specs.decoder(policy) for name, policy in policies.items()}
     specs = replace(specs, dataset=for_model(specs.dataset, decoders[METHOD].target.checkpoint))
     whole = cached_examples(specs.dataset)

@@ -22,7 +22,7 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from bild_lab.lab.config.command_line import this_script
-from bild_lab.lab.config.console import SILENT_S, console, stages
+from bild_lab.lab.config.console import SILENCE_S, console, status_line
 
 # the stage whose examples are counted; those of further repeats begin with it
 DECODING = "decoding"
@@ -69,7 +69,7 @@ class PointProgress:
         )
 
     def __enter__(self) -> PointProgress:
-        stages.leave()
+        status_line.leave()
         if not console.is_terminal:
             console.print(f"{escape(self._title)}: {self._examples} texts …")
         self._live.start()
@@ -81,7 +81,7 @@ class PointProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ):
-        stages.leave()
+        status_line.leave()
         self._live.stop()
 
     def stage(self, name: str) -> None:
@@ -92,11 +92,11 @@ class PointProgress:
         self._bars.reset(self._stage, description=name, total=total, said=said)
         self._done, self._decoding_s = 0.0, time.perf_counter()
         if not console.is_terminal:
-            stages.soon(f"{self._title}: {name} …")
+            status_line.show_later(f"{self._title}: {name} …")
 
     def advance(self, texts: float) -> None:
         """So much more is decoded, in texts with all their repeats."""
-        stages.leave()
+        status_line.leave()
         self._done += texts
         now = time.perf_counter()
         decoding_s = now - self._decoding_s
@@ -121,7 +121,7 @@ class PointProgress:
         """A line that stays; unless it is wanted now, only where no bars are shown and none was
         printed for long.
         """
-        if now or (not console.is_terminal and time.perf_counter() - self._spoke_s >= SILENT_S):
+        if now or (not console.is_terminal and time.perf_counter() - self._spoke_s >= SILENCE_S):
             console.print(f"{escape(self._title)}: {said}")
             self._spoke_s = time.perf_counter()
 

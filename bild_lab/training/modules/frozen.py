@@ -19,7 +19,7 @@ from transformers import TrainingArguments
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.precision import resolve_dtype
 from bild_lab.errors import UserError, require_model_path, require_whole
-from bild_lab.lab.config.console import output, stages
+from bild_lab.lab.config.console import output, status_line
 from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
@@ -260,7 +260,7 @@ def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
     dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), cfg.answers
     dataset = for_model(dataset, Checkpoint(cfg.model.path, cfg.model.revision))
     folder = sweep_folder(cfg) / "calibration"
-    stages.enter("loading the model")
+    status_line.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):
         device = process_group(recipe.on_cpu).device
         dtype = resolve_dtype(

@@ -97,7 +97,7 @@ def test_what_is_composed_from_files_that_were_kept_is_what_hydra_composes(
 ) -> None:
     compose_config([])
     ours = compose_config(list(words))
-    with initialize_config_dir(str(config_dir()), **config.BASE):
+    with initialize_config_dir(str(config_dir()), **config.HYDRA_VERSION):
         theirs = compose("config", list(words))
     assert ours == theirs and OmegaConf.to_yaml(ours) == OmegaConf.to_yaml(theirs)
     assert OmegaConf.is_struct(ours) and OmegaConf.get_type(ours, "pair") == OmegaConf.get_type(
@@ -112,7 +112,7 @@ def test_what_is_composed_from_files_that_were_kept_is_what_hydra_composes(
 )
 def test_what_cannot_be_composed_is_refused_in_hydras_words(words: tuple[str, ...]) -> None:
     with (
-        initialize_config_dir(str(config_dir()), **config.BASE),
+        initialize_config_dir(str(config_dir()), **config.HYDRA_VERSION),
         pytest.raises(HydraException) as theirs,
     ):
         compose("config", list(words))

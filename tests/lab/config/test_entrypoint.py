@@ -31,7 +31,7 @@ from bild_lab.lab import application
 from bild_lab.lab.config import console as console_module
 from bild_lab.lab.config.command_line import options_first, quote_free_text, require_overrides
 from bild_lab.lab.config.compose import compose_config
-from bild_lab.lab.config.input_errors import several_values, wanted_value
+from bild_lab.lab.config.input_errors import values_outside_sweep, wrong_type
 from bild_lab.lab.measure import runner
 from bild_lab.lab.point.environment import DeviceUse
 from bild_lab.lab.store.progress import read_commands
@@ -442,12 +442,12 @@ def test_what_hydra_takes_and_free_text_is_no_wrong_word() -> None:
 def test_values_of_a_wrong_kind_and_lists_without_a_sweep_are_named_in_plain_words() -> None:
     said = "Value '{}' of type 'float' could not be converted to Integer"
     assert (
-        wanted_value(said.format("1000.0"))
+        wrong_type(said.format("1000.0"))
         == "a whole number without point or exponent is wanted: 1000"
     )
-    assert wanted_value(said.format("auto")).endswith("is wanted, got auto")
-    assert "a decimal has a point, policy.fallback=0.5" in several_values("policy.fallback=0,5")
-    assert "add -m to sweep" in several_values("policy=bild,vanilla")
+    assert wrong_type(said.format("auto")).endswith("is wanted, got auto")
+    assert "a decimal has a point, policy.fallback=0.5" in values_outside_sweep("policy.fallback=0,5")
+    assert "add -m to sweep" in values_outside_sweep("policy=bild,vanilla")
 
 
 BAD_INPUT = {
@@ -540,13 +540,13 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
 def test_a_stage_is_shown_at_once_and_goes_before_output(
     terminal: Console, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    console_module.stages.enter("loading libraries")
+    console_module.status_line.enter("loading libraries")
     assert "loading libraries …" in terminal.file.getvalue()
     before = len(terminal.file.getvalue())
     console_module.output.print("a result")
     assert capsys.readouterr().out == "a result\n"
     assert "\x1b[2K" in terminal.file.getvalue()[before:]  # the line is erased
-    console_module.stages.leave()  # nothing is left to leave
+    console_module.status_line.leave()  # nothing is left to leave
 
 
 def test_several_processes_that_would_measure_the_same_points_are_refused(
@@ -567,12 +567,12 @@ def test_a_bar_in_a_pipe_is_a_line_after_a_minute_without_one(
     """Fault: nothing is said until all is done, as on a bar that no terminal shows."""
     clock = iter([0.0, 30.0, 61.0, 61.0, 100.0, 110.0, 165.0, 171.0, 171.0])
     monkeypatch.setattr(console_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    with console_module.progress() as bar:
+    with console_module.progress_bar() as bar:
         task = bar.add_task("answers", total=None)
         bar.advance(task)
         bar.update(task, advance=1, total=1500)
         bar.advance(task)
-        bar.say("a line of another kind")
+        bar.print_line("a line of another kind")
         bar.advance(task)
         bar.update(task, advance=2, total=None)
     said = [line.strip() for line in capsys.readouterr().err.splitlines() if line.strip()]

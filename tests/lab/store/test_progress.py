@@ -145,8 +145,8 @@ def test_a_stage_that_lasts_is_told_in_a_file_and_a_short_one_is_not(
     monkeypatch.setattr(console_module, "Timer", Alarm)
     for module in (console_module, progress):
         monkeypatch.setattr(module, "console", piped)
-    console_module.stages.enter("reading the configuration")
-    console_module.stages.enter("loading PyTorch")
+    console_module.status_line.enter("reading the configuration")
+    console_module.status_line.enter("loading PyTorch")
     (alarm,) = waiting  # of the stage that goes on
     assert 1 <= alarm.seconds <= 5 and piped.file.getvalue() == ""
     alarm.ring()
