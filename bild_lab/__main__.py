@@ -13,7 +13,7 @@ from bild_lab.errors import UserError, did_you_mean
 from bild_lab.lab import application
 from bild_lab.lab.config.command_line import CONSOLE_COMMAND
 from bild_lab.lab.config.console import tolerate_streams
-from bild_lab.lab.config.entrypoint import refuse, print_and_exit
+from bild_lab.lab.config.entrypoint import print_and_exit, refuse
 
 HEAD = f"""usage: {CONSOLE_COMMAND} COMMAND [KEY=VALUE …]
 

@@ -80,9 +80,9 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
     others are stored.
     """
     from bild_lab.lab.point.prepare import cached_examples, sweep_folder
+    from bild_lab.lab.preflight import alternatives
     from bild_lab.lab.store.hashing import reread_sources
     from bild_lab.lab.store.records import load_results
-    from bild_lab.lab.sweep import alternatives
 
     if isinstance(overrides, str) or not all(
         isinstance(word, str) and "=" in word for word in overrides

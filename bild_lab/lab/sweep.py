@@ -1,70 +1,61 @@
-"""One run or a sweep: refuse what cannot work before anything is written, measure, report, exit
-with a status code.
-"""
+"""One run or a sweep: check it, measure its points, report, exit with a status code."""
 
 from __future__ import annotations
 
-import copy
 import gc
-import itertools
 import math
-import re
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache, partial
 from threading import current_thread, main_thread
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn
-from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, read_write
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
 from rich.markup import escape
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.compose import compose_config, knob_values, plain_values, without_hydra
+from bild_lab.lab.config.compose import knob_values, plain_values
 from bild_lab.lab.config.console import console, status_line
-from bild_lab.lab.config.entrypoint import POINTS_KEPT, Stopped, refuse
+from bild_lab.lab.config.entrypoint import FAILED_POINTS, POINTS_KEPT, Stopped, refuse
 from bild_lab.lab.config.input_errors import plain_message
 from bild_lab.lab.config.policies import changed_knobs, policy_label
-from bild_lab.lab.config.schemas import ReportSpec, typed
 from bild_lab.lab.measure.runner import run_point
-from bild_lab.lab.measure.score import requests_of
 from bild_lab.lab.point.decoder import METHOD
-from bild_lab.lab.point.load import build, decided, load_model, replays, runs_in_graphs
-from bild_lab.lab.point.prepare import Point, Specs, prepare, require_decoder, sweep_folder
+from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.prepare import Point, prepare, sweep_folder
+from bild_lab.lab.preflight import (
+    check_point,
+    check_points,
+    logger,
+    refusing_points,
+    require_one_folder,
+    share_graph_regime,
+    swept_values,
+)
 from bild_lab.lab.schema.formatting import knob_label, percent, short_name, times
 from bild_lab.lab.schema.result import BUSY_REMEDY, Failure, FailureCause, Result
 from bild_lab.lab.store.hashing import content_hash
-from bild_lab.lab.store.progress import PointProgress, Progress, record_command, roughly
+from bild_lab.lab.store.progress import (
+    PointProgress,
+    begin_progress,
+    command_progress,
+    record_command,
+    roughly,
+)
 from bild_lab.lab.store.records import Sweep
 
-T = TypeVar("T")
-
-FAILED_POINTS = 1
 BASIC = ".BasicLauncher"  # measures in this process
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-MOST_CHECKED = 64  # points of a sweep that are all checked before it starts; of a larger one some
-# change no data
-SLIGHT = ("policy.", "runtime.seed=", "decoding.temperature=", "decoding.top_k=", "decoding.top_p=")
-# change no prompt
-PROMPTLESS = re.compile(r"(policy|runtime|measure|report|logger)\.|(name|resume|logger|measure)=")
-PLAIN_KEY = re.compile(r"(?!hydra\.)\w+(\.\w+)+=")  # of an override that only sets a value
-NO_GRAPHS = "runtime.compile=false"
 # a report between points comes so seldom, and takes so much of the time at most
 LIVE_S, LIVE_SHARE = 30.0, 0.02
-progress = Progress()  # of this process's command
 
 
 def measure_point(cfg: DictConfig) -> float:
@@ -102,20 +93,26 @@ def measure_point(cfg: DictConfig) -> float:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-    progress.advance(time.perf_counter() - begun_s if measured and result is not None else None)
+    command_progress().advance(
+        time.perf_counter() - begun_s if measured and result is not None else None
+    )
     return math.nan if result is None or result.speedup.value is None else result.speedup.value
 
 
 def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     """Measure a point, showing how far it is."""
-    place, title = _place(), _title(point)
+    place, title, progress = _place(), _title(point), command_progress()
     bars = PointProgress(
         title, len(point.examples), place, progress.total or place, progress.typical_s
     )
     with bars as shown:
         result = run_point(point, sweep, setup_s=setup_s, advance=shown.advance, stage=shown.stage)
     speedup, further_qualities = result.speedup.value, result.further_qualities.values()
-    faster = "" if speedup is None else f", {times(speedup)}{took(result, point.measure.precision)}"
+    faster = (
+        ""
+        if speedup is None
+        else f", {times(speedup)}{describe_timing_noise(result, point.measure.precision)}"
+    )
     point_s, later = result.total_s - result.seconds["setup"], (progress.total or 0) - place
     left = "" if later <= 0 else f"; {roughly(later * (progress.typical_s or point_s))} left"
     scored = ", ".join(
@@ -133,7 +130,7 @@ def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     return result
 
 
-def took(result: Result, precision: float | None) -> str:
+def describe_timing_noise(result: Result, precision: float | None) -> str:
     """What it took to know the speedup to `measure.precision`, and the wait for other programs."""
     noise, waited_s = result.speedup.noise, result.environment.waited_s
     waited = "" if waited_s is None else f", {roughly(waited_s)} waited for other programs"
@@ -149,7 +146,9 @@ def _place() -> int:
 
 
 def _title(point: Point) -> str:
-    return title_of(point, _place(), progress.total or _place(), HydraConfig.get().overrides.task)
+    return title_of(
+        point, _place(), command_progress().total or _place(), HydraConfig.get().overrides.task
+    )
 
 
 def title_of(point: Point, place: int, points: int, overrides: Sequence[str]) -> str:
@@ -178,19 +177,6 @@ def _log(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
         logger(cfg).log_point(result, plain_values(cfg))
     except Exception as error:  # whatever a logging service raises
         _record_failure(cfg, sweep, error, "not logged")
-
-
-def logger(cfg: DictConfig) -> Any:
-    """The run's logger.
-
-    The process has only one, as it remembers whether its server can be reached.
-    """
-    return _logger(OmegaConf.to_yaml(cfg.logger, resolve=True))
-
-
-@lru_cache(maxsize=1)
-def _logger(config_yaml: str) -> Any:
-    return build(OmegaConf.to_container(OmegaConf.create(config_yaml)), {})
 
 
 def failure_hash(cfg: DictConfig) -> str:
@@ -240,30 +226,30 @@ class SweepCallback(Callback):
         self._due_s = -math.inf
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        _check(config)
+        check_point(config)
         self._start(config)
-        progress.begin(None)
+        begin_progress(None)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Check the points, and decide what they share, before the first is measured."""
-        jobs = _refusing(lambda: values_of(config))
+        jobs = refusing_points(lambda: swept_values(config))
         total = None if jobs is None else math.prod(map(len, jobs))
         if total == 0:
             refuse(UserError("the sweep has no points: one of its lists of values is empty"))
         if jobs is not None:
-            points = _check_points(jobs, config.hydra.job.config_name)
-            _refusing(lambda: require_one_folder(config, points))
-            _share_a_regime(config, points)
+            points = check_points(jobs, config.hydra.job.config_name)
+            refusing_points(lambda: require_one_folder(config, points))
+            share_graph_regime(config, points)
         self._start(config)
         record_command(sweep_folder(config))
-        progress.begin(total)
+        begin_progress(total)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         """Report between points; drop the finished job's configurations, which Hydra would keep
         until the end.
         """
         job_return.cfg = job_return.hydra_cfg = None
-        began_s = time.perf_counter()
+        began_s, progress = time.perf_counter(), command_progress()
         if (
             began_s >= self._due_s
             and progress.total is not None
@@ -341,190 +327,6 @@ class SweepCallback(Callback):
 
 def _failures(sweep: Sweep) -> set[tuple[str, str]]:
     return {(failure.point, failure.stored_at) for failure in sweep.failures() if failure.stored_at}
-
-
-def values_of(config: DictConfig) -> list[list[str]] | None:
-    """The overrides of a sweep, each with all its values; None for a sweeper that decides on the
-    way.
-    """
-    if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
-        return None
-    sweeper_overrides = [
-        f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()
-    ]
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    # of a key that is given twice, the last counts
-    last_override = {
-        override.get_key_element(): override
-        for override in parser.parse_overrides([*sweeper_overrides, *config.hydra.overrides.task])
-    }
-    return [alternatives(override) for override in last_override.values()]
-
-
-def alternatives(override: Override) -> list[str]:
-    """An override with each of its values: those that a sweep takes one after the other.
-
-    Raises UserError for values that cannot be listed.
-    """
-    if not override.is_sweep_override():
-        return [override.input_line]
-    try:
-        values = list(override.sweep_string_iterator())
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(
-            f"the values of {override.input_line} cannot be listed; a sweep takes values with commas,"
-            " choice(…), glob(…) or range(START,STOP,STEP), one of them for a key"
-        ) from error
-    return [f"{override.get_key_element()}={value}" for value in values]
-
-
-def _check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
-    """Exit with a message unless the points of a sweep can be measured, as far as that is known
-    without weights.
-
-    Returns the configurations that were looked at: of all points, or in a large sweep those of
-    `checked_points`.
-    """
-    configs: list[DictConfig] = []
-    # of points that were checked as a whole, by all but slight overrides
-    known: dict[tuple[str, ...], Specs] = {}
-    compose = Composer(config_name)
-    for words in checked_points(jobs):
-        changed = [word for word, values in zip(words, jobs, strict=True) if word != values[0]]
-        try:
-            config = compose(words)
-        except (UserError, HydraException, OmegaConfBaseException) as error:
-            refuse(_of_point(changed, error))
-        beside = tuple(word for word in words if not word.startswith(SLIGHT))
-        if beside in known and not replays(config.policy):
-            _refusing(partial(require_decoder, config, known[beside]), changed)
-        else:
-            known[beside] = _check(config, changed).specs
-        configs.append(config)
-    return configs
-
-
-def checked_points(jobs: list[list[str]]) -> list[tuple[str, ...]]:
-    """The points of a sweep to be checked before it starts, the first one first.
-
-    All of them if they are few. Of many, each value of each key beside the first values of the
-    others, and all combinations of the groups' files.
-    """
-    first_point = tuple(values[0] for values in jobs)
-    if math.prod(map(len, jobs)) <= MOST_CHECKED:
-        return list(itertools.product(*jobs))
-    groups = [values if "." not in values[0].partition("=")[0] else values[:1] for values in jobs]
-    single = [
-        (*first_point[:place], value, *first_point[place + 1 :])
-        for place, values in enumerate(jobs)
-        for value in values[1:]
-    ]
-    return list(
-        dict.fromkeys(
-            [first_point, *single, *itertools.islice(itertools.product(*groups), MOST_CHECKED)]
-        )
-    )
-
-
-class Composer:
-    """Composes points of one sweep.
-
-    Those with the same groups share a composition, which takes a fifth of a second.
-    """
-
-    def __init__(self, config_name: str) -> None:
-        self._config_name = config_name
-        self._composed: dict[tuple[str, ...], DictConfig] = {}
-
-    def __call__(self, words: Sequence[str]) -> DictConfig:
-        """A point's configuration. words: its overrides."""
-        keys = tuple(word for word in words if PLAIN_KEY.match(word))
-        shared = tuple(word for word in words if word not in keys)
-        if shared not in self._composed:
-            self._composed[shared] = compose_config([*shared, *keys], self._config_name)
-            return self._composed[shared]
-        config = copy.deepcopy(self._composed[shared])
-        for override in OverridesParser.create().parse_overrides(list(keys)):
-            OmegaConf.update(config, override.get_key_element(), override.value(), merge=True)
-        return config
-
-
-def _of_point(changed: Sequence[str], error: BaseException) -> BaseException:
-    """The error with what tells a point from the sweep's first one."""
-    return UserError(f"{' '.join(changed)}: {plain_message(error)}") if changed else error
-
-
-def _check(config: DictConfig, changed: Sequence[str] = ()) -> Point:
-    """Exit with a message unless the point can be measured. changed: its overrides that the first
-    point has not.
-    """
-
-    def look() -> Point:
-        Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
-        logger(config)
-        typed(ReportSpec, config.report, "report")
-        point = prepare(without_hydra(config))
-        # the prompts are those of the first point
-        unchanged = changed and all(map(PROMPTLESS.match, changed))
-        if not unchanged or replays(config.policy):  # a file that answers them may be another one
-            # raises for what does not fit
-            requests_of(point, [example for example in point.examples if example.continues is None])
-        return point
-
-    return _refusing(look, changed)
-
-
-def _refusing(look: Callable[[], T], changed: Sequence[str] = ()) -> T:
-    """What this returns. Exits with a message if it finds that a point cannot be measured."""
-    status_line.enter("checking texts and checkpoints")
-    try:
-        return look()
-    except (UserError, HydraException, OmegaConfBaseException) as error:
-        refuse(_of_point(changed, error))
-    except Exception:  # a bug of ours: Hydra would only warn and continue
-        status_line.leave()
-        traceback.print_exc()
-        sys.exit(FAILED_POINTS)
-
-
-def require_one_folder(config: DictConfig, points: Sequence[DictConfig]) -> None:
-    """Raise UserError for points of a sweep whose results would not be in the folder that it
-    reports.
-    """
-    folder = sweep_folder(config)
-    for point in points:
-        if sweep_folder(point) != folder:
-            raise UserError(
-                f"all points of a sweep go to one folder and one report, got name={point.name}"
-                f" beside {folder}; give one name=NAME, or a command for each"
-            )
-
-
-def _share_a_regime(config: DictConfig, points: Sequence[DictConfig]) -> None:
-    """Run all points of a sweep without CUDA graphs if one of its policies has to, by an override
-    of every point.
-
-    Else those with graphs and those without would be two planes that cannot be compared. Where
-    `runtime.compile` is given or swept over, it stays.
-    """
-    if any(str(point.runtime.compile) != "auto" for point in points):
-        return
-    without = list(
-        dict.fromkeys(point.policy.name for point in points if not runs_in_graphs(point.policy))
-    )
-    if not without or not any(_decodes_in_graphs(point) for point in points):
-        return
-    with read_write(config.hydra.overrides):
-        config.hydra.overrides.task.append(NO_GRAPHS)
-    console.print(
-        f"CUDA graphs are off for all points of this sweep, as {', '.join(without)} runs without: "
-        f"speeds are compared in one regime ({NO_GRAPHS})"
-    )
-
-
-def _decodes_in_graphs(config: DictConfig) -> bool:
-    specs = Specs.of(config)
-    return decided(specs.runtime, config.policy, specs.pair).compile == "graphs"
 
 
 def _log_sweep(cfg: DictConfig, sweep: Sweep, stopped: bool) -> bool:

@@ -80,6 +80,6 @@ def reported_sweep(figures: str | Sequence[str]) -> Callback:
     # `report.figures` is checked with the command
     kinds = figures.split(",") if isinstance(figures, str) else figures
     status_line.enter("loading PyTorch")
-    from bild_lab.lab.sweep import SweepCallback  # late: torch takes seconds to load
+    from bild_lab.lab.sweep import SweepCallback
 
     return SweepCallback(partial(report_sweep, figures=kinds), live_report)

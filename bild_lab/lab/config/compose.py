@@ -36,7 +36,9 @@ from bild_lab.lab.config.schemas import SCHEMAS, ReportSpec
 
 # Hydra 1.4 and its OmegaConf
 HYDRA_1_4 = "execution_whitelist" in inspect.signature(hydra.main).parameters
-HYDRA_VERSION = {} if HYDRA_1_4 else {"version_base": "1.3"}  # which Hydra 1.4 deprecates, and 1.3 wants
+HYDRA_VERSION = (
+    {} if HYDRA_1_4 else {"version_base": "1.3"}
+)  # which Hydra 1.4 deprecates, and 1.3 wants
 # what Hydra keeps of the application that runs
 APPLICATION = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)
 HYDRA_LOCK = RLock()  # Hydra has one application in a process

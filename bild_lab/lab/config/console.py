@@ -62,7 +62,11 @@ class StatusLine:
             self.leave()
             spinner = Spinner("dots", f"[dim]{escape(name)} …[/dim]")
             self._live = Live(
-                spinner, console=console, transient=True, refresh_per_second=5, redirect_stdout=False
+                spinner,
+                console=console,
+                transient=True,
+                refresh_per_second=5,
+                redirect_stdout=False,
             )
             self._live.start(refresh=True)
 

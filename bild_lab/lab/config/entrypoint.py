@@ -30,7 +30,7 @@ from bild_lab.lab.config.input_errors import plain_message, raised_by_hydra
 from bild_lab.lab.schema.glossary import terms_text
 from bild_lab.ranks import launched
 
-BAD_INPUT, INTERRUPTED = 2, 130
+FAILED_POINTS, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes
 WIDTH = 80  # columns of help
 STORED_KEPT = "the same command goes on from what it has stored, if anything"
 POINTS_KEPT = "finished points are kept, the same command runs the rest"

@@ -43,7 +43,7 @@ def plain_message(error: BaseException, config_name: str | None = "config") -> s
         options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
         return unknown_choice(match[1], options)
     if match := re.search(r"Error merging override (.+)\n(.+)", text):
-        return f"{match[1]}: {wanted_value(match[2])}"
+        return f"{match[1]}: {wrong_type(match[2])}"
     if match := re.search(r"LexerNoViableAltException: (.+)", text):
         signs = " ".join(dict.fromkeys(sign for sign in match[1] if not sign.isascii()))
         return (

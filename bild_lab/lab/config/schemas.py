@@ -38,7 +38,9 @@ PICTURE_KINDS = ("png", "pdf")  # the files of a picture, unless a command names
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()
 
 
-def whole_number(minimum: int, maximum: int = MOST_WHOLE, default: Any = dataclasses.MISSING) -> Any:
+def whole_number(
+    minimum: int, maximum: int = MOST_WHOLE, default: Any = dataclasses.MISSING
+) -> Any:
     """A field for a whole number in this range."""
     return dataclasses.field(default=default, metadata={"range": (minimum, maximum)})
 
@@ -132,7 +134,9 @@ class RuntimeSpec:
     # float32, bfloat16, float16, float64; auto: float32 on a CPU, on a GPU as stored
     dtype: str = "auto"
     batch: int = whole_number(1, MOST_BATCH, default=1)  # texts that decode at once
-    threads: int | None = whole_number(1, MOST_THREADS, default=None)  # of the CPU; null: PyTorch chooses
+    threads: int | None = whole_number(
+        1, MOST_THREADS, default=None
+    )  # of the CPU; null: PyTorch chooses
     seed: int = whole_number(0, default=0)
     trust_remote_code: bool = False  # run Python code that comes with a checkpoint
     allow_pickles: bool = False  # read tensors from pickles where a checkpoint has no safetensors
@@ -154,8 +158,12 @@ class RuntimeSpec:
 class MeasureSpec:
     """How often to time, and what else to look at."""
 
-    warmup: int = whole_number(0, default=3)  # examples whose beginnings are decoded before timing starts
-    repeats: int = whole_number(1, default=3)  # how often policy and baseline decode each example, in turn
+    warmup: int = whole_number(
+        0, default=3
+    )  # examples whose beginnings are decoded before timing starts
+    repeats: int = whole_number(
+        1, default=3
+    )  # how often policy and baseline decode each example, in turn
     # repeat until the speedup's error by the clock is at most this share
     precision: float | None = None
     most_repeats: int = whole_number(1, default=30)  # with precision

@@ -581,7 +581,9 @@ def with_history(
     if not any(example.continues for example in examples):
         return examples
     deciding = {name: setting[name] for name in DECIDING if name in setting}
-    own_code = code_hash(tuple(sorted(modules_of(resolved_policy(compose_policy("vanilla"))["decoder"]))))
+    own_code = code_hash(
+        tuple(sorted(modules_of(resolved_policy(compose_policy("vanilla"))["decoder"])))
+    )
     key = content_hash({**deciding, "own_code": own_code, "max_new_tokens": max_new_tokens})
     file = folder / f"{key}.json"
     if not file.is_file():

@@ -289,7 +289,8 @@ def _decided_compile(runtime: RuntimeSpec, policy: DictConfig, device: torch.dev
 def runs_in_graphs(policy: DictConfig) -> bool:
     """Whether CUDA graphs hold all passes of a policy."""
     return all(
-        getattr(part, "cuda_graph_safe", True) for part, _ in parts_of(resolved_policy(policy)["decoder"])
+        getattr(part, "cuda_graph_safe", True)
+        for part, _ in parts_of(resolved_policy(policy)["decoder"])
     )
 
 

@@ -1,4 +1,4 @@
-"""How far a sweep is (`Progress`), on the terminal too (`PointProgress`), and its commands in
+"""How far a sweep is (`SweepProgress`), on the terminal too (`PointProgress`), and its commands in
 `commands.jsonl`.
 """
 
@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,7 +136,7 @@ def roughly(seconds: float) -> str:
 
 
 @dataclass
-class Progress:
+class SweepProgress:
     """What this process's command wants to measure, and how much of it is done.
 
     total: points; None if it is not known, as in a search, and in the processes of a launcher.
@@ -156,10 +157,6 @@ class Progress:
         """Seconds that a point takes, None if none was measured yet."""
         return self.measured_s / self.measured if self.measured else None
 
-    def begin(self, total: int | None) -> None:
-        """A command of so many points begins."""
-        self.total, self.done, self.measured, self.measured_s = total, 0, 0, 0.0
-
     def advance(self, measured_s: float | None) -> None:
         """One point more is done. measured_s: seconds that it took; None if it was finished before,
         or failed.
@@ -168,6 +165,22 @@ class Progress:
         if measured_s is not None:
             self.measured += 1
             self.measured_s += measured_s
+
+
+_command_progress: ContextVar[SweepProgress] = ContextVar("command_progress")
+
+
+def begin_progress(total: int | None) -> None:
+    """A command of so many points begins in this context."""
+    _command_progress.set(SweepProgress(total))
+
+
+def command_progress() -> SweepProgress:
+    """The progress of the command that runs in this context; a launcher's worker has its own."""
+    if (progress := _command_progress.get(None)) is None:
+        progress = SweepProgress()
+        _command_progress.set(progress)
+    return progress
 
 
 COMMANDS = "commands.jsonl"

@@ -105,6 +105,10 @@ def test_what_is_composed_from_files_that_were_kept_is_what_hydra_composes(
     )
     ours.policy.name = "changed"
     assert compose_config(list(words)) == theirs, "what a caller changes is the caller's own"
+    with initialize_config_dir(str(config_dir()), **config.HYDRA_VERSION):
+        assert config.in_our_application()
+        for _ in range(2):  # with files that were read, and with kept ones
+            assert config.without_hydra(compose_config(list(words))) == theirs
 
 
 @pytest.mark.parametrize(

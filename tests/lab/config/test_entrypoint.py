@@ -446,7 +446,9 @@ def test_values_of_a_wrong_kind_and_lists_without_a_sweep_are_named_in_plain_wor
         == "a whole number without point or exponent is wanted: 1000"
     )
     assert wrong_type(said.format("auto")).endswith("is wanted, got auto")
-    assert "a decimal has a point, policy.fallback=0.5" in values_outside_sweep("policy.fallback=0,5")
+    assert "a decimal has a point, policy.fallback=0.5" in values_outside_sweep(
+        "policy.fallback=0,5"
+    )
     assert "add -m to sweep" in values_outside_sweep("policy=bild,vanilla")
 
 
