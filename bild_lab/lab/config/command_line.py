@@ -13,9 +13,9 @@ from pathlib import Path
 from bild_lab.errors import UserError, did_you_mean
 
 ESCAPES = {"n": "\n", "t": "\t"}
-# of an override's value: quoted text, or what lies between quotes, commas and brackets
+# a part of an override's value: quoted text, or what lies between quotes, commas and brackets
 PART_OF_VALUE = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,\[\]'"]+"""
-CONSOLE_COMMAND = "bild-lab"  # where the package is installed
+CONSOLE_COMMAND = "bild-lab"  # how commands begin where the package is installed
 MULTIRUN = ("-m", "--multirun")
 VALUED_OPTIONS = (
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp"),
@@ -31,11 +31,9 @@ FLAGS = (
     *MULTIRUN,
     *VALUED_OPTIONS,
 )
-FREE_OPTIONS = ("--info", "-i", "--shell-completion", "-sc")  # what follows them is theirs
-LONG_DASHES, CURLED_QUOTES = (
-    ("\u2013", "\u2014", "\u2212"),
-    ("\u201c", "\u201d", "\u2018", "\u2019"),
-)
+FREE_OPTIONS = ("--info", "-i", "--shell-completion", "-sc")  # words after them are not ours
+LONG_DASHES = ("\u2013", "\u2014", "\u2212")
+CURLED_QUOTES = ("\u201c", "\u201d", "\u2018", "\u2019")
 SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
 SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hub
 

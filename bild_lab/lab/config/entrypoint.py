@@ -55,8 +55,8 @@ class Stopped(KeyboardInterrupt):
 
 
 def require_words(required_words: str) -> None:
-    """Refuse a command line without a word: the command takes long, and nobody said what to do it
-    with.
+    """Refuse a command line without a word for a command that takes long: nobody said what it is
+    to work on.
 
     required_words: what the words say, and an example.
     """
@@ -75,8 +75,8 @@ def run_application(
 
     config_name: the application's configuration, all words being its overrides. `--help` shows its
     keys, and they are suggested for misspelt ones. None: the application reads its words itself,
-    which need not be KEY=VALUE. required_words: as in `require_words`, of an application that does nothing
-    without a word. kept: what is left when it is stopped.
+    which need not be KEY=VALUE. required_words: as in `require_words`, for an application that does
+    nothing without a word. stop_notice: what is left when it is stopped.
     """
     tolerate_streams()
     if {"-h", "--help"} & set(sys.argv[1:]):
@@ -105,7 +105,7 @@ def run_application(
     except (UserError, HydraException, OmegaConfBaseException) as error:
         refuse(error, config_name)
     except BrokenPipeError:  # `--cfg job | head`: the reader has stopped reading
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
     except Exception as error:
         if not raised_by_hydra(error):
             raise
@@ -120,12 +120,13 @@ def run_application(
     sys.exit(0)
 
 
-def help_text(text: str, config_name: str | None) -> str:
-    """Help for a script. text: its docstring, whose first line ends in a command. config_name:
+def help_text(docstring: str, config_name: str | None) -> str:
+    """Help for a script.
 
-    None without keys.
+    docstring: the script's, whose first line ends in a command. config_name: the configuration
+    whose keys are shown; None for a script without keys.
     """
-    summary_line, _, details = text.strip().partition("\n")
+    summary_line, _, details = docstring.strip().partition("\n")
     purpose, _, command = summary_line.partition(": python ")
     sections = [
         f"usage: python {command}",
@@ -147,7 +148,7 @@ def help_text(text: str, config_name: str | None) -> str:
             f"Every key with its value, without running anything: python {command.split()[0]}"
             " --cfg job"
         )
-    if config_name == "config":  # of run.py, whose reports use the terms
+    if config_name == "config":  # run.py writes reports, which use the terms
         sections.append(f"Words of the reports\n\n{terms_text(WIDTH)}")
     return "\n\n".join(sections)
 
@@ -158,8 +159,13 @@ def print_and_exit(text: str) -> NoReturn:
         sys.stdout.write(f"{as_typed(text)}\n")
         sys.stdout.flush()
         sys.exit(0)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _discard_output()
     sys.exit(0)
+
+
+def _discard_output() -> None:
+    """Send standard output nowhere: its reader has stopped reading, and Python flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def refuse(error: BaseException, config_name: str | None = "config") -> NoReturn:
@@ -189,8 +195,8 @@ def refusing(config_name: str = "config") -> Iterator[None]:
 
 
 def require_one_process() -> None:
-    """Exit with a message under `torchrun`: all its processes would measure the same points, at the
-    same time.
+    """Exit with a message under `torchrun`: all its processes would measure the same points at
+    once.
     """
     if (count := launched().count) > 1:
         refuse(
