@@ -152,7 +152,7 @@ def pair_bench(
         def judge(texts: Sequence[Sequence[int]]) -> float:
             whole = [checkpoint.tokenizer.decode(one, skip_special_tokens=True) for one in texts]
             words = [before_stop(text, decoding.stop).strip() for text in whole]
-            return scoring.judge(words, None, [one.references for one in examples], 0)[
+            return scoring.score_outputs(words, None, [one.references for one in examples], 0)[
                 metric
             ].score.value
 

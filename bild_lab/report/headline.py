@@ -25,8 +25,8 @@ from bild_lab.lab.schema.statistics import (
     ENOUGH_EXAMPLES,
     TOLERANCE,
     best_at_loss,
-    for_choice,
-    mean_of_few,
+    interval_of_best,
+    mean_with_interval,
 )
 from bild_lab.lab.store.groups import (
     Group,
@@ -99,7 +99,7 @@ def _over_seeds(results: Sequence[Result]) -> list[str]:
             or len(speeds) < len(several)
         ):
             continue
-        (speed, *ends), (loss, *around) = mean_of_few(speeds), mean_of_few(losses)
+        (speed, *ends), (loss, *around) = mean_with_interval(speeds), mean_with_interval(losses)
         label = point_label(first, telling_knobs(first, [each[0] for each in pooled]))
         seeds = ", ".join(str(one.setting.seed) for one in several)
         change = f"{first.quality.metric} {signed(loss)} {interval(*around, write=signed)}"
@@ -354,11 +354,11 @@ def _selection(group: Group, count: int) -> str:
     chosen = f"Best of {count} points on these examples ({split})"
     speed, quality, changed = best.speedup, best.quality, ""
     if quality.difference_low is not None:
-        ends = for_choice(
+        ends = interval_of_best(
             quality.difference, quality.difference_low, quality.difference_high, count
         )
         changed = f", {group.metric} {interval(*ends, write=signed)}"
-    ends = for_choice(
+    ends = interval_of_best(
         *map(log, (speed.value, speed.low or speed.value, speed.high or speed.value)), count
     )
     label = group.label(best)

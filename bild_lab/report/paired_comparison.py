@@ -17,8 +17,8 @@ from bild_lab.lab.metrics.quality import (
     NO_REFERENCE,
     Difference,
     MetricScore,
-    judge,
-    judge_values,
+    score_values,
+    score_with_baseline,
 )
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, metric_named
 from bild_lab.lab.metrics.writing import Writing
@@ -272,7 +272,7 @@ class _Side:
         cut = self.result.setting.get("cut") or ()
         sides = [one.examples for one in (self, baseline) if one is not None]
         if all(metric in (one.scores or {}) for side in sides for one in side):
-            return judge_values(
+            return score_values(
                 shown,
                 *([one.scores[metric] for one in side] for side in sides),
                 seed=SACREBLEU_SEED,
@@ -282,13 +282,13 @@ class _Side:
                 [100.0 * (one.prediction == one.baseline_prediction) for one in side]
                 for side in sides
             )
-            return judge_values(shown, *equal, seed=SACREBLEU_SEED)
+            return score_values(shown, *equal, seed=SACREBLEU_SEED)
         if (counted := metric_named(metric).of_tokens) is not None:
             sums = [
                 [counted(len(one.token_ids), one.log_probability) for one in side] for side in sides
             ]
             theirs = sums[1] if baseline else None
-            return judge(
+            return score_with_baseline(
                 metric, sums[0], theirs, [NO_REFERENCE] * len(sums[0]), seed=SACREBLEU_SEED
             )
         if self.references is None:
@@ -296,7 +296,7 @@ class _Side:
         texts, theirs = [[before_stop(one.prediction, cut) for one in side] for side in sides], None
         if baseline is not None:
             theirs = texts[1]
-        return judge(
+        return score_with_baseline(
             metric, texts[0], theirs, self.references, seed=SACREBLEU_SEED, writing=self.writing
         )
 

@@ -30,7 +30,7 @@ from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.measure.runner import time_methods
 from bild_lab.lab.measure.score import requests_of
 from bild_lab.lab.measure.summary import log_probability, require_no_nan
-from bild_lab.lab.metrics.quality import NO_REFERENCE, measure_of, score_pool
+from bild_lab.lab.metrics.quality import NO_REFERENCE, metric_sums, score_pool
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
 from bild_lab.lab.point.decoder import METHOD, Decoder, with_history
 from bild_lab.lab.point.prepare import Point, prepare, sweep_folder
@@ -327,7 +327,7 @@ class Screening:
     def losses(self, screened: Sequence[ReplayedPoint]) -> Losses:
         """What the points lose by the leading metric. screened: the target alone first."""
         (pool, references, picks), scoring = self._pool(screened), self.point.scoring
-        measure = measure_of(scoring.lead, pool, references, scoring.run_code, scoring.writing)
+        measure = metric_sums(scoring.lead, pool, references, scoring.run_code, scoring.writing)
         return losses_of(scoring.lead, measure, picks)
 
     def _pool(

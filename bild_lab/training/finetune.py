@@ -28,8 +28,9 @@ from bild_lab.engine.stop import before_stop
 from bild_lab.errors import UserError
 from bild_lab.lab.config.console import status_line
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.metrics.quality import first_call, score
-from bild_lab.lab.metrics.text_metrics import TRIED, metric_named
+from bild_lab.lab.metrics.external_metrics import TRIED_EXAMPLES
+from bild_lab.lab.metrics.quality import require_metric_works, score
+from bild_lab.lab.metrics.text_metrics import metric_named
 from bild_lab.lab.metrics.writing import BY_SCRIPT, Writing
 from bild_lab.lab.store.hashing import data_hash
 from bild_lab.lab.store.records import require_writable
@@ -117,7 +118,11 @@ def finetune(job: FinetuningJob) -> dict[str, Any]:
         )
     require_references([*job.train, *job.validation])
     if job.validation and job.metric != LIKELIHOOD:
-        first_call(job.metric, tuple(one.references for one in job.validation[:TRIED]), job.fitting)
+        require_metric_works(
+            job.metric,
+            tuple(one.references for one in job.validation[:TRIED_EXAMPLES]),
+            job.fitting,
+        )
     layer_weights(job.recipe.loss, decoder_depth(job.start.config))
     folder = TrainingFolder(job.folder)
     run = TrainingRun(

@@ -22,8 +22,8 @@ from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.cost import knows, total
 from bild_lab.lab.measure.recorder import first_difference
-from bild_lab.lab.metrics.measures import interval, resampled_sums
-from bild_lab.lab.metrics.quality import NO_REFERENCE, Scoring, Tokens, judge
+from bild_lab.lab.metrics.bootstrap import central_interval, resampled_sums
+from bild_lab.lab.metrics.quality import NO_REFERENCE, Scoring, Tokens, score_with_baseline
 from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY
 from bild_lab.lab.point.decoder import BASELINE, METHOD, Timed
 from bild_lab.lab.schema.numbers import (
@@ -160,7 +160,7 @@ def qualities(
     Also each example's own values of the metrics that are means of such.
     """
     references = [one.references for one in examples]
-    judged = scoring.judge(texts[METHOD], texts.get(BASELINE), references, seed, tokens)
+    judged = scoring.score_outputs(texts[METHOD], texts.get(BASELINE), references, seed, tokens)
     known = {
         name: each.per_example for name, each in judged.items() if each.per_example is not None
     }
@@ -269,7 +269,7 @@ def change_of(
             sums[..., 0] / sums[..., 1]
             for sums in (lengths.sum(axis=0), resampled_sums(lengths, seed))
         )
-        low, high = interval(*ratios)
+        low, high = central_interval(*ratios)
         found |= {"length_ratio": float(ratio), "length_ratio_low": low, "length_ratio_high": high}
     if log_probabilities is not None:
         ours, theirs = (
@@ -280,7 +280,9 @@ def change_of(
             )
             for name in (METHOD, BASELINE)
         )
-        score = judge(LOG_PROBABILITY, ours, theirs, [NO_REFERENCE] * len(ours), seed=seed).score
+        score = score_with_baseline(
+            LOG_PROBABILITY, ours, theirs, [NO_REFERENCE] * len(ours), seed=seed
+        ).score
         others = ("low", "high", "baseline", "difference", "difference_low", "difference_high")
         found |= {
             LOG_PROBABILITY: score.value,

@@ -12,18 +12,17 @@ import numpy as np
 from jaxtyping import Float
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics.measures import Measure, interval, mean_of
-from bild_lab.lab.metrics.numerals import last_number
+from bild_lab.lab.metrics.bootstrap import MetricSums, central_interval, mean_metric
+from bild_lab.lab.metrics.external_metrics import TRIED_EXAMPLES
 from bild_lab.lab.metrics.programs import require_permission, require_programs
 from bild_lab.lab.metrics.text_metrics import (
     AGREEMENT,
     PASS_AT_1,
     ROUGE,
-    TRIED,
     metric_named,
     needs_references,
 )
-from bild_lab.lab.metrics.writing import BY_SCRIPT, References, Writing
+from bild_lab.lab.metrics.writing import BY_SCRIPT, References, Writing, last_number
 from bild_lab.lab.schema.numbers import Quality
 
 NO_REFERENCE = ("",)  # of a metric of tokens
@@ -88,9 +87,12 @@ class Scoring:
                 require_permission(self.run_code)
                 require_programs(references)
             else:
-                first_call(
+                require_metric_works(
                     metric,
-                    tuple(tuple(example_references) for example_references in references[:TRIED]),
+                    tuple(
+                        tuple(example_references)
+                        for example_references in references[:TRIED_EXAMPLES]
+                    ),
                     fitting.writing,
                 )
         return fitting
@@ -99,7 +101,7 @@ class Scoring:
     def lead(self) -> str:
         return self.metrics[0]
 
-    def judge(
+    def score_outputs(
         self,
         predictions: Sequence[str],
         baseline: Sequence[str] | None,
@@ -120,12 +122,12 @@ class Scoring:
                     else [sums_of_text(*text_tokens) for text_tokens in system_tokens]
                     for system_tokens in tokens
                 )
-                scores[metric] = judge(
+                scores[metric] = score_with_baseline(
                     metric, method_sums, baseline_sums, [NO_REFERENCE] * len(method_sums), seed=seed
                 )
                 continue
             expected = [[text] for text in baseline or []] if metric == AGREEMENT else references
-            scores[metric] = judge(
+            scores[metric] = score_with_baseline(
                 metric, predictions, baseline, expected, seed, self.run_code, self.writing
             )
         return scores
@@ -157,11 +159,13 @@ def require_references(metric: str, references: References, writing: Writing) ->
 
 
 @lru_cache(maxsize=8)
-def first_call(metric: str, references: tuple[tuple[str, ...], ...], writing: Writing) -> None:
+def require_metric_works(
+    metric: str, references: tuple[tuple[str, ...], ...], writing: Writing
+) -> None:
     """Score the first reference of each example: what a metric cannot do shows before anything is
     decoded.
     """
-    measure_of(
+    metric_sums(
         metric,
         [example_references[0] for example_references in references],
         references,
@@ -184,10 +188,10 @@ def score(
     Raises UserError for an unknown metric, no predictions, an example without references, programs
     that may not run, and a metric that does not fit the references' language.
     """
-    return judge(metric, predictions, None, references, seed, run_code, writing).score
+    return score_with_baseline(metric, predictions, None, references, seed, run_code, writing).score
 
 
-def judge(
+def score_with_baseline(
     metric: str,
     predictions: Sequence[str],
     baseline: Sequence[str] | None,
@@ -201,23 +205,25 @@ def judge(
 
     Raises UserError as `score` does.
     """
-    measured = measure_of(metric, predictions, references, run_code, writing)
+    measured = metric_sums(metric, predictions, references, run_code, writing)
     if baseline is None:
-        return _judged(measured, None, seed)
+        return _metric_score(measured, None, seed)
     same = list(baseline) == list(predictions)  # as those of a lossless policy
-    return _judged(
+    return _metric_score(
         measured,
-        measured if same else measure_of(metric, baseline, references, run_code, writing),
+        measured if same else metric_sums(metric, baseline, references, run_code, writing),
         seed,
     )
 
 
-def judge_values(
+def score_values(
     metric: str, values: Sequence[float], baseline: Sequence[float] | None = None, *, seed: int = 0
 ) -> MetricScore:
     """The same from the values of single examples, as they were stored. metric: as shown."""
-    return _judged(
-        mean_of(metric, values), None if baseline is None else mean_of(metric, baseline), seed
+    return _metric_score(
+        mean_metric(metric, values),
+        None if baseline is None else mean_metric(metric, baseline),
+        seed,
     )
 
 
@@ -237,13 +243,13 @@ def score_pool(
     pool: texts, each with its own references. systems, baseline: for each example, which text of
     the pool it gets. Systems with the same texts share their intervals.
     """
-    pool_measure = measure_of(metric, pool, references, run_code, writing)
+    pool_measure = metric_sums(metric, pool, references, run_code, writing)
     baseline_values = pool_measure.value(baseline), pool_measure.resampled(seed, baseline)
     scores: dict[tuple[int, ...], tuple[Quality, Difference]] = {}
     for picks in map(tuple, systems):
         if picks not in scores:
             value, values = pool_measure.value(picks), pool_measure.resampled(seed, picks)
-            low, high = interval(values)
+            low, high = central_interval(values)
             scored = Quality(metric=pool_measure.metric, value=value, low=low, high=high)
             scores[picks] = (
                 scored,
@@ -252,12 +258,12 @@ def score_pool(
     return [scores[tuple(picks)] for picks in systems]
 
 
-def _judged(method: Measure, baseline: Measure | None, seed: int) -> MetricScore:
+def _metric_score(method: MetricSums, baseline: MetricSums | None, seed: int) -> MetricScore:
     value, values = method.value(), method.resampled(seed)
     signature = (
         f"{method.signature}|bs:{method.resamples}|seed:{seed}" if method.signature else None
     )
-    low, high = interval(values)
+    low, high = central_interval(values)
     scored = Quality(metric=method.metric, value=value, low=low, high=high, signature=signature)
     if baseline is None:
         return MetricScore(scored, None, method.per_example)
@@ -287,16 +293,16 @@ def _difference(
         method_values[0] - baseline_values[0],
         method_values[1][:count] - baseline_values[1][:count],
     )
-    return Difference(metric, value, *interval(differences), p_value(differences, value))
+    return Difference(metric, value, *central_interval(differences), p_value(differences, value))
 
 
-def measure_of(
+def metric_sums(
     metric: str,
     predictions: Sequence[str],
     references: References,
     run_code: bool,
     writing: Writing = BY_SCRIPT,
-) -> Measure:
+) -> MetricSums:
     """The metric of these outputs. Raises UserError as `score` does."""
     definition = metric_named(metric)
     if not predictions:

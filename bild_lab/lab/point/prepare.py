@@ -35,17 +35,11 @@ from bild_lab.lab.config.schemas import (
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import Example, cached_examples
 from bild_lab.lab.data.prompts import cut_sources
+from bild_lab.lab.metrics.external_metrics import EVALUATE, script_of, user_function
 from bild_lab.lab.metrics.programs import require_permission
 from bild_lab.lab.metrics.quality import Scoring
-from bild_lab.lab.metrics.sentences import splitter_name
-from bild_lab.lab.metrics.text_metrics import (
-    AGREEMENT,
-    EVALUATE,
-    LOG_PROBABILITY,
-    PASS_AT_1,
-    own_function,
-    script_of,
-)
+from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, PASS_AT_1
+from bild_lab.lab.metrics.writing import splitter_name
 from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder, sampling_of
 from bild_lab.lab.point.environment import hardware
 from bild_lab.lab.point.load import decided, decoder_of
@@ -386,7 +380,7 @@ def _further_metrics(scoring: Scoring) -> dict[str, str]:
                 f"{version('evaluate')} {'' if script is None else file_hash(str(script.parent))}"
             )
         elif "." in metric:
-            found[metric] = code_hash((own_function(metric).__module__,))
+            found[metric] = code_hash((user_function(metric).__module__,))
     return found
 
 

@@ -54,7 +54,7 @@ def paired_ratio(
     return Speedup(float(value), float(low), float(high), float(median))
 
 
-def for_choice(value: float, low: float, high: float, count: int) -> tuple[float, float]:
+def interval_of_best(value: float, low: float, high: float, count: int) -> tuple[float, float]:
     """The ends of a 95 % interval, moved away from its value until it holds for the best of so many
     points.
 
@@ -66,7 +66,7 @@ def for_choice(value: float, low: float, high: float, count: int) -> tuple[float
     return value - wider * (value - low), value + wider * (high - value)
 
 
-def mean_of_few(values: Sequence[float]) -> tuple[float, float, float]:
+def mean_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """The mean of a few runs and its 95 % interval by Student's t."""
     half = stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(len(values))
     return float(np.mean(values)), float(np.mean(values) - half), float(np.mean(values) + half)

@@ -85,7 +85,7 @@ def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None
         ("engine/models/native/t5.py", "import torch\n", "import torch\n\nNEW = 1\n"),
         ("engine/models/native/cpu/attention.h", "float mixed = 0", "float mixed = 1"),
         ("lab/measure/runner.py", "time.perf_counter()", "time.monotonic()"),
-        ("lab/metrics/measures.py", "RESAMPLES = 1000", "RESAMPLES = 999"),
+        ("lab/metrics/bootstrap.py", "RESAMPLES = 1000", "RESAMPLES = 999"),
         ("lab/schema/statistics.py", "RESAMPLES = 2000", "RESAMPLES = 1000"),
         ("lab/point/decoder.py", "skip_special_tokens=True", "skip_special_tokens=False"),
         # in a process of its own, never imported

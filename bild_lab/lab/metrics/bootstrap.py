@@ -14,7 +14,7 @@ CORPUS_RESAMPLES = 100  # of a metric that must be computed anew for each of the
 
 
 @dataclass(frozen=True)
-class Measure:
+class MetricSums:
     """A metric of outputs: statistics of each example that add up, and the function from their sums
     to the value.
 
@@ -47,7 +47,7 @@ class Measure:
 
         The same seed and number of examples give the same draws.
         """
-        drawn = times_drawn(self.count if picks is None else len(picks), seed)
+        drawn = resample_counts(self.count if picks is None else len(picks), seed)
         return self.weighted(drawn[: self.resamples], picks)
 
     def weighted(
@@ -66,20 +66,20 @@ class Measure:
         return np.array([np.bincount(indices, weights=row, minlength=self.count) for row in times])
 
 
-def mean_of(metric: str, values: Sequence[float], signature: str | None = None) -> Measure:
+def mean_metric(metric: str, values: Sequence[float], signature: str | None = None) -> MetricSums:
     """The mean of a value of each example, such as 100 for a right answer and 0 for a wrong one."""
-    return ratio_of(metric, [(value, 1.0) for value in values], signature)
+    return ratio_metric(metric, [(value, 1.0) for value in values], signature)
 
 
-def ratio_of(
+def ratio_metric(
     metric: str, sums: Sequence[tuple[float, float]], signature: str | None = None
-) -> Measure:
+) -> MetricSums:
     """A sum over all examples, divided by a count over all of them: nats per token, or tokens per
     text.
     """
     counted = np.array(sums, dtype=float).reshape(-1, 2)
     per_example = tuple(counted[:, 0].tolist()) if (counted[:, 1] == 1).all() else None
-    return Measure(
+    return MetricSums(
         metric,
         len(counted),
         lambda totals: totals[..., 0] / totals[..., 1],
@@ -97,11 +97,11 @@ def resampled_sums(
     The same seed and n give the same resamples, so two systems are compared in pairs. `sacrebleu`
     draws the same resamples; its default seed is 12345.
     """
-    return times_drawn(len(statistics), seed) @ statistics
+    return resample_counts(len(statistics), seed) @ statistics
 
 
 @lru_cache(maxsize=1)
-def times_drawn(count: int, seed: int) -> Float[np.ndarray, "resamples n"]:
+def resample_counts(count: int, seed: int) -> Float[np.ndarray, "resamples n"]:
     """How often each resample holds each of n examples. Every system of a sweep shares them."""
     generator = np.random.default_rng(seed)
     drawn = [
@@ -111,7 +111,7 @@ def times_drawn(count: int, seed: int) -> Float[np.ndarray, "resamples n"]:
     return np.array(drawn, dtype=float)
 
 
-def interval(values: Float[np.ndarray, " resamples"]) -> tuple[float, float]:
+def central_interval(values: Float[np.ndarray, " resamples"]) -> tuple[float, float]:
     """The central 95 %, from the same order statistics as `sacrebleu.significance`."""
     ordered = np.sort(values)
     cut = len(ordered) // 40
