@@ -26,7 +26,7 @@ from bild_lab.ranks import launched
 
 if TYPE_CHECKING:
     from bild_lab.lab.data.dataset_spec import DatasetSpec
-    from bild_lab.lab.data.examples import Example
+    from bild_lab.lab.data.prompts import Example
     from bild_lab.training.finetune import FinetuningJob
     from bild_lab.training.start import StartingPoint
 

@@ -9,7 +9,8 @@ import pytest
 from bild_lab import load
 from bild_lab.errors import UserError
 from bild_lab.files import TOY, shipped
-from bild_lab.lab.data.examples import Example, load_examples
+from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.metrics.quality import score
 from tests.lab.data.test_examples import from_config
 

@@ -24,7 +24,7 @@ from bild_lab.engine.stop import StopStrings, before_stop
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.point.environment import environment
 from bild_lab.lab.store.hashing import content_hash

@@ -27,7 +27,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_dep
 from bild_lab.engine.stop import before_stop
 from bild_lab.errors import UserError
 from bild_lab.lab.config.console import status_line
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.metrics.external_metrics import TRIED_EXAMPLES
 from bild_lab.lab.metrics.quality import require_metric_works, score
 from bild_lab.lab.metrics.text_metrics import metric_named

@@ -18,9 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
 from bild_lab.lab.config.schemas import typed
+from bild_lab.lab.data.conversations import conversation
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.data.examples import Example, conversation
-from bild_lab.lab.data.turns import with_answers
+from bild_lab.lab.data.prompts import Example, with_answers
 from bild_lab.lab.measure.score import requests_of
 from bild_lab.lab.point.prepare import cached_examples, prepare
 from bild_lab.papers.steps import _recipes

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.store.hashing import data_hash
 from tests.loopback_hub import REPOSITORY, loopback_hub
 from tests.papers.rehearsal_hub import ROWS, TABLES, checkpoints, datasets

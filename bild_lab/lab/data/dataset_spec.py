@@ -31,25 +31,34 @@ _COLUMNS = ("source_column", "input_column", "reference_column", "id_column", "c
 class Template:
     """The prompt format of a chat model (BiTA Table 6).
 
-    first: contains {question}. next_turn: contains {answer}, to the previous turn, and then
+    first_turn: contains {question}. next_turn: contains {answer}, to the previous turn, and then
     {question}. The tokenizer adds the start token. Raises UserError if a placeholder is missing, or
-    if `first` begins with the start token.
+    if `first_turn` begins with the start token.
     """
 
-    first: str = "{question}"
+    first_turn: str = "{question}"
     next_turn: str = "\n{answer}\n{question}"
 
     def __post_init__(self) -> None:
-        if "{question}" not in self.first or self.first.startswith("<s>"):
+        if "{question}" not in self.first_turn or self.first.startswith("<s>"):
             raise UserError(
                 "dataset.chat_template must contain {question}, and not begin with <s>, which"
-                f" the tokenizer adds, got {self.first!r}"
+                f" the tokenizer adds, got {self.first_turn!r}"
             )
         if not re.search(r"\{answer\}.*\{question\}", self.next_turn, flags=re.DOTALL):
             raise UserError(
                 "dataset.next_turn_template must contain {answer} and then {question}, got"
                 f" {self.next_turn!r}"
             )
+
+
+def fill_template(template: str, **values: str) -> str:
+    """The template with its placeholders replaced.
+
+    Other braces, and braces in the values, are unchanged.
+    """
+    names = "|".join(map(re.escape, values))
+    return re.sub("{(" + names + ")}", lambda match: values[match[1]], template)
 
 
 @dataclass(kw_only=True, unsafe_hash=True)

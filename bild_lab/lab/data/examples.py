@@ -7,33 +7,33 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from bild_lab.errors import UserError, require_unicode
 from bild_lab.files import shipped
-from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template
-from bild_lab.lab.data.example import Continuation, Example
-from bild_lab.lab.data.formats import Row
-from bild_lab.lab.data.prompts import SourcePrompt
+from bild_lab.lab.data.conversations import (
+    SYSTEM,
+    conversation,
+    messages_of,
+    questions_and_answers,
+)
+from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, fill_template
+from bild_lab.lab.data.formats import Row, columns_of, first_value
+from bild_lab.lab.data.prompts import Example, SourcePrompt, with_answers
 from bild_lab.lab.data.rows import canonical_split, hub_rows, local_rows
-from bild_lab.lab.data.turns import with_answers
 from bild_lab.lab.metrics.programs import ANSWER
 from bild_lab.lab.metrics.text_metrics import needs_references
 
 log = logging.getLogger(__name__)
 # SPEED-Bench has this instead of texts it may not distribute
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"
-# the speakers in ShareGPT's files, {"from", "value"}, and in those of chat models, {"role",
-# "content"}
-ASKING, ANSWERING = ("human", "user"), ("gpt", "chatgpt", "assistant", "bing", "bard")
-SYSTEM = ("system", "developer")
 NAME = r"[A-Za-z_][\w.]*"  # of a column in a template's braces
 
 
@@ -125,8 +125,8 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
     split, unanswered, instructed, lacking = canonical_split(spec.split), 0, 0, list[str]()
     for index, (where, row) in enumerate(rows):
         answers: list[str] = []
-        if (messages := _messages(spec, where, row)) is not None:
-            turns, answers = _dialogue(spec, messages)
+        if (messages := messages_of(spec, where, row)) is not None:
+            turns, answers = questions_and_answers(spec, messages)
             if not turns:
                 unanswered += 1
                 continue
@@ -166,7 +166,7 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
                 templated_example, [question, *turns[1:]], template
             )
             source_prompt = SourcePrompt(
-                turns[0], inserted(template.first.split("{question}"), around)
+                turns[0], inserted(template.first_turn.split("{question}"), around)
             )
             asked_turns = [replace(first_turn, prompt=source_prompt), *later_turns]
             for turn, answer in zip(asked_turns, answers or [None] * len(asked_turns), strict=True):
@@ -242,78 +242,6 @@ def _lacks_source(spec: DatasetSpec, row: Row) -> bool:
     """Whether the column is there and the row has null or an empty text in it."""
     present, value = first_value(row, spec.source_column or ())
     return present and (value is None or (isinstance(value, str) and not value.strip()))
-
-
-Message = tuple[str, str]  # a speaker and a text
-
-
-def _messages(spec: DatasetSpec, where: str, row: Row) -> list[Message] | None:
-    """The source as messages, each with its speaker; None if it is not a conversation of such.
-
-    Raises UserError for a message that is not text alone.
-    """
-    value = first_value(row, spec.source_column)[1] if spec.source_column else None
-    if not isinstance(value, list | tuple) or (not value and spec.history != REFERENCES):
-        return None
-    for speaker, text in (("from", "value"), ("role", "content")):
-        if all(
-            isinstance(message, Mapping) and {speaker, text} <= set(message) for message in value
-        ):
-            return [
-                (str(message[speaker]), _message_text(where, message[text])) for message in value
-            ]
-    return None
-
-
-def _message_text(where: str, content: object) -> str:
-    """The text of a message, which may be parts such as {"type": "text", "text"}; empty for
-    null.
-    """
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = content if isinstance(content, list | tuple) else [content]
-    texts = [
-        content_part.get("text") if isinstance(content_part, Mapping) else content_part
-        for content_part in parts
-    ]
-    if not all(isinstance(text, str) for text in texts):
-        raise UserError(
-            f"{where}: the content of a message must be text, got {content!r:.200}; correct the row"
-        )
-    return "".join(texts)
-
-
-def _answered(spec: DatasetSpec) -> bool:
-    """Whether a conversation's own answers are used: as references, or as history."""
-    return spec.history == REFERENCES or spec.reference_column == spec.source_column
-
-
-def _dialogue(spec: DatasetSpec, messages: Sequence[Message]) -> tuple[list[str], list[str]]:
-    """The questions of a conversation, and the answer to each where these are used, else no
-    answers.
-
-    A system message first stands before the first question, with an empty line between. Another
-    message before that is skipped, as FastChat does (`train.py`, `preprocess`). The conversation
-    ends at the first message that is empty, of another speaker or out of turn, which FastChat does
-    not take. Where its answers are used, a question without one is left out.
-    """
-    system = [text for _, text in takewhile(lambda message: message[0] in SYSTEM, messages)]
-    spoken = messages[len(system) :]
-    if spoken and spoken[0][0] not in ASKING:
-        spoken = spoken[1:]
-    expected = (ASKING if place % 2 == 0 else ANSWERING for place in range(len(spoken)))
-    fitting = takewhile(
-        lambda pair: pair[0][0] in pair[1] and pair[0][1].strip(),
-        zip(spoken, expected, strict=True),
-    )
-    texts = [text for (_, text), _ in fitting]
-    answers = texts[1::2][: spec.turns] if _answered(spec) else []
-    questions = texts[::2][: len(answers) if _answered(spec) else spec.turns]
-    if questions:
-        questions[0] = "\n\n".join(
-            [*(text.strip() for text in system if text.strip()), questions[0]]
-        )
-    return questions, answers
 
 
 def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str, tuple[str, ...]]:
@@ -427,46 +355,6 @@ def _optional(row: Row, columns: Sequence[str] | None) -> object:
     return first_value(row, columns)[1] if columns else None
 
 
-def first_value(row: Row, columns: Sequence[str]) -> tuple[bool, object]:
-    """Whether the row has any of the columns, and the first value that is not null.
-
-    `a.b` is a field inside a.
-    """
-    present = False
-    for column in columns:
-        value: object = {column: row[column]} if column in row else row
-        for key in [column] if column in row else column.split("."):
-            if not isinstance(value, Mapping) or key not in value:
-                break
-            value = value[key]
-        else:
-            present = True
-            if value is not None:
-                return True, value
-    return present, None
-
-
-def columns_of(row: Row, prefix: str = "") -> str:
-    """The names of all columns, and of the fields inside them."""
-    return ", ".join(
-        (
-            columns_of(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping) and value
-            else f"{prefix}{key}"
-        )
-        for key, value in row.items()
-    )
-
-
-def fill_template(template: str, **values: str) -> str:
-    """The template with its placeholders replaced.
-
-    Other braces, and braces in the values, are unchanged.
-    """
-    names = "|".join(map(re.escape, values))
-    return re.sub("{(" + names + ")}", lambda match: values[match[1]], template)
-
-
 def inserted(outer: Sequence[str], inner: Sequence[str]) -> tuple[str, ...]:
     """The texts around a source, where `inner` are those in a question, and `outer` those around
     the question.
@@ -477,26 +365,3 @@ def inserted(outer: Sequence[str], inner: Sequence[str]) -> tuple[str, ...]:
         around.extend(inner[1:])
         around[-1] += text
     return tuple(around)
-
-
-def conversation(
-    first_turn: Example, questions: Sequence[str], template: Template
-) -> list[Example]:
-    """An example for each question: the first with a complete prompt, later ones without the
-    previous turns.
-    """
-    between, _, question_template = template.next_turn.partition("{answer}")
-    turns = [replace(first_turn, prompt=fill_template(template.first, question=questions[0]))]
-    for number, question in enumerate(questions[1:], start=2):
-        turns.append(
-            replace(
-                first_turn,
-                id=f"{first_turn.id}/{number}",
-                source=question,
-                prompt=fill_template(question_template, question=question),
-                references=(),
-                turn=number,
-                continues=Continuation(turns[-1].id, between),
-            )
-        )
-    return turns

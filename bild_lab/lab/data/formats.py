@@ -241,6 +241,37 @@ def labels(features: Mapping[str, Any]) -> Callable[[Row], Row]:
     return labelled
 
 
+def first_value(row: Row, columns: Sequence[str]) -> tuple[bool, object]:
+    """Whether the row has any of the columns, and the first value that is not null.
+
+    `a.b` is a field inside a.
+    """
+    present = False
+    for column in columns:
+        value: object = {column: row[column]} if column in row else row
+        for key in [column] if column in row else column.split("."):
+            if not isinstance(value, Mapping) or key not in value:
+                break
+            value = value[key]
+        else:
+            present = True
+            if value is not None:
+                return True, value
+    return present, None
+
+
+def columns_of(row: Row, prefix: str = "") -> str:
+    """The names of all columns, and of the fields inside them."""
+    return ", ".join(
+        (
+            columns_of(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping) and value
+            else f"{prefix}{key}"
+        )
+        for key, value in row.items()
+    )
+
+
 _READERS = {
     ".jsonl": _json_lines,
     ".json": _json,

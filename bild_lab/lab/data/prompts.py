@@ -1,12 +1,41 @@
-"""Prompts that are too long: the source is cut, and nothing around it."""
+"""Examples and their prompts: a later turn's prompt with the answers before it, and a prompt that is
+too long with a shorter source.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from bild_lab.errors import UserError
-from bild_lab.lab.data.example import Example
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What comes before a later turn: the prompt of turn `id`, the text `between`, and the answer
+    to that turn.
+    """
+
+    id: str
+    between: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """One input text and its references.
+
+    prompt: the text for the tokenizer. While `continues` is set, the answer to the previous turn is
+    not known, and `prompt` is only the text after that answer. `with_answers` gives the complete
+    prompt.
+    """
+
+    id: str  # from the dataset, or "SPLIT-INDEX"; unique within a split
+    source: str
+    prompt: str
+    references: tuple[str, ...] = ()
+    category: str | None = None
+    turn: int = 1
+    continues: Continuation | None = None
 
 
 class SourcePrompt(str):
@@ -81,3 +110,37 @@ def longest_fitting(length: int, fits: Callable[[int], bool]) -> int:
         else:
             too_long = middle
     return fitting
+
+
+def with_answers(examples: Sequence[Example], answers: Mapping[str, str]) -> tuple[Example, ...]:
+    """The examples with complete prompts. answers: the answer to each earlier turn, by the turn's
+    id.
+
+    Raises UserError if an answer is missing. A turn must come before the turns that continue it.
+    """
+    complete_turns: dict[str, Example] = {}
+    for example in examples:
+        complete_turns[example.id] = with_earlier_turns(example, complete_turns, answers)
+    return tuple(complete_turns.values())
+
+
+def with_earlier_turns(
+    example: Example, previous_turns: Mapping[str, Example], answers: Mapping[str, str]
+) -> Example:
+    """One example with its complete prompt. previous_turns: the previous turns, with complete prompts."""
+    if example.continues is None:
+        return example
+    earlier = example.continues.id
+    if earlier not in answers:
+        raise UserError(
+            f"turn {example.turn} of example {example.id!r} needs the answer to {earlier!r}, which"
+            " is not in dataset.history; add it, set dataset.turns=1 for first turns only, or set"
+            " dataset.history=null"
+        )
+    prompt = (
+        previous_turns[earlier].prompt
+        + example.continues.between
+        + answers[earlier]
+        + example.prompt
+    )
+    return replace(example, prompt=prompt, continues=None)

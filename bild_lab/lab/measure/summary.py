@@ -19,7 +19,7 @@ from bild_lab.engine.request import Request, Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.measure.cost import knows, total
 from bild_lab.lab.measure.recorder import first_difference
 from bild_lab.lab.metrics.bootstrap import central_interval, resampled_sums

@@ -45,9 +45,13 @@ from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.compose import compose_policy, resolved_policy
 from bild_lab.lab.config.schemas import stop_strings
-from bild_lab.lab.data.examples import Example
-from bild_lab.lab.data.prompts import SourcePrompt, longest_fitting
-from bild_lab.lab.data.turns import with_answers, with_earlier_turns
+from bild_lab.lab.data.prompts import (
+    Example,
+    SourcePrompt,
+    longest_fitting,
+    with_answers,
+    with_earlier_turns,
+)
 from bild_lab.lab.point.languages import Languages, warn
 from bild_lab.lab.schema.formatting import number, short_name
 from bild_lab.lab.store.hashing import code_hash, content_hash, modules_of

@@ -33,8 +33,8 @@ from bild_lab.lab.config.schemas import (
     typed,
 )
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
-from bild_lab.lab.data.examples import Example, cached_examples
-from bild_lab.lab.data.prompts import cut_sources
+from bild_lab.lab.data.examples import cached_examples
+from bild_lab.lab.data.prompts import Example, cut_sources
 from bild_lab.lab.metrics.external_metrics import EVALUATE, script_of, user_function
 from bild_lab.lab.metrics.programs import require_permission
 from bild_lab.lab.metrics.quality import Scoring

@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 from bild_lab.files import FilePath, NamesFile, file_digest
 from bild_lab.lab.config.policies import find_part
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 
 
 def content_hash(content: dict[str, Any]) -> str:
@@ -75,7 +75,6 @@ MEASURING = (
     "benchmark",
     "engine",
     "lab/data/prompts.py",
-    "lab/data/turns.py",
     "lab/measure",
     "lab/metrics",
     "lab/point/decoder.py",

@@ -15,7 +15,8 @@ from yaml import YAMLError
 from bild_lab.errors import UserError
 from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import CHECKPOINT, DatasetSpec, for_model
-from bild_lab.lab.data.examples import Example, cached_examples
+from bild_lab.lab.data.examples import cached_examples
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.hashing import data_hash
 from bild_lab.lab.store.records import CONFIG

@@ -90,7 +90,7 @@ def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None
         ("lab/point/decoder.py", "skip_special_tokens=True", "skip_special_tokens=False"),
         # in a process of its own, never imported
         ("lab/metrics/program_worker.py", "import ", "NEW = 1\nimport "),
-        ("lab/data/turns.py", "+ answers[earlier] +", "+"),
+        ("lab/data/prompts.py", "+ answers[earlier] +", "+"),
         ("lab/measure/score.py", "point.sampling, point.seed)", "point.sampling, 0)"),
     ],
 )

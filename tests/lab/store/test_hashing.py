@@ -13,7 +13,7 @@ import pytest
 
 from bild_lab import files
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.lab.data.examples import Continuation, Example
+from bild_lab.lab.data.prompts import Continuation, Example
 from bild_lab.lab.store.hashing import content_hash, content_of, data_hash, file_hash
 
 

@@ -62,7 +62,7 @@ def file(folder: Path, *talks: list[tuple[str, Any]]) -> str:
 
 
 def spec(path: str, **changes: Any) -> DatasetSpec:
-    templates = {"chat_template": CHAT.first, "next_turn_template": CHAT.next_turn}
+    templates = {"chat_template": CHAT.first_turn, "next_turn_template": CHAT.next_turn}
     return replace(SPEC, path=path, **templates, **changes)
 
 
@@ -149,7 +149,7 @@ def test_heads_train_on_a_file_of_conversations(
         "train.batch_size=4",
         "train.accumulate=1",
     ]
-    line += ["train.evaluate_every=null", "train.device=cpu", f"dataset.chat_template={CHAT.first}"]
+    line += ["train.evaluate_every=null", "train.device=cpu", f"dataset.chat_template={CHAT.first_turn}"]
     code, printed = command(train_lm_heads, *line, f"dataset.next_turn_template={CHAT.next_turn}")
     assert code == 0, printed
     metrics = json.loads(Path("outputs/heads/metrics.json").read_text())
