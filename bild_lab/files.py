@@ -23,6 +23,22 @@ def cache_folder() -> Path:
     return Path(os.environ.get("BILD_LAB_CACHE") or "~/.cache/bild_lab").expanduser()
 
 
+NOT_FILES = ("/dev", "/proc", "/sys")  # devices, and what the system says of itself
+
+
+def existing_path(text: str, folder: Path) -> Path | None:
+    """The file or folder that a text names, relative to this folder; None for a text that is no
+    path.
+    """
+    try:
+        path = folder / Path(text).expanduser()
+        is_file = text.strip() and path.exists() and not any(map(path.is_relative_to, NOT_FILES))
+        return path if is_file else None
+    except (OSError, RuntimeError, ValueError):
+        # too long for a path, a user that there is not, a zero byte
+        return None
+
+
 TOY = Path(__file__).parent / "toy"  # the toy pair and its corpus, which `make toy` makes
 
 

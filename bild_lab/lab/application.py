@@ -81,7 +81,7 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
     """
     from bild_lab.lab.point.prepare import cached_examples, sweep_folder
     from bild_lab.lab.preflight import alternatives
-    from bild_lab.lab.store.hashing import reread_sources
+    from bild_lab.lab.store.code import reread_sources
     from bild_lab.lab.store.records import load_results
 
     if isinstance(overrides, str) or not all(

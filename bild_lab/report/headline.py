@@ -71,7 +71,7 @@ def sentences(results: Sequence[Result]) -> list[str]:
     named = [f"{key} {short_name(value)}" for key, value in telling.items() if value is not None][
         :3
     ]
-    which = "Best of" if leader.enough and REGIME not in keys else "One of"
+    which = "Best of" if leader.has_enough_examples and REGIME not in keys else "One of"
     words = ", ".join(named) or f"which differ in {', '.join(keys)}"
     first, *others = _verdict(leader)
     regimes = [APART] if REGIME in keys else []
@@ -115,7 +115,7 @@ def leading(groups: Sequence[Group]) -> Group | None:
 
     def key(group: Group) -> tuple[bool, float]:
         best = group.best(0.0)
-        return group.enough, 0.0 if best is None else best.speedup.value
+        return group.has_enough_examples, 0.0 if best is None else best.speedup.value
 
     return max(groups, key=key, default=None)
 
@@ -160,7 +160,7 @@ def _speed_verdict(group: Group) -> list[str]:
             " allows, so there is no speedup to report: time it again with resume=false on an idle"
             " machine, or with runtime.threads=1."
         ]
-    if not group.enough:
+    if not group.has_enough_examples:
         return [_too_few(group, possible)]
     claims = _claims(group, possible)
     if len(candidates) > 1 and group.best(1.0) is not None:
@@ -387,7 +387,7 @@ def _too_few(group: Group, candidates: list[Result]) -> str:
 
 def _without_comparison(group: Group) -> str:
     timed = [result for result in group.results if result.timed]
-    few = not group.enough or len(timed) == 1
+    few = not group.has_enough_examples or len(timed) == 1
     fastest = min(timed, key=lambda result: result.latency_s.median)
     label = group.label(fastest)
     quality = f"{group.metric} {number(fastest.quality.value)}"

@@ -152,7 +152,7 @@ def _listed(group: Group, look: _Look) -> list[str]:
     lines = []
     for place in numbered:
         result, label, numbers = front[place - 1]
-        if any(result is outside for outside in group.beyond):
+        if any(result is outside for outside in group.off_axis):
             numbers += "; beyond the axis"
         lines += _list_entry(f"{place}  {label}", numbers, look.letters)
     if len(numbered) < len(front):
@@ -265,7 +265,7 @@ def _frame(axes: Axes, group: Group) -> None:
     axes.set_ylim(*vertical)
     axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
     axes.ticklabel_format(axis="y", useOffset=False)
-    if group.wide:
+    if group.needs_log_axis:
         axes.set_xscale("log")
         axes.set_xticks(log_ticks(*horizontal), minor=False)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
@@ -403,7 +403,7 @@ def _number_front(panel: _Panel) -> None:
     A number that is not close to its mark has a line to it.
     """
     group, axes, look = panel.group, panel.axes, panel.look
-    front, outside = group.front(), set(map(id, group.beyond))
+    front, outside = group.front(), set(map(id, group.off_axis))
     places, room = (
         [axes.transData.transform((at.x, at.y)) for _, at in group.placed],
         0.5 * _pixels(panel, look.mark),

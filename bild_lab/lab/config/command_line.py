@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bild_lab.errors import UserError, did_you_mean
+from bild_lab.files import existing_path
 
 ESCAPES = {"n": "\n", "t": "\t"}
 # a part of an override's value: quoted text, or what lies between quotes, commas and brackets
@@ -137,7 +138,7 @@ def quote_free_text(word: str) -> str:
     is_free_text = (kind == "template" and key != kind and value[:1] != "[") or (
         "," not in value and kind in ("path", "target", "draft", "tokenizer")
     )
-    if not is_free_text and not _exists(value):
+    if not is_free_text and existing_path(value, Path()) is None:
         return word
     # the grammar reads a backslash as itself, unless a quote follows
     escaped = re.sub(
@@ -178,14 +179,6 @@ def unescaped(text: str) -> str:
         lambda escape: escape[1] + escape[2] if escape[1] else ESCAPES[escape[2]],
         text,
     )
-
-
-def _exists(path: str) -> bool:
-    try:
-        return Path(path).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):
-        # too long for a path, a user that there is not, a zero byte
-        return False
 
 
 def require_no_secrets(words: list[str]) -> None:

@@ -40,7 +40,7 @@ class Template:
     next_turn: str = "\n{answer}\n{question}"
 
     def __post_init__(self) -> None:
-        if "{question}" not in self.first_turn or self.first.startswith("<s>"):
+        if "{question}" not in self.first_turn or self.first_turn.startswith("<s>"):
             raise UserError(
                 "dataset.chat_template must contain {question}, and not begin with <s>, which"
                 f" the tokenizer adds, got {self.first_turn!r}"

@@ -54,7 +54,8 @@ from bild_lab.lab.data.prompts import (
 )
 from bild_lab.lab.point.languages import Languages, warn
 from bild_lab.lab.schema.formatting import number, short_name
-from bild_lab.lab.store.hashing import code_hash, content_hash, modules_of
+from bild_lab.lab.store.code import code_hash
+from bild_lab.lab.store.hashing import content_hash, modules_of
 
 # what decoders of WordPiece, and `clean_up_tokenization` of Transformers, write without spaces
 CLEANED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're", " do not")

@@ -43,9 +43,9 @@ from bild_lab.lab.metrics.writing import splitter_name
 from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder, sampling_of
 from bild_lab.lab.point.environment import hardware
 from bild_lab.lab.point.load import decided, decoder_of
+from bild_lab.lab.store.code import code_hash
 from bild_lab.lab.store.groups import pair_title
 from bild_lab.lab.store.hashing import (
-    code_hash,
     content_hash,
     content_of,
     data_hash,

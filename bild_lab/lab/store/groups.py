@@ -59,7 +59,7 @@ class Group:
         )
 
     @property
-    def enough(self) -> bool:
+    def has_enough_examples(self) -> bool:
         """Whether there are enough examples to say which point is best."""
         return self.setting.n_examples >= ENOUGH_EXAMPLES
 
@@ -121,7 +121,7 @@ class Group:
         y_room = max(0.11 * (max(ys) - min(ys)), 0.15)
         ends = [end for at in barred for end in (at.y_low, at.y_high)]
         vertical = _widened(min(ys) - y_room, max(ys) + y_room, ends)
-        if self.wide:
+        if self.needs_log_axis:
             room = (max(xs) / min(xs)) ** 0.06
             return (min(xs) / room, max(xs) * room), vertical
         x_room = max(0.09 * (max(xs) - min(xs)), 0.03 * max(xs))
@@ -134,14 +134,14 @@ class Group:
         """The results that are drawn, with their positions: all that have one but those beyond the
         axis.
         """
-        beyond = set(map(id, self.beyond))
+        off_axis = set(map(id, self.off_axis))
         positions = [
-            (result, self.position(result)) for result in self.results if id(result) not in beyond
+            (result, self.position(result)) for result in self.results if id(result) not in off_axis
         ]
         return [(result, at) for result, at in positions if at is not None]
 
     @property
-    def beyond(self) -> list[Result]:
+    def off_axis(self) -> list[Result]:
         """The results named beside the axes, fastest first: slow ones, and ones of low quality.
 
         None where no other result would be left.
@@ -151,10 +151,10 @@ class Group:
             for result in self.results
             if not result.is_baseline and self.position(result) is not None
         ]
-        outside = [result for result in drawable if self.slow(result) or self.low(result)]
+        outside = [result for result in drawable if self.is_slow(result) or self.is_low(result)]
         return outside if len(outside) < len(drawable) else []
 
-    def slow(self, result: Result) -> bool:
+    def is_slow(self, result: Result) -> bool:
         """Whether it takes more than `SLOW` times the baseline's latency, and is not better beyond
         chance.
         """
@@ -163,13 +163,13 @@ class Group:
         )
         return slow and not (result.quality.difference_low or 0.0) > 0
 
-    def low(self, result: Result) -> bool:
+    def is_low(self, result: Result) -> bool:
         """Whether it has less than `LOW` times the baseline's quality."""
         baseline = self.baseline_quality
         return self.relative and baseline is not None and result.quality.value < LOW * baseline
 
     @property
-    def wide(self) -> bool:
+    def needs_log_axis(self) -> bool:
         """Whether the latencies, also a baseline's of 1, differ so much that their axis must be
         logarithmic.
         """

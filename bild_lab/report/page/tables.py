@@ -274,7 +274,7 @@ def best_table(group: Group) -> Table:
             cells[0] = replace(cells[0], tone="" if disturbance(best) else "big")
             last = TableCell(best.policy, knob_label(best, group.knobs(best)))
         rows.append(TableRow([TableCell(title, tone="title"), *cells, last]))
-    known = group.relative and group.enough
+    known = group.relative and group.has_enough_examples
     return Table(
         [TableColumn("allowed"), *columns, TableColumn("policy, knobs")], rows if known else []
     )

@@ -249,7 +249,7 @@ class WandbLogger:
         run.log_artifact(artifact)
         leader = leading(groups)
         # of the setting that the headline is about
-        for alias, loss in _BEST.items() if leader.enough else ():
+        for alias, loss in _BEST.items() if leader.has_enough_examples else ():
             if (best := leader.best(loss)) is not None and best.folder:
                 # the same files: one more alias for that version
                 run.log_artifact(self._files(best), aliases=[alias])

@@ -12,15 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.lab.store import hashing
-from bild_lab.lab.store.hashing import (
-    EVERY_POINT,
-    PACKAGE,
-    code_hash,
-    code_text,
-    modules_of,
-    reached,
-)
+from bild_lab.lab.store import code as code_module
+from bild_lab.lab.store.code import EVERY_POINT, PACKAGE, code_hash, code_text, reached
+from bild_lab.lab.store.hashing import modules_of
 
 ROLLBACK = "engine/methods/bild.py"
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -36,7 +30,7 @@ def package(tmp_path: Path) -> Path:
 
 def anew(modules: tuple[str, ...], package: Path) -> str:
     """The hash after files have changed."""
-    hashing.reread_sources()
+    code_module.reread_sources()
     return code_hash(modules, package)
 
 

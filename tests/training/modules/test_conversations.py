@@ -149,7 +149,11 @@ def test_heads_train_on_a_file_of_conversations(
         "train.batch_size=4",
         "train.accumulate=1",
     ]
-    line += ["train.evaluate_every=null", "train.device=cpu", f"dataset.chat_template={CHAT.first_turn}"]
+    line += [
+        "train.evaluate_every=null",
+        "train.device=cpu",
+        f"dataset.chat_template={CHAT.first_turn}",
+    ]
     code, printed = command(train_lm_heads, *line, f"dataset.next_turn_template={CHAT.next_turn}")
     assert code == 0, printed
     metrics = json.loads(Path("outputs/heads/metrics.json").read_text())
