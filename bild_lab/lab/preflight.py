@@ -21,8 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_config, without_hydra
 from bild_lab.lab.config.console import console, status_line
-from bild_lab.lab.config.entrypoint import FAILED_POINTS, refuse
-from bild_lab.lab.config.input_errors import plain_message
+from bild_lab.lab.config.entrypoint import FAILED_POINTS, plain_message, refuse
 from bild_lab.lab.config.schemas import ReportSpec, typed
 from bild_lab.lab.measure.score import requests_of
 from bild_lab.lab.point.load import build, decided, replays, runs_in_graphs

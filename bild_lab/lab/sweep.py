@@ -24,8 +24,13 @@ from rich.markup import escape
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import knob_values, plain_values
 from bild_lab.lab.config.console import console, status_line
-from bild_lab.lab.config.entrypoint import FAILED_POINTS, POINTS_KEPT, Stopped, refuse
-from bild_lab.lab.config.input_errors import plain_message
+from bild_lab.lab.config.entrypoint import (
+    FAILED_POINTS,
+    POINTS_KEPT,
+    Stopped,
+    plain_message,
+    refuse,
+)
 from bild_lab.lab.config.policies import changed_knobs, policy_label
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point.decoder import METHOD

@@ -31,7 +31,7 @@ from bild_lab.lab import application
 from bild_lab.lab.config import console as console_module
 from bild_lab.lab.config.command_line import options_first, quote_free_text, require_overrides
 from bild_lab.lab.config.compose import compose_config
-from bild_lab.lab.config.input_errors import values_outside_sweep, wrong_type
+from bild_lab.lab.config.entrypoint import values_outside_sweep, wrong_type
 from bild_lab.lab.measure import runner
 from bild_lab.lab.point.environment import DeviceUse
 from bild_lab.lab.store.progress import read_commands
