@@ -9,12 +9,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from itertools import accumulate
 from pathlib import Path
 
 from bild_lab.files import existing_path, file_digest
@@ -56,13 +55,15 @@ def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
     count as well. Comments, docstrings and layout do not matter, nor where files outside the
     package lie.
     """
-    package_contents, user_contents = [], []
+    package_contents: list[bytes] = []
+    user_contents: list[bytes] = []
     for file in reached((*EVERY_POINT, *modules), package):
-        inside = file.is_relative_to(package)
-        name = file.relative_to(package).as_posix() if inside else file.name
-        (package_contents if inside else user_contents).append(
-            name.encode() + b"\0" + _read(file).content.encode() + b"\0"
-        )
+        content = _read(file).content.encode()
+        if file.is_relative_to(package):
+            name = file.relative_to(package).as_posix()
+            package_contents.append(name.encode() + b"\0" + content + b"\0")
+        else:
+            user_contents.append(file.name.encode() + b"\0" + content + b"\0")
     return hashlib.sha256(b"".join([*package_contents, *sorted(user_contents)])).hexdigest()[:12]
 
 
@@ -85,16 +86,18 @@ def reached(modules: Iterable[str], package: Path = PACKAGE) -> list[Path]:
     waiting = [file for name in modules if (file := _file_of(name, package)) is not None]
     while waiting:
         file = waiting.pop()
-        if file not in reached_files:
-            reached_files.add(file)
-            reached_files.update(source for source in file.parent.iterdir() if source.suffix in CPP)
-            waiting += [
-                imported for imported in _imported(file, package) if _measures(imported, package)
-            ]
+        if file in reached_files:
+            continue
+        reached_files.add(file)
+        reached_files.update(source for source in file.parent.iterdir() if source.suffix in CPP)
+        for imported in _imported(file, package):
+            if _measures(imported, package):
+                waiting.append(imported)
     return sorted(reached_files)
 
 
 def _measures(file: Path, package: Path) -> bool:
+    """Whether a file can change a number of a point."""
     if not file.is_relative_to(package):
         return not INSTALLED.intersection(file.parts)
     return any(file.is_relative_to(package / folder) for folder in MEASURING)
@@ -140,25 +143,39 @@ def _imported(file: Path, package: Path) -> tuple[Path, ...]:
     in_package = file.is_relative_to(package)
     if not in_package and INSTALLED.intersection(file.parts):
         return ()
-    files: set[Path | None] = set(
-        _named_in(file, [file.parent] if in_package else [file.parent, Path.cwd()])
-    )
-    if in_package:
-        files = {named for named in files if named.parent == file.parent}
+    files: set[Path | None] = set(_named_in(file, in_package))
     for module, names in _read(file).imports:
         if module.split(".")[0] == PACKAGE.name:
             files.update(_file_of(name, package) for name in _defining(module, names, package))
-        elif module.startswith(".") and not in_package:
-            inner = module.lstrip(".")
-            start = file.parents[len(module) - len(inner) - 1]
-            folders = list(accumulate(filter(None, inner.split(".")), Path.joinpath, initial=start))
-            files.update(map(_source, (*folders, *(folders[-1] / name for name in names))))
-        elif not in_package:
-            parts = module.split(".")
-            packages = (".".join(parts[:count]) for count in range(1, len(parts)))
-            module_names = (*packages, module, *(f"{module}.{name}" for name in names))
-            files.update(_file_of(name, package) for name in module_names)
+        elif in_package:
+            continue  # the versions of other packages are named beside this hash
+        elif module.startswith("."):
+            files.update(_relative_sources(file, module, names))
+        else:
+            files.update(_file_of(name, package) for name in _importable_names(module, names))
     return tuple(sorted(imported for imported in files if imported is not None))
+
+
+def _relative_sources(file: Path, module: str, names: Iterable[str]) -> Iterator[Path | None]:
+    """The sources that `from .module import names` in this file may run."""
+    inner = module.lstrip(".")
+    levels = len(module) - len(inner)
+    folder = file.parents[levels - 1]
+    yield _source(folder)
+    for package_name in filter(None, inner.split(".")):
+        folder = folder / package_name
+        yield _source(folder)
+    for name in names:
+        yield _source(folder / name)
+
+
+def _importable_names(module: str, names: Iterable[str]) -> Iterator[str]:
+    """The module, the packages that it is in, and the modules in it that the names may be."""
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):
+        yield ".".join(parts[:count])
+    for name in names:
+        yield f"{module}.{name}"
 
 
 def _defining(module: str, names: Iterable[str], package: Path) -> Iterator[str]:
@@ -240,15 +257,20 @@ def _called(node: ast.Call) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
-def _named_in(file: Path, folders: Sequence[Path]) -> Iterator[Path]:
-    """Files that texts in a source name, in these folders: data to read, and modules to load by
-    their file.
+def _named_in(file: Path, in_package: bool) -> Iterator[Path]:
+    """Files that texts in a source name: data to read, and modules to load by their file.
+
+    A source of the package names files beside it; a user's also files in the working directory.
     """
+    folders = [file.parent] if in_package else [file.parent, Path.cwd()]
     for text in _read(file).texts:
         for folder in folders:
-            named = existing_path(text, folder)
-            if named is not None and named.is_file():
-                yield named.resolve()
+            path = existing_path(text, folder)
+            if path is None or not path.is_file():
+                continue
+            path = path.resolve()
+            if not in_package or path.parent == file.parent:
+                yield path
 
 
 def _nodes(tree: ast.Module) -> Iterator[ast.AST]:

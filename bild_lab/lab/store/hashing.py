@@ -52,17 +52,22 @@ def data_hash(examples: Iterable[Example]) -> str:
 
 def file_hash(path: str) -> str | None:
     """The hash of a file, or of all files in a folder; None if the path does not exist."""
-    named = Path(path).expanduser()
-    if not named.is_dir():
-        return file_digest(named) if named.is_file() else None
+    place = Path(path).expanduser()
+    if place.is_file():
+        return file_digest(place)
+    if not place.is_dir():
+        return None
     files = sorted(
-        file for file in named.rglob("*") if file.is_file() and "__pycache__" not in file.parts
+        file for file in place.rglob("*") if file.is_file() and "__pycache__" not in file.parts
     )
-    return content_hash({str(file.relative_to(named)): file_digest(file) for file in files})
+    return content_hash({str(file.relative_to(place)): file_digest(file) for file in files})
 
 
 def parts_of(node: Any) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
-    """Every part of a decoder, with its `_target_` and values. node: resolved."""
+    """Every part of a decoder: its class or function, and its `_target_` and values.
+
+    node: resolved.
+    """
     if isinstance(node, dict) and "_target_" in node:
         yield find_part(node["_target_"]), node
     for value in _values_of(node):
@@ -70,8 +75,11 @@ def parts_of(node: Any) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
 
 
 def modules_of(node: Any) -> Iterator[str]:
-    """Where the parts of a decoder are defined, by dotted names; and where a user's is named, as it
-    may be a function's partial. node: resolved."""
+    """The dotted names of the modules that define a decoder's parts.
+
+    The module that names a user's part counts as well, as the part may be a function's partial.
+    node: resolved.
+    """
     for factory, values in parts_of(node):
         yield factory.__module__
         if not values["_target_"].startswith(f"{PACKAGE.name}."):
@@ -89,12 +97,11 @@ def content_of(node: Any) -> Any:
     """
     contents: dict[str, str] = {}
     for factory, values in parts_of(node):
-        if not values["_target_"].startswith(f"{PACKAGE.name}."):
-            contents |= {
-                text: f"{text} {content}"
-                for text in _texts(values)
-                if (content := _content_at(text, factory))
-            }
+        if values["_target_"].startswith(f"{PACKAGE.name}."):
+            continue
+        for text in _texts(values):
+            if content := _content_at(text, factory):
+                contents[text] = f"{text} {content}"
     for factory, values in parts_of(node):
         contents |= {path: file_hash(path) or path for path in _paths(factory, values)}
     return _replaced(node, contents)
@@ -136,13 +143,13 @@ def _content_at(text: str, factory: Callable[..., Any]) -> str | None:
     folders = [Path.cwd()]
     if source := getattr(sys.modules.get(factory.__module__), "__file__", None):
         folders.append(Path(source).parent)
-    holding = [Path.cwd() / "outputs", *folders[1:]]
+    folders_in_use = [Path.cwd() / "outputs", *folders[1:]]
     for folder in folders:
-        named = existing_path(text, folder)
-        if named is not None and not any(
-            folder_in_use.is_relative_to(named.resolve()) for folder_in_use in holding
-        ):
-            return file_hash(str(named))
+        path = existing_path(text, folder)
+        if path is None:
+            continue
+        if not any(in_use.is_relative_to(path.resolve()) for in_use in folders_in_use):
+            return file_hash(str(path))
     return None
 
 
@@ -153,38 +160,38 @@ def named_files(policy: Mapping[str, Any]) -> dict[str, str]:
     Which knobs these are is said by the parameters that they are passed to: see `NamesFile`.
     policy: resolved.
     """
-    paths = {
-        path for factory, values in parts_of(policy["decoder"]) for path in _paths(factory, values)
-    }
-    inner = {
-        key: value for key, value in policy.items() if isinstance(value, dict) and key != "decoder"
-    }
-    groups = {"": policy, **{f"{key}.": value for key, value in inner.items()}}
-    named = {
-        f"{group}{knob}": value for group, knobs in groups.items() for knob, value in knobs.items()
-    }
+    paths = set()
+    for factory, values in parts_of(policy["decoder"]):
+        paths.update(_paths(factory, values))
+    knobs = dict(policy)
+    for name, group in policy.items():
+        if isinstance(group, dict) and name != "decoder":
+            knobs |= {f"{name}.{knob}": value for knob, value in group.items()}
     return {
-        knob: value for knob, value in named.items() if isinstance(value, str) and value in paths
+        knob: value for knob, value in knobs.items() if isinstance(value, str) and value in paths
     }
 
 
 def _paths(factory: Callable[..., Any], values: Mapping[str, Any]) -> Iterator[str]:
     """The values that parameters marked with `NamesFile` have."""
-    parameters, names = inspect.signature(factory).parameters, vars(sys.modules[factory.__module__])
+    parameters = inspect.signature(factory).parameters
+    module_names = vars(sys.modules[factory.__module__])
     for name, value in values.items():
-        hint = parameters[name].annotation if name in parameters else None
-        if isinstance(hint, str):
-            try:
-                # our own source, as `typing.get_type_hints` does for all at once
-                hint = eval(hint, names)
-            except NameError:  # of types that are imported for type checking alone
-                hint = FilePath if "FilePath" in hint else None
-        marks = [
-            mark
-            for annotation in (hint, *get_args(hint))
-            for mark in getattr(annotation, "__metadata__", ())
-        ]
-        if isinstance(value, str) and any(
-            isinstance(mark, NamesFile) and value not in mark.words for mark in marks
-        ):
-            yield value
+        if name in parameters and isinstance(value, str):
+            marks = _marks(parameters[name].annotation, module_names)
+            if any(value not in mark.words for mark in marks):
+                yield value
+
+
+def _marks(annotation: Any, module_names: dict[str, Any]) -> list[NamesFile]:
+    """The marks of a parameter's annotation, which may be source text in its module."""
+    if isinstance(annotation, str):
+        try:
+            # our own source, as `typing.get_type_hints` does for all at once
+            annotation = eval(annotation, module_names)
+        except NameError:  # the type is imported for type checking alone
+            annotation = FilePath if "FilePath" in annotation else None
+    marks = []
+    for annotated in (annotation, *get_args(annotation)):
+        marks += getattr(annotated, "__metadata__", ())
+    return [mark for mark in marks if isinstance(mark, NamesFile)]
