@@ -17,10 +17,10 @@ from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, best_at_loss, pareto_front
 from bild_lab.lab.store.hashing import plain_numbers
 
-FEW = 12
+FEW = 12  # so many results are all selected
 WIDE = 8.0  # the largest ratio of latencies on a linear axis
-SLOW = 2.0  # a latency over the baseline's, from which on a point would squeeze the others
-LOW = 0.5  # a quality over the baseline's, likewise
+SLOW = 2.0  # from this ratio to the baseline's latency on a point would squeeze the others
+LOW = 0.5  # below this share of the baseline's quality it would, too
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,10 @@ class Group:
         """The quality of the baseline, from its own result or from those compared with it."""
         own_quality = [result.quality.value for result in self.results if result.is_baseline]
         paired_quality = [result.quality.baseline for result in self.results]
-        return next(
-            (
-                value
-                for value in [*own_quality, *paired_quality]
-                if value is not None and isfinite(value)
-            ),
-            None,
-        )
+        for value in [*own_quality, *paired_quality]:
+            if value is not None and isfinite(value):
+                return value
+        return None
 
     @property
     def policies(self) -> list[str]:
@@ -111,23 +107,30 @@ class Group:
         side.
         """
         placed = self.placed
-        xs, ys = [at.x for _, at in placed], [at.y for _, at in placed]
+        xs = [position.x for _, position in placed]
+        ys = [position.y for _, position in placed]
         selected = set(map(id, self.selected()))  # those drawn with their intervals
-        barred = [at for result, at in placed if id(result) in selected and not result.is_baseline]
+        barred = [
+            position
+            for result, position in placed
+            if id(result) in selected and not result.is_baseline
+        ]
         if self.relative:
             xs.append(1.0)
             if self.baseline_quality is not None:
                 ys += [self.baseline_quality + 0.4, self.baseline_quality - 1.0]
-        y_room = max(0.11 * (max(ys) - min(ys)), 0.15)
-        ends = [end for at in barred for end in (at.y_low, at.y_high)]
-        vertical = _widened(min(ys) - y_room, max(ys) + y_room, ends)
+        left, right = min(xs), max(xs)
+        bottom, top = min(ys), max(ys)
+        y_room = max(0.11 * (top - bottom), 0.15)
+        y_ends = [end for position in barred for end in (position.y_low, position.y_high)]
+        vertical = _widened(bottom - y_room, top + y_room, y_ends)
         if self.needs_log_axis:
-            room = (max(xs) / min(xs)) ** 0.06
-            return (min(xs) / room, max(xs) * room), vertical
-        x_room = max(0.09 * (max(xs) - min(xs)), 0.03 * max(xs))
-        ends = [end for at in barred for end in (at.x_low, at.x_high)]
-        left, right = _widened(min(xs) - x_room, max(xs) + x_room, ends)
-        return (max(left, 0.1 * min(xs)), right), vertical  # a latency is positive
+            room = (right / left) ** 0.06
+            return (left / room, right * room), vertical
+        x_room = max(0.09 * (right - left), 0.03 * right)
+        x_ends = [end for position in barred for end in (position.x_low, position.x_high)]
+        low, high = _widened(left - x_room, right + x_room, x_ends)
+        return (max(low, 0.1 * left), high), vertical  # a latency is positive
 
     @property
     def placed(self) -> list[tuple[Result, Position]]:
@@ -320,11 +323,17 @@ def _slowness(result: Result) -> tuple[float, float]:
 
 
 def _widened(low: float, high: float, ends: Sequence[float]) -> tuple[float, float]:
+    """The range low to high, widened for ends outside of it by at most half of its length on either
+    side.
+    """
     max_widening, room = (high - low) / 2, 0.02 * (high - low)
-    below, above = low - min([low, *ends]), max([high, *ends]) - high
-    return low - min(max_widening, below + room * (below > 0)), high + min(
-        max_widening, above + room * (above > 0)
-    )
+    below = low - min([low, *ends])
+    if below > 0:
+        below += room
+    above = max([high, *ends]) - high
+    if above > 0:
+        above += room
+    return low - min(max_widening, below), high + min(max_widening, above)
 
 
 def _vertical_interval(result: Result) -> tuple[float, float]:
@@ -356,18 +365,20 @@ class BatchCurve:
 
         Interpolated between the two batches around it, over log2(batch) as the curves are drawn.
         """
-        known = [
-            (result.setting.batch, result.speedup.value)
-            for result in self.points
-            if result.speedup.value is not None
+        speedups = [
+            (point.setting.batch, point.speedup.value)
+            for point in self.points
+            if point.speedup.value is not None
         ]
-        if not known or known[-1][1] > 1:
+        if not speedups or speedups[-1][1] > 1:
             return None
-        above = [place for place, (_, speedup) in enumerate(known) if speedup > 1]
-        if not above:
-            return float(known[0][0])
-        (batch, speedup), (later, less) = known[above[-1] : above[-1] + 2]
-        return 2 ** (log2(batch) + (speedup - 1) / (speedup - less) * log2(later / batch))
+        faster = [index for index, (_, speedup) in enumerate(speedups) if speedup > 1]
+        if not faster:
+            return float(speedups[0][0])
+        batch, speedup = speedups[faster[-1]]
+        next_batch, next_speedup = speedups[faster[-1] + 1]
+        share = (speedup - 1) / (speedup - next_speedup)
+        return 2 ** (log2(batch) + share * log2(next_batch / batch))
 
 
 def differing_in(key: str, results: Sequence[Result]) -> list[dict[Any, Result]]:
@@ -378,20 +389,14 @@ def differing_in(key: str, results: Sequence[Result]) -> list[dict[Any, Result]]
     for result in results:
         if result.is_baseline or not result.timed:
             continue
-        setting = {
-            name: value
-            for name, value in plain_numbers(to_json(result.setting)).items()
-            if name != key
-        }
-        identity = [
-            result.policy,
-            plain_numbers(dict(result.knobs)),
-            setting,
-            result.quality.metric,
-        ]
-        groups.setdefault(json.dumps(identity, sort_keys=True, default=str), {})[
-            result.setting.get(key)
-        ] = result
+        setting = plain_numbers(to_json(result.setting))
+        setting.pop(key, None)
+        knobs = plain_numbers(dict(result.knobs))
+        identity = json.dumps(
+            [result.policy, knobs, setting, result.quality.metric], sort_keys=True, default=str
+        )
+        group = groups.setdefault(identity, {})
+        group[result.setting.get(key)] = result
     return list(groups.values())
 
 
@@ -399,21 +404,17 @@ def batch_curves(results: Sequence[Result]) -> list[BatchCurve]:
     """The curves of all points that were measured at more than one batch, in order of
     appearance.
     """
-    groups, curves = differing_in("batch", results), []
+    groups = differing_in("batch", results)
+    results_of_policy: dict[str, list[Result]] = {}
+    for group in groups:
+        for result in group.values():
+            results_of_policy.setdefault(result.policy, []).append(result)
+    curves = []
     for group in groups:
         if len(group) < 2:
             continue
-        of_policy = [
-            result
-            for other_group in groups
-            for result in other_group.values()
-            if result.policy == group[min(group)].policy
-        ]
         points = tuple(result for _, result in sorted(group.items()))
-        first_point = points[0]
-        curves.append(
-            BatchCurve(
-                first_point.policy, point_label(first_point, varying_knobs(of_policy)), points
-            )
-        )
+        policy = points[0].policy
+        knobs = varying_knobs(results_of_policy[policy])
+        curves.append(BatchCurve(policy, point_label(points[0], knobs), points))
     return curves
