@@ -46,6 +46,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "notebooks/README.md",
+    ROOT / "bild_lab/lab/README.md",
 ]
 # what paths in documents are relative to
 PLACES = (ROOT, ROOT / "bild_lab", ROOT / "tests", ROOT / "scripts")
