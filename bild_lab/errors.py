@@ -69,25 +69,25 @@ def require_finite(
         )
 
 
-def did_you_mean(word: object, known: Iterable[object]) -> str:
+def did_you_mean(word: object, choices: Iterable[object]) -> str:
     """`did you mean bild?`, of the known word that is most similar, in whatever case; empty if none
     is similar.
     """
-    words = {str(known_word).lower(): str(known_word) for known_word in known}
+    words = {str(known_word).lower(): str(known_word) for known_word in choices}
     near = difflib.get_close_matches(str(word).lower(), words, n=1, cutoff=0.5)
     return f"did you mean {words[near[0]]}?" if near else ""
 
 
-def suggestion(word: object, known: Iterable[object]) -> str:
+def suggestion(word: object, choices: Iterable[object]) -> str:
     """The same for the end of a message: `; did you mean bild?`."""
-    meant = did_you_mean(word, known)
+    meant = did_you_mean(word, choices)
     return meant and f"; {meant}"
 
 
-def require_choice(key: str, value: object, known: Iterable[object]) -> None:
+def require_choice(key: str, value: object, choices: Iterable[object]) -> None:
     """Raise UserError unless the value is one of those known; None among them is the word null."""
-    if value not in (known := list(known)):
-        words = ["null" if choice is None else str(choice) for choice in known]
+    if value not in (choices := list(choices)):
+        words = ["null" if choice is None else str(choice) for choice in choices]
         raise UserError(
             f"{key} must be one of {', '.join(words)}, got {value!r}{suggestion(value, words)}"
         )

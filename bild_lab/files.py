@@ -93,8 +93,8 @@ def file_digest(file: Path) -> str:
         cache_folder() / "hashes" / f"{hashlib.sha256(location.encode()).hexdigest()[:16]}.json"
     )
     with suppress(OSError, ValueError, TypeError):  # none, or one that is damaged
-        *known, digest = json.loads(remembered.read_bytes())
-        if known == facts and len(bytes.fromhex(digest)) == hashlib.sha256().digest_size:
+        *remembered_facts, digest = json.loads(remembered.read_bytes())
+        if remembered_facts == facts and len(bytes.fromhex(digest)) == hashlib.sha256().digest_size:
             return digest
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()

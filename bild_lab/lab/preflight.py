@@ -129,8 +129,8 @@ def points_to_check(jobs: list[list[str]]) -> list[tuple[str, ...]]:
         return list(itertools.product(*jobs))
     groups = [values if "." not in values[0].partition("=")[0] else values[:1] for values in jobs]
     single = [
-        (*first_point[:place], value, *first_point[place + 1 :])
-        for place, values in enumerate(jobs)
+        (*first_point[:index], value, *first_point[index + 1 :])
+        for index, values in enumerate(jobs)
         for value in values[1:]
     ]
     return list(

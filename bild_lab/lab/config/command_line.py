@@ -71,9 +71,9 @@ def require_overrides(words: Sequence[str]) -> None:
     """
     if any(word.partition("=")[0] in FREE_OPTIONS for word in words):
         return
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         key, equals, value = word.partition("=")
-        next_word = words[place + 1] if place + 1 < len(words) else ""
+        next_word = words[index + 1] if index + 1 < len(words) else ""
         if word[:1] in LONG_DASHES:
             raise UserError(
                 f"{word!r} begins with a long dash; write it with a hyphen: -{word[1:]}"
@@ -93,12 +93,12 @@ def require_overrides(words: Sequence[str]) -> None:
             equals and not value and next_word and "=" not in next_word and next_word[:1] != "-"
         )
         if space_before_equals or space_after_equals:
-            joined = "".join([word, *words[place + 1 : place + (3 if next_word == "=" else 2)]])
+            joined = "".join([word, *words[index + 1 : index + (3 if next_word == "=" else 2)]])
             raise UserError(
                 f"a space around = parts the key from its value; write them together: {joined}"
             )
         if not equals:
-            raise UserError(_no_override(word, words[place - 1] if place else ""))
+            raise UserError(_no_override(word, words[index - 1] if index else ""))
         if key.endswith("template"):  # free text
             continue
         if value[:1] in CURLED_QUOTES:

@@ -194,15 +194,17 @@ def compose_policy(name: str, knobs: Mapping[str, Any] | None = None) -> DictCon
     try:
         policy = pickle.loads(_with_policy(name, tuple(_search_path()))).policy
     except (HydraException, ValueError) as error:  # a ValueError for a number, such as 3
-        known = policy_names()
-        meant = suggestion(name, known)
-        raise UserError(f"policy must be one of {', '.join(known)}, got {name!r}{meant}") from error
+        knob_names = policy_names()
+        meant = suggestion(name, knob_names)
+        raise UserError(
+            f"policy must be one of {', '.join(knob_names)}, got {name!r}{meant}"
+        ) from error
     for knob, value in (knobs or {}).items():
         if knob not in policy or knob in ("name", "decoder"):
-            known = list(knob_values(policy))
-            meant = suggestion(knob, known)
+            knob_names = list(knob_values(policy))
+            meant = suggestion(knob, knob_names)
             raise UserError(
-                f"policy {name} has no knob {knob!r}; it has {', '.join(known) or 'none'}{meant}"
+                f"policy {name} has no knob {knob!r}; it has {', '.join(knob_names) or 'none'}{meant}"
             )
         policy[knob] = value
     return policy

@@ -37,9 +37,9 @@ def require_policy(policy: Any) -> None:
         return
     values = knob_values(OmegaConf.to_container(policy, resolve=False))
     if differing := set(values) ^ set(shipped):
-        known = ", ".join(shipped) or "none"
+        knob_names = ", ".join(shipped) or "none"
         raise UserError(
-            f"policy {policy.name} has the knobs {known}, not {sorted(differing)[0]!r} or"
+            f"policy {policy.name} has the knobs {knob_names}, not {sorted(differing)[0]!r} or"
             " without it"
         )
     for knob, value in values.items():

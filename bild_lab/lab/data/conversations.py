@@ -72,22 +72,23 @@ def questions_and_answers(
     ends at the first message that is empty, of another speaker or out of turn, which FastChat does
     not take. Where its answers are used, a question without one is left out.
     """
-    system = [text for _, text in takewhile(lambda message: message[0] in SYSTEM, messages)]
-    spoken = messages[len(system) :]
-    if spoken and spoken[0][0] not in ASKING:
-        spoken = spoken[1:]
-    expected = (ASKING if place % 2 == 0 else ANSWERING for place in range(len(spoken)))
-    fitting = takewhile(
-        lambda pair: pair[0][0] in pair[1] and pair[0][1].strip(),
-        zip(spoken, expected, strict=True),
-    )
-    texts = [text for (_, text), _ in fitting]
-    answers = texts[1::2][: spec.turns] if _answered(spec) else []
-    questions = texts[::2][: len(answers) if _answered(spec) else spec.turns]
+    system_texts = [text for _, text in takewhile(lambda message: message[0] in SYSTEM, messages)]
+    turns = messages[len(system_texts) :]
+    if turns and turns[0][0] not in ASKING:
+        turns = turns[1:]
+    texts = []
+    for index, (speaker, text) in enumerate(turns):
+        expected_speakers = ASKING if index % 2 == 0 else ANSWERING
+        if speaker not in expected_speakers or not text.strip():
+            break
+        texts.append(text)
+    questions, answers = texts[::2][: spec.turns], []
+    if _answered(spec):
+        answers = texts[1::2][: spec.turns]
+        questions = questions[: len(answers)]
     if questions:
-        questions[0] = "\n\n".join(
-            [*(text.strip() for text in system if text.strip()), questions[0]]
-        )
+        instructions = [text.strip() for text in system_texts if text.strip()]
+        questions[0] = "\n\n".join([*instructions, questions[0]])
     return questions, answers
 
 

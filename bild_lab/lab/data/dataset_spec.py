@@ -326,9 +326,9 @@ def _name_of(path: str | None, hub_id: str | None) -> str:
     """
     if not path:
         return (hub_id or "local").rpartition("/")[2]
-    place = Path(path).expanduser().resolve()
-    stem = plain_stem(place) if suffix_of(place) else place.name
-    return place.parent.name if stem.lower() in SPLIT_WORDS else stem
+    location = Path(path).expanduser().resolve()
+    stem = plain_stem(location) if suffix_of(location) else location.name
+    return location.parent.name if stem.lower() in SPLIT_WORDS else stem
 
 
 def _names(field: str, names_value: object) -> tuple[str, ...] | None:

@@ -54,11 +54,11 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
         )
     ids = [example.id for example in examples]
     if len(set(ids)) < len(ids):
-        twice = next(
-            example_id for place, example_id in enumerate(ids) if example_id in ids[:place]
+        repeated_id = next(
+            example_id for index, example_id in enumerate(ids) if example_id in ids[:index]
         )
         raise UserError(
-            f"dataset {spec.name!r} has two examples with id {twice!r}; set dataset.id_column=null"
+            f"dataset {spec.name!r} has two examples with id {repeated_id!r}; set dataset.id_column=null"
         )
     # one file may serve as two splits
     if {source for source, _ in shots} & {example.source for example in examples}:

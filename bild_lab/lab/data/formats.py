@@ -101,8 +101,10 @@ def _converted(file: Path) -> str:
 
 def _distinct(names: Sequence[str], where: str) -> None:
     """Raise UserError for a name that two columns have: only one of them could be used."""
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"{where}: two columns are called {twice[0]!r}; rename or remove one")
+    if repeated_names := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(
+            f"{where}: two columns are called {repeated_names[0]!r}; rename or remove one"
+        )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -195,7 +197,7 @@ def _arrow(file: Path) -> Iterator[tuple[str, Any]]:
             yield from _arrow_rows(
                 file,
                 arrow_file.schema,
-                (arrow_file.get_batch(at) for at in range(arrow_file.num_record_batches)),
+                (arrow_file.get_batch(index) for index in range(arrow_file.num_record_batches)),
             )
             return
         yield from _arrow_rows(file, batches.schema, batches)

@@ -99,9 +99,9 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
         if path.is_dir():
             _require_one_dataset(root, split, files)
         return files
-    if there := sorted(name for name in by_split if name is not None):
+    if split_names := sorted(name for name in by_split if name is not None):
         raise UserError(
-            f"{path} has no split {split!r}, only {', '.join(there)}; set dataset.split to one of"
+            f"{path} has no split {split!r}, only {', '.join(split_names)}; set dataset.split to one of"
             " them"
         )
     names = ", ".join(file.name for file in files[:5])
@@ -240,9 +240,9 @@ def _files_of_split(hub_id: str, listed: Sequence[str], data_dir: str, split: st
         else [path for path in splits if splits[path] == split]
     )
     if not paths_of_split:
-        there = ", ".join(sorted({name for name in splits.values() if name is not None}))
+        split_names = ", ".join(sorted({name for name in splits.values() if name is not None}))
         raise UserError(
-            f"dataset {hub_id!r} has no split {split!r} in {data_dir}, only {there}; set"
+            f"dataset {hub_id!r} has no split {split!r} in {data_dir}, only {split_names}; set"
             " dataset.split to one of them"
         )
     return [str(path) for path in paths_of_split]

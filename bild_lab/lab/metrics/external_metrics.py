@@ -69,10 +69,12 @@ def mean_of_function(
             values.append(100.0 * value)
             continue
         if not isinstance(value, Real | np.number) or not 0 <= value <= (scale or 100):
-            said = "" if scale else f"; {shown}.scale = 1 says that its numbers are from 0 to 1"
+            scale_hint = (
+                "" if scale else f"; {shown}.scale = 1 says that its numbers are from 0 to 1"
+            )
             raise UserError(
                 f"the metric {shown} must give a number from 0 to {scale or 100}, got {value!r} for"
-                f" {text!r:.60}{said}"
+                f" {text!r:.60}{scale_hint}"
             )
         numbers.append(float(value))
         values.append(100.0 * float(value) / (scale or 100))
@@ -97,16 +99,14 @@ TRIED_EXAMPLES = (
 )
 NONSENSE = "x"
 LISTS = ("list", "List", "LargeList", "Sequence")  # features that hold several references
-# metrics of `evaluate` with a tokenizer of their own: for English letters, and for words between
-# spaces
-ENGLISH_ONLY, SPACED_ONLY = (
-    ("rouge", "meteor"),
-    ("bleu", "google_bleu", "sacrebleu", "nist_mt", "ter", "wer"),
-)
+# metrics of `evaluate` whose own tokenizer takes English letters
+ENGLISH_ONLY = ("rouge", "meteor")
+# metrics of `evaluate` whose own tokenizer takes words between spaces
+SPACED_ONLY = ("bleu", "google_bleu", "sacrebleu", "nist_mt", "ter", "wer")
 
 
 def evaluate_metric(
-    asked: str, predictions: Sequence[str], references: References, writing: Writing = BY_SCRIPT
+    metric: str, predictions: Sequence[str], references: References, writing: Writing = BY_SCRIPT
 ) -> MetricSums:
     """A metric `evaluate:NAME_OR_PATH` or `evaluate:NAME_OR_PATH@KEY`, where the key names one of
     several results.
@@ -117,38 +117,34 @@ def evaluate_metric(
     resampled as such; any other is computed for every resample. Raises UserError for a metric that
     cannot be loaded, that fails, or that does not tell references from nonsense.
     """
-    place, _, key = asked.removeprefix(EVALUATE).partition("@")
-    module = _module(place)
-    _warn_of_english(asked, module.name, writing.of(references))
-    outputs, expected = [text.strip() for text in predictions], _expected(asked, module, references)
-    raw = partial(_value, asked, module, key)
+    location, _, key = metric.removeprefix(EVALUATE).partition("@")
+    module = _module(location)
+    _warn_of_english(metric, module.name, writing.of(references))
+    outputs = [text.strip() for text in predictions]
+    expected = _expected(metric, module, references)
+    raw_value = partial(_value, metric, module, key)
     tried_references = expected[:TRIED_EXAMPLES]
-    best, worst = (
-        raw(
-            [text_references[0] for text_references in references[:TRIED_EXAMPLES]],
-            tried_references,
-        ),
-        raw([NONSENSE] * len(tried_references), tried_references),
-    )
-    name, scaled = scale_of(asked, key or module.name, best, worst)
+    right_texts = [text_references[0] for text_references in references[:TRIED_EXAMPLES]]
+    best = raw_value(right_texts, tried_references)
+    worst = raw_value([NONSENSE] * len(tried_references), tried_references)
+    shown, scaled = scale_of(metric, key or module.name, best, worst)
 
     def compute(picks: Sequence[int]) -> float:
-        return scaled(raw([outputs[at] for at in picks], [expected[at] for at in picks]))
+        picked_outputs = [outputs[index] for index in picks]
+        picked_references = [expected[index] for index in picks]
+        return scaled(raw_value(picked_outputs, picked_references))
 
-    def value_of(times: np.ndarray) -> np.ndarray:
+    def value_of(counts: np.ndarray) -> np.ndarray:
         indices = np.arange(len(outputs))
         return np.apply_along_axis(
-            lambda row: compute(np.repeat(indices, row.astype(int)).tolist()), -1, times
+            lambda row: compute(np.repeat(indices, row.astype(int)).tolist()), -1, counts
         )
 
-    signature = (
-        f"evaluate:{module.name}|script:{module._hash[:12]}"
-        if getattr(module, "_hash", None)
-        else None
-    )
+    script_hash = getattr(module, "_hash", None)
+    signature = f"evaluate:{module.name}|script:{script_hash[:12]}" if script_hash else None
     if (values := _means(compute, len(outputs))) is not None:
-        return mean_metric(name, values, signature)
-    return MetricSums(name, len(outputs), value_of, None, signature)
+        return mean_metric(shown, values, signature)
+    return MetricSums(shown, len(outputs), value_of, None, signature)
 
 
 def _warn_of_english(metric: str, name: str, writing: Writing) -> None:
@@ -173,15 +169,15 @@ def script_of(name: str) -> Path | None:
 
 
 @lru_cache(maxsize=4)
-def _module(place: str) -> Any:
+def _module(location: str) -> Any:
     """The loaded metric. Raises UserError if there is none of this name."""
     import evaluate  # takes seconds
 
     try:
-        return evaluate.load(str(script_of(place) or place), keep_in_memory=True)
+        return evaluate.load(str(script_of(location) or location), keep_in_memory=True)
     except Exception as error:  # a script may raise anything
         raise UserError(
-            f"the metric {EVALUATE}{place} cannot be loaded: {' '.join(str(error).split())};"
+            f"the metric {EVALUATE}{location} cannot be loaded: {' '.join(str(error).split())};"
             f" without the hub give a folder NAME with its script NAME.py: {EVALUATE}PATH/NAME"
         ) from error
 
@@ -256,7 +252,7 @@ def _means(compute: Callable[[Sequence[int]], float], count: int) -> list[float]
     """
     for size in (min(TRIED_EXAMPLES, count), count):
         try:
-            values = np.array([compute([at]) for at in range(size)])
+            values = np.array([compute([index]) for index in range(size)])
         except UserError:  # some metrics have no value for a single text
             return None
         generator = np.random.default_rng(0)

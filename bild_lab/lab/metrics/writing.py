@@ -69,14 +69,17 @@ def require_tokenizer(name: str | None, metrics: Sequence[str]) -> None:
     if name is None:
         return
     rouge = any(metric.startswith("rouge") for metric in metrics)
-    known = (*(BLEU_TOKENIZERS if "bleu" in metrics else ()), *(ROUGE_TOKENIZERS if rouge else ()))
-    if not known:
+    known_tokenizers = (
+        *(BLEU_TOKENIZERS if "bleu" in metrics else ()),
+        *(ROUGE_TOKENIZERS if rouge else ()),
+    )
+    if not known_tokenizers:
         raise UserError(
             f"dataset.tokenize={name} is for bleu and rouge, got metric {', '.join(metrics)}; set"
             " dataset.tokenize=null"
         )
-    if name not in known:
-        names = ", ".join(dict.fromkeys(known))
+    if name not in known_tokenizers:
+        names = ", ".join(dict.fromkeys(known_tokenizers))
         raise UserError(
             f"dataset.tokenize must be one of {names} for {', '.join(metrics)}, got {name!r}"
         )

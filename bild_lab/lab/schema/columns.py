@@ -118,8 +118,11 @@ def columns_of(kind: type, prefix: str = "", path: str = "") -> Iterator[Column]
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if (key_column := field.metadata.get("column")) is not None:
-            name, place = key_column.name or f"{prefix}{field.name}", key_column.path or field.name
-            yield dataclasses.replace(key_column, name=name, path=f"{path}{place}")
+            name, attribute_path = (
+                key_column.name or f"{prefix}{field.name}",
+                key_column.path or field.name,
+            )
+            yield dataclasses.replace(key_column, name=name, path=f"{path}{attribute_path}")
         elif "prefix" in field.metadata:
             (inner,) = (
                 field_type
@@ -170,8 +173,8 @@ def from_json(kind: type[T], value: Any, where: str = "") -> T:
         return {key: from_json(get_args(kind)[1], item, f"{where}.{key}") for key, item in items}
     if origin in (Sequence, list):
         return [
-            from_json(get_args(kind)[0], item, f"{where}[{at}]")
-            for at, item in enumerate(_plain(list, value, where))
+            from_json(get_args(kind)[0], item, f"{where}[{index}]")
+            for index, item in enumerate(_plain(list, value, where))
         ]
     if issubclass(kind, Mapping):
         return kind(_plain(dict, value, where))

@@ -113,10 +113,12 @@ class MeasuredExample:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> MeasuredExample:
         """The inverse of `to_json`. Raises KeyError or TypeError if something is missing."""
-        known = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
+        known_fields = {
+            name: value for name, value in content.items() if name in cls.__dataclass_fields__
+        }
         return cls(
             **{
-                **known,
+                **known_fields,
                 "rounds": [
                     MeasuredRound.from_json(round_content) for round_content in content["rounds"]
                 ],

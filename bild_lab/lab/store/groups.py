@@ -141,7 +141,7 @@ class Group:
         positions = [
             (result, self.position(result)) for result in self.results if id(result) not in off_axis
         ]
-        return [(result, at) for result, at in positions if at is not None]
+        return [(result, position) for result, position in positions if position is not None]
 
     @property
     def off_axis(self) -> list[Result]:
@@ -176,7 +176,7 @@ class Group:
         """Whether the latencies, also a baseline's of 1, differ so much that their axis must be
         logarithmic.
         """
-        xs = [at.x for _, at in self.placed] + ([1.0] if self.relative else [])
+        xs = [position.x for _, position in self.placed] + ([1.0] if self.relative else [])
         return bool(xs) and max(xs) / min(xs) > WIDE
 
     def front(self) -> list[Result]:
@@ -243,7 +243,9 @@ class Group:
         return best_at_loss(self.results, loss)
 
     def _in_order(self, results: list[Result | None]) -> list[Result]:
-        return [result for result in self.results if any(result is other for other in results)]
+        return [
+            result for result in self.results if any(result is selected for selected in results)
+        ]
 
     def _latency(self, result: Result) -> tuple[float, float, float] | None:
         speedup = result.speedup

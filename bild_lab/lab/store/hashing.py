@@ -52,15 +52,15 @@ def data_hash(examples: Iterable[Example]) -> str:
 
 def file_hash(path: str) -> str | None:
     """The hash of a file, or of all files in a folder; None if the path does not exist."""
-    place = Path(path).expanduser()
-    if place.is_file():
-        return file_digest(place)
-    if not place.is_dir():
+    location = Path(path).expanduser()
+    if location.is_file():
+        return file_digest(location)
+    if not location.is_dir():
         return None
     files = sorted(
-        file for file in place.rglob("*") if file.is_file() and "__pycache__" not in file.parts
+        file for file in location.rglob("*") if file.is_file() and "__pycache__" not in file.parts
     )
-    return content_hash({str(file.relative_to(place)): file_digest(file) for file in files})
+    return content_hash({str(file.relative_to(location)): file_digest(file) for file in files})
 
 
 def parts_of(node: Any) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:

@@ -44,10 +44,10 @@ def shared_texts(a: Result, b: Result) -> SharedTexts:
     `dataset.limit`, and one side's cannot be read: equal ids may then belong to different texts.
     """
     if a.setting.data == b.setting.data:
-        known, why = examples_of([a, b])
-        return SharedTexts(None if known is None else _references(known), why=why)
+        examples, why = examples_of([a, b])
+        return SharedTexts(None if examples is None else _references(examples), why=why)
     sides = [examples_of([result]) for result in (a, b)]
-    if why := next((why for known, why in sides if known is None), ""):
+    if why := next((why for examples, why in sides if examples is None), ""):
         raise UserError(
             f"A and B have different data, and which examples they share cannot be checked: {why}; "
             "measure one of them again with the dataset keys of the other"

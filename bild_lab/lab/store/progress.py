@@ -18,8 +18,7 @@ from types import TracebackType
 from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from bild_lab.lab.config.command_line import this_script
@@ -51,19 +50,26 @@ class PointProgress:
         points: int = 1,
         typical_s: float | None = None,
     ):
-        self._examples, self._later, self._typical_s = examples, max(0, points - place), typical_s
-        self._done, self._started_s, self._decoding_s = 0.0, time.perf_counter(), 0.0
-        self._spoke_s, self._estimated = self._started_s, typical_s is not None
-        self._title, said = title, TextColumn("{task.fields[said]}")
-        self._bars = Bars(
-            TextColumn("{task.description}"), BarColumn(None), said, console=console, expand=True
+        self._title, self._examples = title, examples
+        self._later = max(0, points - place)
+        self._typical_s = typical_s
+        self._done = 0.0
+        self._started_s = self._decoding_s = self._spoke_s = time.perf_counter()
+        self._estimated = typical_s is not None
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(None),
+            TextColumn("{task.fields[count]}"),
+            console=console,
+            expand=True,
         )
-        self._stage = self._bars.add_task("", total=None, said="")
+        self._stage = self._bars.add_task("", total=None, count="")
         self._sweep = None
         if points > 1:
-            said = f"{place - 1}/{points}"
-            self._sweep = self._bars.add_task("sweep", total=points, completed=place - 1, said=said)
-            self._place = said
+            self._place = f"{place - 1}/{points}"
+            self._sweep = self._bars.add_task(
+                "sweep", total=points, completed=place - 1, count=self._place
+            )
         lines = Group(Text(title, no_wrap=True, overflow="ellipsis"), self._bars)
         self._live = Live(
             lines, console=console, transient=True, refresh_per_second=4, redirect_stdout=False
@@ -87,10 +93,10 @@ class PointProgress:
 
     def stage(self, name: str) -> None:
         """The point has reached this stage."""
-        total, said = (
+        total, count_text = (
             (self._examples, f"0/{self._examples}") if name.startswith(DECODING) else (None, "")
         )
-        self._bars.reset(self._stage, description=name, total=total, said=said)
+        self._bars.reset(self._stage, description=name, total=total, count=count_text)
         self._done, self._decoding_s = 0.0, time.perf_counter()
         if not console.is_terminal:
             status_line.show_later(f"{self._title}: {name} …")
@@ -102,11 +108,11 @@ class PointProgress:
         now = time.perf_counter()
         decoding_s = now - self._decoding_s
         left_s = decoding_s / self._done * max(0.0, self._examples - self._done)
-        said = f"{int(self._done + 1e-9)}/{self._examples}, {roughly(left_s)} left"
-        self._bars.update(self._stage, completed=self._done, said=said)
+        count_text = f"{int(self._done + 1e-9)}/{self._examples}, {roughly(left_s)} left"
+        self._bars.update(self._stage, completed=self._done, count=count_text)
         sweep_s = left_s + self._later * (self._typical_s or now - self._started_s + left_s)
         if self._sweep is not None:
-            self._bars.update(self._sweep, said=f"{self._place}, {roughly(sweep_s)} left")
+            self._bars.update(self._sweep, count=f"{self._place}, {roughly(sweep_s)} left")
         if not self._estimated and (self._done + 1e-9 >= 1 or decoding_s >= FIRST_S):
             self._estimated = True
             if sweep_s >= SHORT_S:
@@ -116,14 +122,14 @@ class PointProgress:
                     else ""
                 )
                 self._line(f"about {roughly(left_s)} for this point{sweep_estimate}", now=True)
-        self._line(said)
+        self._line(count_text)
 
-    def _line(self, said: str, now: bool = False) -> None:
+    def _line(self, text: str, now: bool = False) -> None:
         """A line that stays; unless it is wanted now, only where no bars are shown and none was
         printed for long.
         """
         if now or (not console.is_terminal and time.perf_counter() - self._spoke_s >= SILENCE_S):
-            console.print(f"{escape(self._title)}: {said}")
+            console.print(f"{escape(self._title)}: {text}")
             self._spoke_s = time.perf_counter()
 
 

@@ -266,9 +266,9 @@ def _read(file: Path) -> Result | None:
 def _is_whole(result: Result) -> bool:
     """Whether it has what every report needs: a damaged file may still be read."""
     setting, speedup = result.setting, result.speedup
-    known = [value for value in (speedup.value, speedup.low, speedup.high) if value is not None]
+    speedups = [value for value in (speedup.value, speedup.low, speedup.high) if value is not None]
     named = isinstance(setting.n_examples, int) and "max_new_tokens" in (setting.decoding or ())
-    return named and all(0 < value < math.inf for value in known)
+    return named and all(0 < value < math.inf for value in speedups)
 
 
 def _age(result: Result) -> tuple[str, str]:
