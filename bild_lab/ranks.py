@@ -21,14 +21,14 @@ class Ranks:
     """The processes of a training. rank: of this process, from 0. count: how many there are, by
     default one.
 
-    All processes must call every method except `first`, in the same order.
+    All processes must call every method except `is_main`, in the same order.
     """
 
     rank: int = 0
     count: int = 1
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that prints, logs and writes."""
         return self.rank == 0
 

@@ -58,7 +58,7 @@ def run(cfg: DictConfig) -> None:
     status_line.enter("reading the data")
     job, rates = finetuning_job(cfg)
     metrics = finetune(job) if len(rates) == 1 else finetune_best(job, rates)
-    if launched().first:
+    if launched().is_main:
         TrainingFolder(job.folder).write_metrics(metrics)
     best = metrics["best"]
     scored = f", {metrics['metric']} {best[metrics['metric']]:.2f} on validation" if best else ""

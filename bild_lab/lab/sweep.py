@@ -57,10 +57,10 @@ from bild_lab.lab.store.progress import (
 )
 from bild_lab.lab.store.records import Sweep
 
-BASIC = ".BasicLauncher"  # measures in this process
+IN_PROCESS_LAUNCHER = ".BasicLauncher"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# a report between points comes so seldom, and takes so much of the time at most
-LIVE_S, LIVE_SHARE = 30.0, 0.02
+LIVE_S = 30.0  # the least time between two reports between points
+LIVE_SHARE = 0.02  # the largest share of the time that these reports take
 
 
 def measure_point(cfg: DictConfig) -> float:
@@ -77,53 +77,51 @@ def measure_point(cfg: DictConfig) -> float:
             record_command(sweep.folder)
         if result is None:
             measured = True
-            # which has the imports
-            includes_imports = _place() == 1 and HydraConfig.get().launcher._target_.endswith(BASIC)
-            result = _measure(
-                point,
-                sweep,
-                time.perf_counter() - (status_line.began_s if includes_imports else begun_s),
-            )
+            # the setup of the first point in this process includes the imports
+            in_process = HydraConfig.get().launcher._target_.endswith(IN_PROCESS_LAUNCHER)
+            setup_from_s = status_line.began_s if _place() == 1 and in_process else begun_s
+            result = _measure(point, sweep, time.perf_counter() - setup_from_s)
         else:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
         sweep.forget_failure(failure_hash(cfg))
         _log(cfg, sweep, result)
-    except (
-        Exception
-    ) as error:  # any error of one point: the others still run, and the exit code shows it
+    except Exception as error:  # the other points still run, and the exit code shows it
         _record_failure(cfg, sweep, error)
         if not isinstance(error, UserError):
-            # memory may have run out; the next point loads its models again
-            load_model.cache_clear()
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-    command_progress().advance(
-        time.perf_counter() - begun_s if measured and result is not None else None
-    )
+            _free_memory()
+    measured_s = time.perf_counter() - begun_s if measured and result is not None else None
+    command_progress().advance(measured_s)
     return math.nan if result is None or result.speedup.value is None else result.speedup.value
 
 
+def _free_memory() -> None:
+    """Drop the models, as memory may have run out; the next point loads its own again."""
+    load_model.cache_clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
-    """Measure a point, showing how far it is."""
+    """Measure a point, showing how far it is, and print its numbers."""
     place, title, progress = _place(), _title(point), command_progress()
     bars = PointProgress(
         title, len(point.examples), place, progress.total or place, progress.typical_s
     )
     with bars as shown:
         result = run_point(point, sweep, setup_s=setup_s, advance=shown.advance, stage=shown.stage)
-    speedup, further_qualities = result.speedup.value, result.further_qualities.values()
-    faster = (
-        ""
-        if speedup is None
-        else f", {times(speedup)}{describe_timing_noise(result, point.measure.precision)}"
-    )
-    point_s, later = result.total_s - result.seconds["setup"], (progress.total or 0) - place
-    left = "" if later <= 0 else f"; {roughly(later * (progress.typical_s or point_s))} left"
-    scored = ", ".join(
-        f"{quality.metric} {quality.value:.2f}" for quality in (result.quality, *further_qualities)
-    )
-    console.print(f"{escape(title)}: {escape(scored)}{faster}{left}")
+    speedup = ""
+    if result.speedup.value is not None:
+        noise = describe_timing_noise(result, point.measure.precision)
+        speedup = f", {times(result.speedup.value)}{noise}"
+    points_left = (progress.total or 0) - place
+    time_left = ""
+    if points_left > 0:
+        point_s = progress.typical_s or result.total_s - result.seconds["setup"]
+        time_left = f"; {roughly(points_left * point_s)} left"
+    qualities = [result.quality, *result.further_qualities.values()]
+    scores = ", ".join(f"{quality.metric} {quality.value:.2f}" for quality in qualities)
+    console.print(f"{escape(title)}: {escape(scores)}{speedup}{time_left}")
     if result.doubt:
         console.print(f"[bold red]{escape(result.doubt)}[/bold red]: its quality says little")
     if result.environment.busy:
@@ -141,8 +139,10 @@ def describe_timing_noise(result: Result, precision: float | None) -> str:
     waited = "" if waited_s is None else f", {roughly(waited_s)} waited for other programs"
     if precision is None or noise is None:
         return waited
-    wide = "" if noise <= precision else ", not the precision that was asked for"
-    return f" ± {percent(noise, 1)} by the clock, {result.speedup.repeats} repeats{wide}{waited}"
+    too_wide = "" if noise <= precision else ", not the precision that was asked for"
+    return (
+        f" ± {percent(noise, 1)} by the clock, {result.speedup.repeats} repeats{too_wide}{waited}"
+    )
 
 
 def _place() -> int:

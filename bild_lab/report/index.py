@@ -55,7 +55,7 @@ class Run:
 
 def update_index(outputs: Path) -> None:
     """Write `index.html`. A fault is printed in a line: what was measured does not depend on it."""
-    if not launched().first:
+    if not launched().is_main:
         return
     try:
         write_index(outputs)

@@ -153,7 +153,7 @@ def align(job: Alignment) -> dict[str, Any] | None:
             provenance={"calibration": source, "dataset": asdict(dataset)},
         )
     )
-    if not launched().first:  # one process compares
+    if not launched().is_main:  # one process compares
         return None
     before, after = _compared(job, held_out)
     compared = {key: {"before": before[key], "after": after[key]} for key in before}

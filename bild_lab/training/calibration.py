@@ -128,7 +128,7 @@ def generate_calibration(
     the folder holds other answers, the disk is full or the batch does not fit into memory.
     """
     ranks, missing = launched(), []
-    if ranks.first:
+    if ranks.is_main:
         with writing(job.folder, _WHAT, _REMEDY):
             keep_plan(job.folder, "answers", job.plan, _MOVED)
         missing = [part for part in job.parts if _rows(job.file(part)) != len(part)]
@@ -141,7 +141,7 @@ def generate_calibration(
     for part in mine:
         _write_part(job, part, ranks.rank, lambda count: report(count, total))
     ranks.wait()
-    if ranks.first and not (job.folder / MANIFEST).is_file():
+    if ranks.is_main and not (job.folder / MANIFEST).is_file():
         _write_manifest(job)
     ranks.wait()
     return total

@@ -137,7 +137,7 @@ class TrainingFolder:
         with writing(place, "the checkpoint", self._remedy(), half_written=place):
             yield
             launched().wait()  # each process writes the state of its generators
-            if launched().first:
+            if launched().is_main:
                 sizes = {
                     file.name: file.stat().st_size
                     for file in sorted(place.iterdir())
@@ -151,7 +151,7 @@ class TrainingFolder:
 
         The first process writes, the others wait for it. Returns the metrics as they were written.
         """
-        if launched().first:
+        if launched().is_main:
             with self.published(self.result, "the trained model") as draft:
                 write(draft)
                 write_json(draft / METRICS, metrics)

@@ -70,7 +70,7 @@ def answers_bar() -> Iterator[Callable[[int, int], None]]:
     """A bar of the first process's answers while the block runs; the block reports (more answers,
     all to answer).
     """
-    with progress_bar(shown=launched().first) as bar:
+    with progress_bar(shown=launched().is_main) as bar:
         task = bar.add_task("answers", total=None)
         yield lambda count, total: bar.update(task, advance=count, total=total)
 

@@ -91,7 +91,7 @@ class TrainingRun:
         arguments = training_arguments(recipe, folder, self.metric, self.job.spread)
         try:
             with arguments.main_process_first(local=False):
-                if launched().first:
+                if launched().is_main:
                     folder.begin(self.identity)
             with self._within_memory(arguments):
                 objective = self.prepare(arguments)
@@ -102,7 +102,7 @@ class TrainingRun:
         with self._logs(arguments) as logs:
             callbacks = [*logs, *self.job.callbacks]
             trainer = ResumableTrainer(objective, recipe, folder, arguments, callbacks)
-            held = holding(folder.lock) if launched().first else nullcontext()
+            held = holding(folder.lock) if launched().is_main else nullcontext()
             with self._within_memory(arguments), held:
                 trainer.train(resume_from_checkpoint=None if last is None else str(last))
         metrics = {
@@ -139,7 +139,7 @@ class TrainingRun:
     @contextmanager
     def _logs(self, arguments: TrainingArguments) -> Iterator[list[TrainerCallback]]:
         """The logs on the terminal and to a tracker; only the first process has them."""
-        if not launched().first:
+        if not launched().is_main:
             yield []
             return
         with progress_bar(TextColumn("{task.fields[loss]}")) as bar:

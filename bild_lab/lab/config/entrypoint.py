@@ -67,7 +67,7 @@ def require_words(required_words: str) -> None:
     required_words: what the words say, and an example.
     """
     if not sys.argv[1:]:
-        console.quiet = not launched().first
+        console.quiet = not launched().is_main
         refuse(UserError(f"{required_words}; got no word, --help says more"))
 
 
@@ -104,7 +104,7 @@ def run_application(
         # Hydra wants its options first
         sys.argv[1:] = [*multirun[:1], *options, *map(quote_free_text, words)]
         require_no_secrets(sys.argv[1:])
-        if launched().first and all(word[:1] != "-" or word in multirun for word in sys.argv[1:]):
+        if launched().is_main and all(word[:1] != "-" or word in multirun for word in sys.argv[1:]):
             status_line.enter("reading the configuration")  # options make Hydra itself print
         main()
         sys.stdout.flush()
@@ -191,7 +191,7 @@ def refusing(config_name: str = "config") -> Iterator[None]:
     passes through it. The block loads its libraries itself, late, so that bad words of the command
     line are refused at once.
     """
-    if not launched().first:
+    if not launched().is_main:
         console.quiet = output.quiet = True
     status_line.enter("loading libraries")
     try:

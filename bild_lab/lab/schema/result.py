@@ -333,12 +333,10 @@ class Failure:
     stored_at: str = ""
 
 
-_OWN = list(columns_of(Result))
-IDENTITY = tuple(column for column in _OWN if column.path in ("point", "policy"))
+_COLUMNS = list(columns_of(Result))
+IDENTITY = tuple(column for column in _COLUMNS if column.path in ("point", "policy"))
 # the columns of `sweep.csv`, in order; those of the knobs come after the identity
-TABLE = tuple(column for column in _OWN if column.in_table)
-COLUMNS = {column.name: column for column in _OWN}
-SETTING, CERTIFICATE, COSTS, PREDICTION = (
-    tuple(column for column in TABLE if column.path.startswith(f"{group_name}."))
-    for group_name in ("setting", "certificate", "cost", "prediction")
-)
+TABLE = tuple(column for column in _COLUMNS if column.in_table)
+COLUMNS = {column.name: column for column in _COLUMNS}
+COSTS = tuple(column for column in TABLE if column.path.startswith("cost."))
+PREDICTION = tuple(column for column in TABLE if column.path.startswith("prediction."))

@@ -285,7 +285,7 @@ def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
 def train_and_report(job: FrozenJob) -> None:
     """Train, write metrics.json, and print where the module is and how good it is."""
     metrics = train_beside_frozen(job)
-    if launched().first:
+    if launched().is_main:
         TrainingFolder(job.folder).write_metrics(metrics)
     best, scores = metrics["best"], ""
     if best is not None:
