@@ -42,7 +42,7 @@ def existing_path(text: str, folder: Path) -> Path | None:
 TOY = Path(__file__).parent / "toy"  # the toy pair and its corpus, which `make toy` makes
 
 
-def shipped(path: str) -> str:
+def shipped_folder(path: str) -> str:
     """The folder of `toy:large`, `toy:small` or `toy:corpus`, which the package holds; any other
     path as it is.
 
@@ -75,7 +75,7 @@ def _pins(file: Path) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
     return yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader)  # every value as text
 
 
-LARGE = 64 * 2**20  # bytes; of files from this size on the hash is remembered
+LARGE_BYTES = 64 * 2**20  # bytes; of files from this size on the hash is remembered
 
 
 def file_digest(file: Path) -> str:
@@ -86,7 +86,7 @@ def file_digest(file: Path) -> str:
     back.
     """
     status, location = file.stat(), str(file.resolve())
-    if status.st_size < LARGE:
+    if status.st_size < LARGE_BYTES:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     facts = [location, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     remembered = (

@@ -216,7 +216,7 @@ def job_identity(job: FinetuningJob) -> dict[str, Any]:
         "metric": job.metric,
         "training examples": data_hash(job.train),
         "validation examples": data_hash(job.validation),
-        **({} if job.fitting.usual(job.metric) else {"writing": asdict(job.fitting)}),
+        **({} if job.fitting.reads_like_english(job.metric) else {"writing": asdict(job.fitting)}),
         **({"dataset.cut": sorted(job.cut)} if job.cut else {}),
         **({} if job.teacher is None else {"teacher": job.teacher.fingerprint}),
         **job.teaching.identity,

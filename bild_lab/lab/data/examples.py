@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bild_lab.errors import UserError, require_unicode
-from bild_lab.files import shipped
+from bild_lab.files import shipped_folder
 from bild_lab.lab.data.conversations import (
     SYSTEM,
     conversation,
@@ -110,7 +110,7 @@ def _rows(spec: DatasetSpec) -> Iterator[tuple[str, Row]]:
     split = canonical_split(spec.split)
     if spec.path:
         folders = [name for name in (spec.hub_data_dir, spec.hub_config) if name]
-        return local_rows(Path(shipped(spec.path)).expanduser(), split, folders)
+        return local_rows(Path(shipped_folder(spec.path)).expanduser(), split, folders)
     return hub_rows(
         spec.hub_id,
         split,

@@ -114,7 +114,7 @@ class Writing:
             else replace(self, kind=kind_of_language(self.language) or kind_of_texts(references))
         )
 
-    def usual(self, metric: str) -> bool:
+    def reads_like_english(self, metric: str) -> bool:
         """Whether a metric reads these texts as it reads English."""
         if metric == "numeric":
             return not self.decimal_comma

@@ -61,14 +61,14 @@ class Sweep:
         config_yaml: str,
         result: Result,
         examples: Iterable[MeasuredExample],
-        beside: bool = False,
+        keep_both: bool = False,
         **further_files: Any,
     ) -> Path:
         """Store a finished point atomically. others: further files, as JSON, by their names.
         Returns its folder.
 
         If another process has stored the point meanwhile, that one is kept and this one dropped;
-        beside=True stores both. A stored point is never changed or removed.
+        keep_both=True stores both. A stored point is never changed or removed.
         """
         self.points.mkdir(parents=True, exist_ok=True)
         content = replace(result, stored_at=self._stamp()).to_json()
@@ -83,7 +83,7 @@ class Sweep:
                 for name, file_content in further_files.items()
             },
         }
-        return self._publish(point, {name: text.encode() for name, text in files.items()}, beside)
+        return self._publish(point, {name: text.encode() for name, text in files.items()}, keep_both)
 
     def adopt(self, result: Result) -> bool:
         """Copy another sweep's point here, whole or not at all.
@@ -95,7 +95,7 @@ class Sweep:
             return False
         self.points.mkdir(parents=True, exist_ok=True)
         files = {file.name: file.read_bytes() for file in sorted(result.folder.iterdir())}
-        self._publish(result.point, files, beside=True)
+        self._publish(result.point, files, keep_both=True)
         return True
 
     def write_failure(self, failure: Failure, config_yaml: str) -> Path:
@@ -211,7 +211,7 @@ class Sweep:
         write_atomically(file, stamp.encode())
         return stamp
 
-    def _publish(self, point: str, files: dict[str, bytes], beside: bool) -> Path:
+    def _publish(self, point: str, files: dict[str, bytes], keep_both: bool) -> Path:
         draft = self.points / f".{point}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
         draft.mkdir()
         try:
@@ -226,7 +226,7 @@ class Sweep:
                 if _moved(draft, final):
                     sync_folder(self.points)
                     return final
-                if not beside and _read(final / RESULT) is not None:
+                if not keep_both and _read(final / RESULT) is not None:
                     return final
         finally:
             # it is gone already unless something went wrong

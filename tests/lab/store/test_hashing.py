@@ -69,7 +69,7 @@ def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "file_digest",
         lambda stream, kind: read.append(Path(stream.name).name) or own(stream, kind),
     )
-    monkeypatch.setattr(files, "LARGE", 4)
+    monkeypatch.setattr(files, "LARGE_BYTES", 4)
     monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / "cache"))
     return read
 
