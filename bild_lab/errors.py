@@ -22,8 +22,8 @@ def require_flag(key: str, value: object) -> None:
 def require_whole(
     key: str, value: object, minimum: int, maximum: int | None = None, remedy: str = ""
 ) -> None:
-    """Raise UserError unless the value is an integer of at least `minimum`, and at most `most` where
-    that is given.
+    """Raise UserError unless the value is an integer from `minimum` on, up to `maximum` where that is
+    given.
 
     remedy: what to do instead, for the end of the message.
     """
@@ -43,10 +43,9 @@ def require_whole(
 def require_number(
     key: str, value: object, minimum: float, maximum: float, above: bool = False, remedy: str = ""
 ) -> None:
-    """Raise UserError unless the value is a number from `minimum` to `most`; above: `minimum` itself is
-    not allowed.
+    """Raise UserError unless the value is a number from `minimum` to `maximum`.
 
-    remedy: what a value does, for the end of the message.
+    above: the value must be greater than `minimum`. remedy: what a value does, for the end of the message.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not minimum <= value <= maximum or (above and value == minimum):
@@ -57,9 +56,10 @@ def require_number(
 def require_finite(
     key: str, value: object, minimum: float = -math.inf, above: bool = False, remedy: str = ""
 ) -> None:
-    """Raise UserError unless the value is a finite number of at least `minimum`; above:
+    """Raise UserError unless the value is a finite number of at least `minimum`.
 
-    `minimum` itself is not allowed.
+    above: the value must be greater than `minimum`. remedy: what to do instead, for the end of the
+    message.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < minimum or (above and value == minimum):
@@ -70,8 +70,8 @@ def require_finite(
 
 
 def did_you_mean(word: object, choices: Iterable[object]) -> str:
-    """`did you mean bild?`, of the known word that is most similar, in whatever case; empty if none
-    is similar.
+    """`did you mean bild?` names the most similar choice, in whatever case; empty if none is
+    similar.
     """
     words = {str(known_word).lower(): str(known_word) for known_word in choices}
     near = difflib.get_close_matches(str(word).lower(), words, n=1, cutoff=0.5)
@@ -79,7 +79,7 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
 
 
 def suggestion(word: object, choices: Iterable[object]) -> str:
-    """The same for the end of a message: `; did you mean bild?`."""
+    """The words of `did_you_mean` for the end of a message: `; did you mean bild?`."""
     meant = did_you_mean(word, choices)
     return meant and f"; {meant}"
 

@@ -68,7 +68,7 @@ def swept_values(config: DictConfig) -> list[list[str]] | None:
         f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()
     ]
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    # of a key that is given twice, the last counts
+    # where a key is given twice, the last override counts
     last_override = {
         override.get_key_element(): override
         for override in parser.parse_overrides([*sweeper_overrides, *config.hydra.overrides.task])

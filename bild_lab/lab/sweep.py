@@ -315,7 +315,7 @@ class SweepCallback(Callback):
             self._report(sweep)
         except Exception as error:  # Hydra turns exceptions of callbacks into warnings
             status_line.leave()
-            # of bad input or a full disk, the message says all
+            # bad input or a full disk needs no traceback
             if not isinstance(error, UserError | OSError):
                 traceback.print_exc()
             console.print(

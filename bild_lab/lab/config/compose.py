@@ -36,10 +36,9 @@ from bild_lab.lab.config.schemas import SCHEMAS, ReportSpec
 
 # Hydra 1.4 and its OmegaConf
 HYDRA_1_4 = "execution_whitelist" in inspect.signature(hydra.main).parameters
-HYDRA_VERSION = (
-    {} if HYDRA_1_4 else {"version_base": "1.3"}
-)  # which Hydra 1.4 deprecates, and 1.3 wants
-# what Hydra keeps of the application that runs
+# Hydra 1.3 wants its version base, and 1.4 deprecates it
+HYDRA_VERSION = {} if HYDRA_1_4 else {"version_base": "1.3"}
+# singletons in which Hydra keeps the application that runs
 APPLICATION = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)
 HYDRA_LOCK = RLock()  # Hydra has one application in a process
 # the callback; all other parts are built by ourselves
@@ -93,8 +92,9 @@ def compose_config(overrides: list[str], name: str = "config") -> DictConfig:
 
 
 def _composed(overrides: list[str], name: str, loader: ConfigLoader | None) -> DictConfig:
-    """As Hydra composes it, in a tenth of the time where only values differ from a configuration
-    composed before.
+    """The configuration as Hydra composes it.
+
+    It takes a tenth of the time where only values differ from a configuration composed before.
 
     Hydra sets values after it has merged the files of all groups, so the merged files are kept.
     loader: the running command's, which reads its files once; None outside of our commands.
@@ -243,7 +243,7 @@ def resolved_policy(policy: DictConfig) -> dict[str, Any]:
     try:
         values = OmegaConf.to_container(policy, resolve=True)
     except OmegaConfBaseException as error:
-        if isinstance(error.__cause__, UserError):  # of a policy that this one is composed of
+        if isinstance(error.__cause__, UserError):  # from a policy that this one is composed of
             raise error.__cause__ from error
         raise UserError(f"policy {policy.get('name')}: {str(error).splitlines()[0]}") from error
     return values

@@ -323,7 +323,7 @@ def unknown_choice(choice: str, options: list[str]) -> str:
 def known_keys(config_name: str) -> list[str]:
     """Every dotted key of the configuration, with the chosen policy, dataset and so on."""
     config = compose_config([], config_name)
-    # of several policies to sweep over, take the first
+    # a sweep over several policies takes the first
     group_choices = [match for word in sys.argv[1:] if (match := re.match(r"(\w+)=\w+", word))]
     groups = [match[0] for match in group_choices if OmegaConf.is_dict(config.get(match[1]))]
     with suppress(HydraException):  # the choice does not exist either

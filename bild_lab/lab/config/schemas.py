@@ -34,7 +34,7 @@ MOST_TOKENS = 2**20
 TOY, TOY_MODELS = "toy", "toy:"  # the default pair, and how its models' names begin
 WEIGHTS = (8, 4, "gguf", None)  # their bits; a GGUF file's own blocks; as in the precision
 PICTURE_KINDS = ("png", "pdf")  # the files of a picture, unless a command names others
-# of conf/config.yaml
+# the keys of conf/config.yaml
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()
 
 

@@ -177,7 +177,7 @@ class DatasetSpec:
 
     def _require_task(self) -> None:
         _require(self.split, "split must name a split (train, validation, test), got an empty one")
-        # of a path, the columns that there are can be named when it is read
+        # reading a path shows its columns, which the message can then name
         _require(
             self.source_column or self.path,
             "source_column must name the column to decode from, got none",

@@ -34,7 +34,7 @@ from bild_lab.lab.metrics.text_metrics import needs_references
 log = logging.getLogger(__name__)
 # SPEED-Bench has this instead of texts it may not distribute
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"
-NAME = r"[A-Za-z_][\w.]*"  # of a column in a template's braces
+NAME = r"[A-Za-z_][\w.]*"  # a column in a template's braces
 
 
 def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example, ...]:

@@ -52,7 +52,9 @@ def mean_of_function(
     references: References,
     writing: Writing,
 ) -> MetricSums:
-    """Of a user's function, on a scale of 100. scale: that of its numbers; None: not said, so 100.
+    """The mean of a user's function over texts, on a scale of 100.
+
+    scale: the scale of its numbers; None: its author did not say, so 100.
 
     Raises UserError where it fails, or gives no number of its scale.
     """

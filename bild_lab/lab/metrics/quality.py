@@ -25,10 +25,11 @@ from bild_lab.lab.metrics.text_metrics import (
 from bild_lab.lab.metrics.writing import BY_SCRIPT, References, Writing, last_number
 from bild_lab.lab.schema.numbers import Quality
 
-NO_REFERENCE = ("",)  # of a metric of tokens
+NO_REFERENCE = ("",)  # what a metric of tokens gets
 NUMERIC = "numeric"
-NEEDS_WORDS = ("bleu", "chrf", "ter", "rouge", *ROUGE)  # of which an empty reference has none
-# how many tokens each text has, and the log-probability that the target gives them; of two systems
+NEEDS_WORDS = ("bleu", "chrf", "ter", "rouge", *ROUGE)  # an empty reference has none
+# the number of tokens of each text, and the log-probability that the target gives them; for the
+# method and for the baseline
 Tokens = tuple[Sequence[tuple[int, float | None]] | None, Sequence[tuple[int, float | None]] | None]
 
 
@@ -71,34 +72,30 @@ class Scoring:
     writing: Writing = BY_SCRIPT
 
     def fitted(self, references: References) -> Scoring:
-        """To these references, of all examples. Raises UserError, before a text is decoded, where a
-        metric cannot fit.
+        """The scoring for these references of all examples.
+
+        Raises UserError, before a text is decoded, where a metric cannot fit.
 
         Every example must have references that the metric can use, and each metric is called once,
         on a reference.
         """
-        judging = [metric for metric in self.metrics if needs_references(metric)]
-        if not judging:
+        metrics = [metric for metric in self.metrics if needs_references(metric)]
+        if not metrics:
             return self
         fitting = replace(self, writing=self.writing.of(references))
-        for metric in judging:
+        for metric in metrics:
             require_references(metric, references, fitting.writing)
             if metric == PASS_AT_1:
                 require_permission(self.run_code)
                 require_programs(references)
             else:
-                require_metric_works(
-                    metric,
-                    tuple(
-                        tuple(example_references)
-                        for example_references in references[:TRIED_EXAMPLES]
-                    ),
-                    fitting.writing,
-                )
+                tried_references = tuple(map(tuple, references[:TRIED_EXAMPLES]))
+                require_metric_works(metric, tried_references, fitting.writing)
         return fitting
 
     @property
     def lead(self) -> str:
+        """The metric that tables and figures show."""
         return self.metrics[0]
 
     def score_outputs(
@@ -111,7 +108,7 @@ class Scoring:
     ) -> Mapping[str, MetricScore]:
         """Every metric of the outputs, and the paired difference from the baseline's.
 
-        tokens: of the predictions and of the baseline's, for metrics of tokens.
+        tokens: those of the predictions and of the baseline's texts, for metrics of tokens.
         """
         scores = {}
         for metric in self.metrics:
@@ -208,7 +205,7 @@ def score_with_baseline(
     measured = metric_sums(metric, predictions, references, run_code, writing)
     if baseline is None:
         return _metric_score(measured, None, seed)
-    same = list(baseline) == list(predictions)  # as those of a lossless policy
+    same = list(baseline) == list(predictions)  # a lossless policy has the baseline's texts
     return _metric_score(
         measured,
         measured if same else metric_sums(metric, baseline, references, run_code, writing),
@@ -219,7 +216,7 @@ def score_with_baseline(
 def score_values(
     metric: str, values: Sequence[float], baseline: Sequence[float] | None = None, *, seed: int = 0
 ) -> MetricScore:
-    """The same from the values of single examples, as they were stored. metric: as shown."""
+    """`score_with_baseline` from the stored values of single examples. metric: its shown name."""
     return _metric_score(
         mean_metric(metric, values),
         None if baseline is None else mean_metric(metric, baseline),
@@ -243,57 +240,56 @@ def score_pool(
     pool: texts, each with its own references. systems, baseline: for each example, which text of
     the pool it gets. Systems with the same texts share their intervals.
     """
-    pool_measure = metric_sums(metric, pool, references, run_code, writing)
-    baseline_values = pool_measure.value(baseline), pool_measure.resampled(seed, baseline)
+    sums = metric_sums(metric, pool, references, run_code, writing)
+    baseline_value, baseline_resampled = sums.value(baseline), sums.resampled(seed, baseline)
     scores: dict[tuple[int, ...], tuple[Quality, Difference]] = {}
     for picks in map(tuple, systems):
-        if picks not in scores:
-            value, values = pool_measure.value(picks), pool_measure.resampled(seed, picks)
-            low, high = central_interval(values)
-            scored = Quality(metric=pool_measure.metric, value=value, low=low, high=high)
-            scores[picks] = (
-                scored,
-                _difference(pool_measure.metric, (value, values), baseline_values),
-            )
+        if picks in scores:
+            continue
+        value, resampled = sums.value(picks), sums.resampled(seed, picks)
+        low, high = central_interval(resampled)
+        quality = Quality(metric=sums.metric, value=value, low=low, high=high)
+        difference = _difference(sums.metric, value - baseline_value, resampled, baseline_resampled)
+        scores[picks] = quality, difference
     return [scores[tuple(picks)] for picks in systems]
 
 
 def _metric_score(method: MetricSums, baseline: MetricSums | None, seed: int) -> MetricScore:
-    value, values = method.value(), method.resampled(seed)
-    signature = (
-        f"{method.signature}|bs:{method.resamples}|seed:{seed}" if method.signature else None
-    )
-    low, high = central_interval(values)
-    scored = Quality(metric=method.metric, value=value, low=low, high=high, signature=signature)
+    value, resampled = method.value(), method.resampled(seed)
+    signature = None
+    if method.signature:
+        signature = f"{method.signature}|bs:{method.resamples}|seed:{seed}"
+    low, high = central_interval(resampled)
+    quality = Quality(metric=method.metric, value=value, low=low, high=high, signature=signature)
     if baseline is None:
-        return MetricScore(scored, None, method.per_example)
+        return MetricScore(quality, None, method.per_example)
     baseline_value = baseline.value()
     difference = _difference(
-        method.metric, (value, values), (baseline_value, baseline.resampled(seed))
+        method.metric, value - baseline_value, resampled, baseline.resampled(seed)
     )
-    ends = {
-        "difference_low": difference.low,
-        "difference_high": difference.high,
-        "p_value": difference.p_value,
-    }
-    return MetricScore(
-        replace(scored, baseline=baseline_value, difference=difference.value, **ends),
-        difference,
-        method.per_example,
+    compared_quality = replace(
+        quality,
+        baseline=baseline_value,
+        difference=difference.value,
+        difference_low=difference.low,
+        difference_high=difference.high,
+        p_value=difference.p_value,
     )
+    return MetricScore(compared_quality, difference, method.per_example)
 
 
 def _difference(
-    metric: str, method_values: tuple[float, np.ndarray], baseline_values: tuple[float, np.ndarray]
+    metric: str,
+    difference: float,
+    resampled: Float[np.ndarray, " resamples"],
+    baseline_resampled: Float[np.ndarray, " resamples"],
 ) -> Difference:
-    """method_values, baseline_values: a value, and those of resamples."""
+    """The difference of two systems with its interval, from both systems' values of resamples."""
     # one may be a mean where the other is not; their first draws are the same
-    count = min(len(method_values[1]), len(baseline_values[1]))
-    value, differences = (
-        method_values[0] - baseline_values[0],
-        method_values[1][:count] - baseline_values[1][:count],
-    )
-    return Difference(metric, value, *central_interval(differences), p_value(differences, value))
+    count = min(len(resampled), len(baseline_resampled))
+    differences = resampled[:count] - baseline_resampled[:count]
+    low, high = central_interval(differences)
+    return Difference(metric, difference, low, high, p_value(differences, difference))
 
 
 def metric_sums(

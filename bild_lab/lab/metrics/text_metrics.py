@@ -45,7 +45,7 @@ AGREEMENT, PASS_AT_1, LOG_PROBABILITY, LENGTH = (
 )
 ROUGE = ("rougeL", "rouge1", "rouge2", "rougeLsum")
 
-Options = tuple[tuple[str, Any], ...]  # of a class of sacrebleu, by name
+Options = tuple[tuple[str, Any], ...]  # the arguments of a class of sacrebleu, by name
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Metric:
     def of(
         self, predictions: Sequence[str], references: References, writing: Writing = BY_SCRIPT
     ) -> MetricSums:
-        """Of these outputs."""
+        """The metric's sums over these outputs."""
         fitting = writing if self.of_tokens is not None else writing.of(references)
         measured = self.measure(self.shown, predictions, references, fitting)
         if self.higher_is_better:

@@ -1,4 +1,4 @@
-"""How references are written: which tokenizer a metric of words takes, and how numbers are written.
+"""How texts are read by the language that they are written in: their words, sentences and numbers.
 
 English is cut into words as published numbers were: BLEU by 13a, ROUGE by Google's tokenizer, which
 drops every letter but a to z. Other languages with spaces keep 13a for BLEU, and for ROUGE take
@@ -48,9 +48,10 @@ DECIMAL_COMMA = frozenset(
     " pt ro ru sk sl sq sr sv tr uk uz vi".split()
 )
 
-# of the letters: such texts are of that language, Latin names and numbers included
+# from this share of the letters on a text is of that language, Latin names and numbers included
 MANY_UNSPACED = 0.1
-MANY_ACCENTED = 0.005  # of the letters; English has fewer, German four times as many
+# above this share of the letters a text is not English, which has fewer; German has four times as many
+MANY_ACCENTED = 0.005
 _COUNTED = {
     "letters": r"\p{L}",
     "accented": r"[^\P{L}\x00-\x7f]",
@@ -97,9 +98,8 @@ def require_language(code: str | None) -> None:
 class Writing:
     """What decides how the texts of a metric are read.
 
-    tokenize: `dataset.tokenize`, for the metrics that know it. language: of the references; None:
-    by their script.
-    kind: of their text, known after `of`.
+    tokenize: `dataset.tokenize`, for the metrics that know it. language: the references' language;
+    None: their script decides. kind: the kind of their text, known after `of`.
     """
 
     tokenize: str | None = None
@@ -107,12 +107,10 @@ class Writing:
     kind: str | None = None
 
     def of(self, references: References) -> Writing:
-        """With the kind of these references, unless it is known."""
-        return (
-            self
-            if self.kind
-            else replace(self, kind=kind_of_language(self.language) or kind_of_texts(references))
-        )
+        """The writing with the kind of these references, unless its kind is known."""
+        if self.kind:
+            return self
+        return replace(self, kind=kind_of_language(self.language) or kind_of_texts(references))
 
     def reads_like_english(self, metric: str) -> bool:
         """Whether a metric reads these texts as it reads English."""
@@ -144,7 +142,7 @@ def _language_alone(code: str) -> str:
     return code.lower().replace("-", "_").partition("_")[0]
 
 
-BY_SCRIPT = Writing()  # of nothing but the references
+BY_SCRIPT = Writing()  # the references alone decide
 
 
 def kind_of_language(code: str | None) -> str | None:
@@ -182,7 +180,7 @@ def sacrebleus_tokenizer(name: str) -> Callable[[str], str]:
 
     try:
         return BLEU(tokenize=name).tokenizer
-    except Exception as error:  # of the package, its dictionary or a download
+    except Exception as error:  # the package, its dictionary or a download fails
         remedy = _INSTALL.get(name, "see whether its model can be downloaded")
         missing = name in _INSTALL and isinstance(error, RuntimeError)
         reason = "it is not installed" if missing else " ".join(str(error).split())
@@ -216,11 +214,11 @@ class WordTokenizer:
 
 
 def rouge_tokenizer(name: str) -> Any:
-    """None for Google's own."""
+    """The tokenizer that `rouge_score` takes; None for Google's own."""
     return None if name == ASCII else WordTokenizer(name)
 
 
-# whose full stop ends no sentence, where NLTK's own list of 156 is not installed
+# words whose full stop ends no sentence, where NLTK's own list of 156 is not installed
 ABBREVIATIONS = frozenset(
     "mr mrs ms dr prof st jr sr gen col lt sgt capt rev hon gov sen rep vs inc ltd co corp jan feb"
     " mar apr jun jul aug sept oct nov dec u.s u.k u.n d.c p.m a.m e.g i.e ph.d".split()
@@ -264,8 +262,9 @@ def _splitter() -> tuple[PunktSentenceTokenizer, str]:
 
 # minus and plus of typesetting
 _SIGNS = {"\u2212": "-", "\ufe63": "-", "\uff0d": "-", "\uff0b": "+"}
-_MARKS = {"\uff0c": ",", "\uff0e": ".", "\u066b": ".", "\u066c": "_"}  # full-width and Arabic ones
-# that group digits, and never part words from words
+# full-width and Arabic marks
+_MARKS = {"\uff0c": ",", "\uff0e": ".", "\u066b": ".", "\u066c": "_"}
+# spaces that group digits, and never part words from words
 _SPACES = dict.fromkeys("\u00a0\u2007\u2009\u202f", "_")
 _APOSTROPHES = dict.fromkeys("'\u2019", "_")
 _PLAIN = str.maketrans({**_SIGNS, **_MARKS, **_SPACES, **_APOSTROPHES})
@@ -274,10 +273,10 @@ _SIGN = r"(?:(?<!\d)[-+])?"
 # thousands by "_", which stands for a space that does not break, an apostrophe or ٬; before either
 # mark of decimals
 _GROUPED = r"\d{1,3}(?:_\d{3})+(?!\d)(?:[.,]\d+)?"
-# what is clear in any language: point and comma together, the same mark twice
+# numbers that are clear in any language: point and comma together, the same mark twice
 _POINTS = r"[1-9]\d{0,2}(?:\.\d{3})+,\d+(?!\.?\d)|[1-9]\d{0,2}(?:\.\d{3}){2,}(?!\.?\d)"
 _COMMAS = r"[1-9]\d{0,2}(?:,\d{3})+\.\d+(?!,?\d)|[1-9]\d{0,2}(?:,\d{3}){2,}(?!,?\d)"
-_ONE_POINT = r"(?:0\.\d+|\d+\.(?:\d{1,2}|\d{4,}))(?!\d)"  # which groups no thousands
+_ONE_POINT = r"(?:0\.\d+|\d+\.(?:\d{1,2}|\d{4,}))(?!\d)"  # a point that groups no thousands
 _POINT_DECIMALS = r"(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)"
 _COMMA_DECIMALS = (
     r"(?:[1-9]\d{0,2}(?:\.\d{3})+(?!\d)|[1-9]\d{0,2}(?: \d{3})+(?!\d)|\d+)?(?:,\d+)?(?<=\d)"

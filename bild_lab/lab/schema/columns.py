@@ -117,19 +117,15 @@ def columns_of(kind: type, prefix: str = "", path: str = "") -> Iterator[Column]
         yield dataclasses.replace(key_column, path=f"{path}{key_column.name}")
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        if (key_column := field.metadata.get("column")) is not None:
-            name, attribute_path = (
-                key_column.name or f"{prefix}{field.name}",
-                key_column.path or field.name,
-            )
-            yield dataclasses.replace(key_column, name=name, path=f"{path}{attribute_path}")
+        if (field_column := field.metadata.get("column")) is not None:
+            name = field_column.name or f"{prefix}{field.name}"
+            attribute_path = field_column.path or field.name
+            yield dataclasses.replace(field_column, name=name, path=f"{path}{attribute_path}")
         elif "prefix" in field.metadata:
-            (inner,) = (
-                field_type
-                for field_type in get_args(hints[field.name]) or [hints[field.name]]
-                if field_type is not NoneType
-            )
-            yield from columns_of(inner, field.metadata["prefix"], f"{path}{field.name}.")
+            hint = hints[field.name]
+            members = get_args(hint) or [hint]
+            (group_type,) = (member for member in members if member is not NoneType)
+            yield from columns_of(group_type, field.metadata["prefix"], f"{path}{field.name}.")
 
 
 T = TypeVar("T")

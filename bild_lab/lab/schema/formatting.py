@@ -96,9 +96,7 @@ def knob_label(result: Any, knobs: Sequence[str], separator: str = ", ") -> str:
     of its own is no faster way to decode the target's, so their precision is always named.
     """
     words = [f"{knob} {knob_value(result.knobs[knob])}" for knob in knobs if knob in result.knobs]
-    weight_precision = getattr(
-        result, "own_weights", None
-    )  # which results have, and points and failures do not
+    weight_precision = getattr(result, "own_weights", None)  # points and failures have none
     return separator.join(
         words if weight_precision is None else [*words, f"weights in {weight_precision}"]
     )

@@ -89,7 +89,7 @@ class Setting(Record):
     )
 
     def get(self, key: str, default: Any = None) -> Any:
-        return super().get(key, 1 if key == "batch" else default)  # which only batches have
+        return super().get(key, 1 if key == "batch" else default)  # only batches store their size
 
     @property
     def temperature(self) -> float:

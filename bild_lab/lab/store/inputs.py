@@ -21,7 +21,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.hashing import data_hash
 from bild_lab.lab.store.records import CONFIG
 
-Key = tuple[str, int]  # of an example: its id and turn
+Key = tuple[str, int]  # an example's id and turn
 
 
 @dataclass(frozen=True)

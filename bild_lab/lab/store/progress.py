@@ -26,8 +26,10 @@ from bild_lab.lab.config.console import SILENCE_S, console, status_line
 
 # the stage whose examples are counted; those of further repeats begin with it
 DECODING = "decoding"
-# of decoding before the first estimate, if no text is complete; left, not worth a line
-FIRST_S, SHORT_S = 20.0, 10.0
+# seconds of decoding before the first estimate, if no text is complete
+FIRST_S = 20.0
+# a shorter estimate is not worth a line
+SHORT_S = 10.0
 
 
 class PointProgress:

@@ -83,7 +83,9 @@ class Sweep:
                 for name, file_content in further_files.items()
             },
         }
-        return self._publish(point, {name: text.encode() for name, text in files.items()}, keep_both)
+        return self._publish(
+            point, {name: text.encode() for name, text in files.items()}, keep_both
+        )
 
     def adopt(self, result: Result) -> bool:
         """Copy another sweep's point here, whole or not at all.
@@ -128,7 +130,7 @@ class Sweep:
         return list(newest.values())
 
     def finished(self) -> list[Result]:
-        """The same of a folder that must have some: raises UserError without."""
+        """The results of a folder that must have some. Raises UserError if it has none."""
         if not (results := self.results()):
             raise UserError(
                 f"{self.folder} has no finished points; give the folder of a sweep, outputs/NAME"
@@ -257,7 +259,7 @@ def _read(file: Path) -> Result | None:
     try:
         result = Result.from_json(json.loads(file.read_bytes()), file.parent)
         return result if _is_whole(result) else None
-    except UserError:  # of a newer version: do not measure it again
+    except UserError:  # a newer version wrote it: do not measure it again
         raise
     except (OSError, ValueError):
         return None
