@@ -121,8 +121,13 @@ def _rows(spec: DatasetSpec) -> Iterator[tuple[str, Row]]:
 
 
 def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) -> Iterator[Example]:
-    """shots: what every prompt begins with."""
-    split, unanswered, instructed, lacking = canonical_split(spec.split), 0, 0, list[str]()
+    """The examples of these rows; rows without a source or an answered question are left out.
+
+    shots: the text that every prompt begins with.
+    """
+    split = canonical_split(spec.split)
+    unanswered = instructed = 0
+    without_source: list[str] = []
     for index, (where, row) in enumerate(rows):
         answers: list[str] = []
         if (messages := messages_of(spec, where, row)) is not None:
@@ -132,66 +137,72 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
                 continue
             instructed += messages[0][0] in SYSTEM
         elif _lacks_source(spec, row):
-            lacking.append(where)
+            without_source.append(where)
             continue
         else:
             turns = _turns(spec, where, row)
-        source, around = _question(spec, where, row, turns[0])
-        around = (shots + around[0], *around[1:])
-        question = turns[0].join(around)
-        own_id, category = _optional(row, spec.id_column), _optional(row, spec.category_column)
-        example = Example(
-            id=f"{split}-{index}" if own_id is None else str(own_id),
-            source=source,
-            prompt=question,
-            references=tuple(answers[:1]) if answers else _references(spec, where, row),
-            category=None if category is None else str(category),
-        )
-        texts = (
-            question,
-            *turns,
-            *answers,
-            *example.references,
-            example.id,
-            example.category or "",
-        )
-        require_unicode(where, *texts)
-        for number, template in enumerate(spec.templates, start=1):
-            templated_example = (
-                example
-                if len(spec.templates) == 1
-                else replace(example, id=f"{example.id}@{number}")
-            )
-            first_turn, *later_turns = conversation(
-                templated_example, [question, *turns[1:]], template
-            )
-            source_prompt = SourcePrompt(
-                turns[0], inserted(template.first_turn.split("{question}"), around)
-            )
-            asked_turns = [replace(first_turn, prompt=source_prompt), *later_turns]
-            for turn, answer in zip(asked_turns, answers or [None] * len(asked_turns), strict=True):
-                yield (
-                    turn
-                    if answer is None or not spec.reference_column
-                    else replace(turn, references=(answer,))
-                )
+        yield from _row_examples(spec, where, row, f"{split}-{index}", turns, answers, shots)
     if instructed:
         log.warning(
             "%s: %d conversations begin with a system message; it stands before their first"
             " question",
-            *(spec.name, instructed),
+            spec.name,
+            instructed,
         )
     if unanswered:
         log.warning(
             "%s: %d conversations without an answered question are left out", spec.name, unanswered
         )
-    if lacking:
+    if without_source:
         log.warning(
             "%s: rows without a source are left out, %d of them, first %s",
             spec.name,
-            len(lacking),
-            lacking[0],
+            len(without_source),
+            without_source[0],
         )
+
+
+def _row_examples(
+    spec: DatasetSpec,
+    where: str,
+    row: Row,
+    default_id: str,
+    turns: Sequence[str],
+    answers: Sequence[str],
+    shots: str,
+) -> Iterator[Example]:
+    """The examples of one row: each of its turns with each template.
+
+    answers: the conversation's own answer to each turn, where these are used; else none.
+    """
+    source, around = _question(spec, where, row, turns[0])
+    around = (shots + around[0], *around[1:])
+    question = turns[0].join(around)
+    row_id, category = _optional(row, spec.id_column), _optional(row, spec.category_column)
+    example = Example(
+        id=default_id if row_id is None else str(row_id),
+        source=source,
+        prompt=question,
+        references=tuple(answers[:1]) if answers else _references(spec, where, row),
+        category=None if category is None else str(category),
+    )
+    texts = [question, *turns, *answers, *example.references, example.id, example.category or ""]
+    require_unicode(where, *texts)
+    for number, template in enumerate(spec.templates, start=1):
+        if len(spec.templates) > 1:
+            templated_example = replace(example, id=f"{example.id}@{number}")
+        else:
+            templated_example = example
+        first_turn, *later_turns = conversation(templated_example, [question, *turns[1:]], template)
+        source_prompt = SourcePrompt(
+            turns[0], inserted(template.first_turn.split("{question}"), around)
+        )
+        turn_examples = [replace(first_turn, prompt=source_prompt), *later_turns]
+        if answers and spec.reference_column:
+            for turn_example, answer in zip(turn_examples, answers, strict=True):
+                yield replace(turn_example, references=(answer,))
+        else:
+            yield from turn_examples
 
 
 def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
@@ -200,10 +211,10 @@ def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
 
     Raises UserError if there are too few.
     """
+    if not spec.shots:
+        return []
     solved_examples = []
-    shot_spec = (
-        replace(spec, split=spec.shot_split, limit=spec.shots, shots=0) if spec.shots else spec
-    )
+    shot_spec = replace(spec, split=spec.shot_split, limit=spec.shots, shots=0)
     rows_with_source = (
         (where, row) for where, row in _rows(shot_spec) if not _lacks_source(spec, row)
     )
@@ -215,7 +226,8 @@ def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
         )
     if len(solved_examples) < spec.shots:
         raise UserError(
-            f"dataset.shots={spec.shots}, but split {spec.shot_split!r} has {len(solved_examples)} examples"
+            f"dataset.shots={spec.shots}, but split {spec.shot_split!r} has {len(solved_examples)}"
+            " examples"
         )
     return solved_examples
 
