@@ -22,8 +22,8 @@ def require_flag(key: str, value: object) -> None:
 def require_whole(
     key: str, value: object, minimum: int, maximum: int | None = None, remedy: str = ""
 ) -> None:
-    """Raise UserError unless the value is an integer from `minimum` on, up to `maximum` where that is
-    given.
+    """Raise UserError unless the value is an integer from `minimum` on, up to `maximum` where that
+    is given.
 
     remedy: what to do instead, for the end of the message.
     """
@@ -45,7 +45,8 @@ def require_number(
 ) -> None:
     """Raise UserError unless the value is a number from `minimum` to `maximum`.
 
-    above: the value must be greater than `minimum`. remedy: what a value does, for the end of the message.
+    above: the value must be greater than `minimum`. remedy: what a value does, for the end of the
+    message.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not minimum <= value <= maximum or (above and value == minimum):

@@ -87,8 +87,8 @@ def alternatives(override: Override) -> list[str]:
         values = list(override.sweep_string_iterator())
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(
-            f"the values of {override.input_line} cannot be listed; a sweep takes values with commas,"
-            " choice(…), glob(…) or range(START,STOP,STEP), one of them for a key"
+            f"the values of {override.input_line} cannot be listed; a sweep takes values with"
+            " commas, choice(…), glob(…) or range(START,STOP,STEP), one of them for a key"
         ) from error
     return [f"{override.get_key_element()}={value}" for value in values]
 

@@ -204,7 +204,8 @@ def compose_policy(name: str, knobs: Mapping[str, Any] | None = None) -> DictCon
             knob_names = list(knob_values(policy))
             meant = suggestion(knob, knob_names)
             raise UserError(
-                f"policy {name} has no knob {knob!r}; it has {', '.join(knob_names) or 'none'}{meant}"
+                f"policy {name} has no knob {knob!r}; it has"
+                f" {', '.join(knob_names) or 'none'}{meant}"
             )
         policy[knob] = value
     return policy

@@ -1,4 +1,4 @@
-"""What a command prints: its two consoles, the line that says what it does now, and progress bars."""
+"""What a command prints: its consoles, the line that says what it does now, and progress bars."""
 
 from __future__ import annotations
 

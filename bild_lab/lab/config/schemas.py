@@ -240,7 +240,7 @@ def typed(cls: type[T], node: Any, group: str) -> T:
         raise UserError(
             f"{group} must be a group of keys, got {node!r}; choose one of its files: {group}=NAME"
         )
-    names = [schema_field.name for schema_field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     try:
         values = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_dict(node) else node
         spec = OmegaConf.to_object(OmegaConf.merge(pickle.loads(_schema_of(cls)), values))

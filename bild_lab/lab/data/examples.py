@@ -58,7 +58,8 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
             example_id for index, example_id in enumerate(ids) if example_id in ids[:index]
         )
         raise UserError(
-            f"dataset {spec.name!r} has two examples with id {repeated_id!r}; set dataset.id_column=null"
+            f"dataset {spec.name!r} has two examples with id {repeated_id!r}; set"
+            " dataset.id_column=null"
         )
     # one file may serve as two splits
     if {source for source, _ in shots} & {example.source for example in examples}:
@@ -189,10 +190,8 @@ def _row_examples(
     texts = [question, *turns, *answers, *example.references, example.id, example.category or ""]
     require_unicode(where, *texts)
     for number, template in enumerate(spec.templates, start=1):
-        if len(spec.templates) > 1:
-            templated_example = replace(example, id=f"{example.id}@{number}")
-        else:
-            templated_example = example
+        suffix = f"@{number}" if len(spec.templates) > 1 else ""
+        templated_example = replace(example, id=f"{example.id}{suffix}")
         first_turn, *later_turns = conversation(templated_example, [question, *turns[1:]], template)
         source_prompt = SourcePrompt(
             turns[0], inserted(template.first_turn.split("{question}"), around)
@@ -321,8 +320,8 @@ def _column_references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ..
                 "write the answers as words" if isinstance(reference, bool) else "correct the row"
             )
             raise UserError(
-                f"{where}: {columns} must be texts or numbers, or lists of them, got {reference!r:.200};"
-                f" {remedy}"
+                f"{where}: {columns} must be texts or numbers, or lists of them, got"
+                f" {reference!r:.200}; {remedy}"
             )
     return tuple(texts)
 
@@ -357,8 +356,8 @@ def _required(spec: DatasetSpec, where: str, row: Row, field: str) -> object:
     if not present:
         column_names = " or ".join(columns)
         raise UserError(
-            f"{where}: dataset.{field} wants column {column_names}, got columns {columns_of(row)}; set it"
-            " to one"
+            f"{where}: dataset.{field} wants column {column_names}, got columns {columns_of(row)};"
+            " set it to one"
         )
     return value
 

@@ -1,5 +1,5 @@
-"""Examples and their prompts: a later turn's prompt with the answers before it, and a prompt that is
-too long with a shorter source.
+"""Examples and their prompts: a later turn's prompt with the answers before it, and a prompt that
+is too long with a shorter source.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class SourcePrompt(str):
         )
         if not fitting:
             raise UserError(
-                f"dataset.max_source_tokens={max_tokens} cuts the source alone, and what is around it has"
+                f"dataset.max_source_tokens={max_tokens} cuts the source alone, and what is around"
+                " it has"
                 f" {count(self._shorter(0))} tokens, so no room is left for {self.source!r:.40};"
                 " raise it, or shorten the template, the solved examples (dataset.shots) or the"
                 " input"
@@ -127,7 +128,9 @@ def with_answers(examples: Sequence[Example], answers: Mapping[str, str]) -> tup
 def with_earlier_turns(
     example: Example, previous_turns: Mapping[str, Example], answers: Mapping[str, str]
 ) -> Example:
-    """One example with its complete prompt. previous_turns: the previous turns, with complete prompts."""
+    """One example with its complete prompt. previous_turns: the previous turns, with complete
+    prompts.
+    """
     if example.continues is None:
         return example
     earlier = example.continues.id

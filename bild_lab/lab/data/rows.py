@@ -101,8 +101,8 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
         return files
     if split_names := sorted(name for name in by_split if name is not None):
         raise UserError(
-            f"{path} has no split {split!r}, only {', '.join(split_names)}; set dataset.split to one of"
-            " them"
+            f"{path} has no split {split!r}, only {', '.join(split_names)}; set dataset.split to"
+            " one of them"
         )
     names = ", ".join(file.name for file in files[:5])
     raise UserError(
@@ -137,8 +137,8 @@ def _require_one_dataset(root: Path, split: str, files: Sequence[Path]) -> None:
     if len(families) > 1:
         families_text = ", ".join(sorted(families))
         raise UserError(
-            f"{root} holds split {split!r} more than once ({families_text}); point dataset.path at one of"
-            " them"
+            f"{root} holds split {split!r} more than once ({families_text}); point dataset.path at"
+            " one of them"
         )
     shards = _SHARD.search(files[0].name)
     if shards and int(shards[1]) != len(files):
@@ -299,6 +299,7 @@ def _complaint(hub_id: str, options: dict[str, Any], error: Exception) -> str:
         f"{key}={value}" for key, value in options.items() if value is not None
     )
     return (
-        f"cannot load dataset {hub_id!r} ({options_text}) from the hub: {' '.join(str(reason).split())};"
+        f"cannot load dataset {hub_id!r} ({options_text}) from the hub:"
+        f" {' '.join(str(reason).split())};"
         f" {remedy}{REMEDY}"
     )

@@ -159,8 +159,8 @@ def _warn_of_english(metric: str, name: str, writing: Writing) -> None:
             else "takes words between spaces"
         )
         warn_once(
-            f"{metric} {what}, and the references are of another kind; choose bleu, rouge or chrf of"
-            " our own"
+            f"{metric} {what}, and the references are of another kind; choose bleu, rouge or chrf"
+            " of our own"
         )
 
 

@@ -1,7 +1,9 @@
-"""Run one program and say whether it ended well: python -I -S -B program_worker.py, which `programs` starts.
+"""Run one program and say whether it ended well: python -I -S -B program_worker.py, which
+`programs` starts.
 
-Standard input is a JSON object: the program, a token, the limits. The token is written back if the program ran to its
-end. What a program asks of the system goes through Python's audit hooks, which cannot be taken off again.
+Standard input is a JSON object: the program, a token, the limits. The token is written back if the
+program ran to its end. What a program asks of the system goes through Python's audit hooks, which
+cannot be taken off again.
 """
 
 from __future__ import annotations

@@ -129,9 +129,9 @@ def code_of(answer: str, program_head: str = "") -> str:
     """The answer's first fenced block of code, on lines of its own; without one the answer as it
     is.
 
-    program_head: what the program begins with, such as imports and a function's head. It stays: a block
-    that defines the function anew comes after it, and any other block is the function's body and
-    gets its indentation.
+    program_head: what the program begins with, such as imports and a function's head. It stays: a
+    block that defines the function anew comes after it, and any other block is the function's body
+    and gets its indentation.
     """
     fenced_block = _FENCED.search(answer)
     if fenced_block is None:

@@ -53,8 +53,8 @@ class Metric:
     """A metric of texts, where more is better, on a scale of 0 to 100 unless it is one of tokens.
 
     shown: what tables call it. measure: its measure of predictions and references, aggregated over
-    examples as a mean (`mean_metric`) or from sums of counts. higher_is_better: if not, the value is
-    100 minus the measure's. bounded: whether every text has a value from 0 to 100, of which the
+    examples as a mean (`mean_metric`) or from sums of counts. higher_is_better: if not, the value
+    is 100 minus the measure's. bounded: whether every text has a value from 0 to 100, of which the
     metric is the mean, or may be taken as one. runs_code: whether it runs programs that a model
     wrote. of_tokens: what it takes in place of a text, a sum and a count, given the number of its
     tokens and the log-probability, in nats, that the target gives them; such a metric has no

@@ -50,7 +50,7 @@ DECIMAL_COMMA = frozenset(
 
 # from this share of the letters on a text is of that language, Latin names and numbers included
 MANY_UNSPACED = 0.1
-# above this share of the letters a text is not English, which has fewer; German has four times as many
+# above this share of the letters a text is not English; German has four times as many
 MANY_ACCENTED = 0.005
 _COUNTED = {
     "letters": r"\p{L}",

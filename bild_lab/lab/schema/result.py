@@ -134,12 +134,12 @@ class Result:
     """The result of one point.
 
     name: of the sweep. composition: the decoder's parts in one line. facts: what does not affect
-    the numbers (`lab/point/prepare.py`). same_as_baseline: whether the policy is the baseline's with the
-    same knobs. quality: of the metric that leads. further_qualities: of the others, by their names
-    in the configuration. categories: by name; None if the dataset has none. stages_s: seconds in
-    prefill, draft, verify and host over the traced examples. seconds: of each part of measuring the
-    point, with "total". stored_at: ISO date and time. folder: of the files; it is not stored in
-    them.
+    the numbers (`lab/point/prepare.py`). same_as_baseline: whether the policy is the baseline's
+    with the same knobs. quality: of the metric that leads. further_qualities: of the others, by
+    their names in the configuration. categories: by name; None if the dataset has none. stages_s:
+    seconds in prefill, draft, verify and host over the traced examples. seconds: of each part of
+    measuring the point, with "total". stored_at: ISO date and time. folder: of the files; it is not
+    stored in them.
     """
 
     point: str = required("The folder of the point: a hash of everything that affects its numbers.")

@@ -1,7 +1,7 @@
 """The code that a point can reach, and its hash.
 
-A finished point stays valid while it is the same. A new drafter, a changed comment or another report
-keep all points; a changed acceptance rule measures anew those whose policies use it.
+A finished point stays valid while it is the same. A new drafter, a changed comment or another
+report keep all points; a changed acceptance rule measures anew those whose policies use it.
 """
 
 from __future__ import annotations

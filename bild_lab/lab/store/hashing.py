@@ -1,4 +1,5 @@
-"""Hashes of content: of a point's inputs, of a dataset's examples, of files and of what a policy names.
+"""Hashes of content: of a point's inputs, of a dataset's examples, of files and of what a policy
+names.
 
 A finished point stays valid while these are the same.
 """
