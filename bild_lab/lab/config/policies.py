@@ -104,22 +104,24 @@ def describe_decoder(node: Any) -> str:
     if not isinstance(node, dict):
         return str(node)
     name = node["_target_"].rsplit(".", 1)[-1] if "_target_" in node else ""
-    parts = []
-    for value in (child for child in node.values() if isinstance(child, dict)):
-        part_values = [value[key] for key in value if key != "_target_"]
-        if not part_values or any(part_value is not None for part_value in part_values):
-            parts.append(describe_decoder(value))
-    plain_values_of_node = {
-        key: child
-        for key, child in node.items()
-        if key != "_target_" and not isinstance(child, dict | None)
-    }
-    values = [f"{key}={value}" for key, value in plain_values_of_node.items()]
+    parts, values = [], []
+    for key, child in node.items():
+        if key == "_target_" or child is None:
+            continue
+        if not isinstance(child, dict):
+            values.append(f"{key}={child}")
+        elif _says_something(child):
+            parts.append(describe_decoder(child))
     if name == "DraftThenVerify":
-        return " + ".join(parts) + "".join(
-            f", {value}" for value in values if value != "verify_tail=True"
-        )
+        differing = [f", {value}" for value in values if value != "verify_tail=True"]
+        return " + ".join(parts) + "".join(differing)
     return f"{name}({', '.join([*values, *parts])})"
+
+
+def _says_something(part: dict[str, Any]) -> bool:
+    """Whether a part has no values, or one that is not null."""
+    values = [value for key, value in part.items() if key != "_target_"]
+    return not values or any(value is not None for value in values)
 
 
 def policy_label(policy: DictConfig) -> str:
@@ -128,13 +130,10 @@ def policy_label(policy: DictConfig) -> str:
         shipped = compose_policy(policy.name).decoder
     except UserError:  # the user's own policy
         return policy.name
-    decoder_values, shipped_values = (
-        flat_values(OmegaConf.to_container(node)) for node in (policy.decoder, shipped)
-    )
+    values = flat_values(OmegaConf.to_container(policy.decoder))
+    shipped_values = flat_values(OmegaConf.to_container(shipped))
     changed = [
-        key
-        for key in {**shipped_values, **decoder_values}
-        if decoder_values.get(key) != shipped_values.get(key)
+        key for key in {**shipped_values, **values} if values.get(key) != shipped_values.get(key)
     ]
     return f"{policy.name} (changed: {', '.join(changed)})" if changed else policy.name
 
@@ -144,8 +143,7 @@ def flat_values(node: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(node, dict):
         return {prefix: node}
     start = f"{prefix}." if prefix else ""
-    return {
-        key: value
-        for name, item in node.items()
-        for key, value in flat_values(item, f"{start}{name}").items()
-    }
+    values: dict[str, Any] = {}
+    for name, child in node.items():
+        values |= flat_values(child, f"{start}{name}")
+    return values
