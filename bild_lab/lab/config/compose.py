@@ -92,9 +92,8 @@ def compose_config(overrides: list[str], name: str = "config") -> DictConfig:
 
 
 def _composed(overrides: list[str], name: str, loader: ConfigLoader | None) -> DictConfig:
-    """The configuration as Hydra composes it.
-
-    It takes a tenth of the time where only values differ from a configuration composed before.
+    """The configuration as Hydra composes it, in a tenth of the time where only values differ from
+    one that was composed before.
 
     Hydra sets values after it has merged the files of all groups, so the merged files are kept.
     loader: the running command's, which reads its files once; None outside of our commands.
@@ -106,8 +105,7 @@ def _composed(overrides: list[str], name: str, loader: ConfigLoader | None) -> D
             override.is_sweep_override() or (loader is None and override.is_hydra_override())
             for override in parsed
         ):
-            folders = [Path(folder) for folder in _search_path()]
-            values = [override for override in parsed if _sets_a_value(override, folders)]
+            values = [override for override in parsed if _sets_a_value(override, loader)]
             groups = tuple(override.input_line for override in parsed if override not in values)
             files = _state_of_files() if loader is None else ()
             cfg = pickle.loads(_merged_files(name, groups, loader, files))
@@ -138,9 +136,9 @@ def _composed_by_hydra(name: str, overrides: list[str], loader: ConfigLoader | N
         return compose(name, overrides=overrides)
 
 
-def _sets_a_value(override: Override, folders: Sequence[Path]) -> bool:
-    """Whether an override sets a key that there is, and neither chooses a file of a group in these
-    folders nor concerns Hydra itself.
+def _sets_a_value(override: Override, loader: ConfigLoader | None) -> bool:
+    """Whether an override sets a key that there is, and neither chooses a file of a group nor
+    concerns Hydra itself.
     """
     plain = override.package is None and not (
         override.is_add()
@@ -148,8 +146,9 @@ def _sets_a_value(override: Override, folders: Sequence[Path]) -> bool:
         or override.is_delete()
         or override.is_hydra_override()
     )
-    key = override.key_or_group
-    return plain and not any((folder / key).is_dir() for folder in folders)
+    if loader is None:
+        return plain and not (config_dir() / override.key_or_group).is_dir()
+    return plain and not loader.get_group_options(override.key_or_group, results_filter=None)
 
 
 def _state_of_files() -> tuple[Any, ...]:
