@@ -11,7 +11,9 @@ from pathlib import Path
 
 from bild_lab.errors import UserError, did_you_mean
 from bild_lab.lab import application
-from bild_lab.lab.config.cli import CONSOLE_COMMAND, refuse, show, tolerate_streams
+from bild_lab.lab.config.command_line import CONSOLE_COMMAND
+from bild_lab.lab.config.console import tolerate_streams
+from bild_lab.lab.config.entrypoint import print_and_exit, refuse
 
 HEAD = f"""usage: {CONSOLE_COMMAND} COMMAND [KEY=VALUE …]
 
@@ -41,17 +43,17 @@ def main() -> None:
     name = word.replace("-", "_")
     if word in ("", "-h", "--help"):
         texts = {
-            one: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
-            for one, file in files.items()
+            command: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+            for command, file in files.items()
         }
         texts = {"run": application.__doc__, **texts}
-        show(
+        print_and_exit(
             "\n".join(
                 [
                     HEAD,
                     *(
-                        f"  {one:21} {str(text).partition(': python ')[0]}"
-                        for one, text in texts.items()
+                        f"  {command:21} {str(text).partition(': python ')[0]}"
+                        for command, text in texts.items()
                     ),
                 ]
             )

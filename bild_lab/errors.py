@@ -20,74 +20,75 @@ def require_flag(key: str, value: object) -> None:
 
 
 def require_whole(
-    key: str, value: object, least: int, most: int | None = None, remedy: str = ""
+    key: str, value: object, minimum: int, maximum: int | None = None, remedy: str = ""
 ) -> None:
-    """Raise UserError unless the value is an integer of at least `least`, and at most `most` where
-    that is given.
+    """Raise UserError unless the value is an integer from `minimum` on, up to `maximum` where that
+    is given.
 
     remedy: what to do instead, for the end of the message.
     """
     if (
         isinstance(value, bool)
         or not isinstance(value, int)
-        or value < least
-        or (most is not None and value > most)
+        or value < minimum
+        or (maximum is not None and value > maximum)
     ):
-        bound = "" if most is None else f" and <= {most}"
+        bound = "" if maximum is None else f" and <= {maximum}"
         raise UserError(
-            f"{key} must be a whole number >= {least}{bound}, got"
+            f"{key} must be a whole number >= {minimum}{bound}, got"
             f" {value!r}{remedy and f'; {remedy}'}"
         )
 
 
 def require_number(
-    key: str, value: object, least: float, most: float, above: bool = False, remedy: str = ""
+    key: str, value: object, minimum: float, maximum: float, above: bool = False, remedy: str = ""
 ) -> None:
-    """Raise UserError unless the value is a number from `least` to `most`; above: `least` itself is
-    not allowed.
+    """Raise UserError unless the value is a number from `minimum` to `maximum`.
 
-    remedy: what a value does, for the end of the message.
+    above: the value must be greater than `minimum`. remedy: what a value does, for the end of the
+    message.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not least <= value <= most or (above and value == least):
-        bounds = f"{'(' if above else '['}{least:g}, {most:g}]"
+    if not number or not minimum <= value <= maximum or (above and value == minimum):
+        bounds = f"{'(' if above else '['}{minimum:g}, {maximum:g}]"
         raise UserError(f"{key} must lie in {bounds}, got {value!r}{remedy and f'; {remedy}'}")
 
 
 def require_finite(
-    key: str, value: object, least: float = -math.inf, above: bool = False, remedy: str = ""
+    key: str, value: object, minimum: float = -math.inf, above: bool = False, remedy: str = ""
 ) -> None:
-    """Raise UserError unless the value is a finite number of at least `least`; above:
+    """Raise UserError unless the value is a finite number of at least `minimum`.
 
-    `least` itself is not allowed.
+    above: the value must be greater than `minimum`. remedy: what to do instead, for the end of the
+    message.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < least or (above and value == least):
-        bound = "" if least == -math.inf else f" {'>' if above else '>='} {least:g}"
+    if not number or value < minimum or (above and value == minimum):
+        bound = "" if minimum == -math.inf else f" {'>' if above else '>='} {minimum:g}"
         raise UserError(
             f"{key} must be a finite number{bound}, got {value!r}{remedy and f'; {remedy}'}"
         )
 
 
-def did_you_mean(word: object, known: Iterable[object]) -> str:
-    """`did you mean bild?`, of the known word that is most similar, in whatever case; empty if none
-    is similar.
+def did_you_mean(word: object, choices: Iterable[object]) -> str:
+    """`did you mean bild?` names the most similar choice, in whatever case; empty if none is
+    similar.
     """
-    words = {str(one).lower(): str(one) for one in known}
+    words = {str(known_word).lower(): str(known_word) for known_word in choices}
     near = difflib.get_close_matches(str(word).lower(), words, n=1, cutoff=0.5)
     return f"did you mean {words[near[0]]}?" if near else ""
 
 
-def suggestion(word: object, known: Iterable[object]) -> str:
-    """The same for the end of a message: `; did you mean bild?`."""
-    meant = did_you_mean(word, known)
+def suggestion(word: object, choices: Iterable[object]) -> str:
+    """The words of `did_you_mean` for the end of a message: `; did you mean bild?`."""
+    meant = did_you_mean(word, choices)
     return meant and f"; {meant}"
 
 
-def require_choice(key: str, value: object, known: Iterable[object]) -> None:
+def require_choice(key: str, value: object, choices: Iterable[object]) -> None:
     """Raise UserError unless the value is one of those known; None among them is the word null."""
-    if value not in (known := list(known)):
-        words = ["null" if one is None else str(one) for one in known]
+    if value not in (choices := list(choices)):
+        words = ["null" if choice is None else str(choice) for choice in choices]
         raise UserError(
             f"{key} must be one of {', '.join(words)}, got {value!r}{suggestion(value, words)}"
         )

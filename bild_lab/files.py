@@ -23,10 +23,26 @@ def cache_folder() -> Path:
     return Path(os.environ.get("BILD_LAB_CACHE") or "~/.cache/bild_lab").expanduser()
 
 
+NOT_FILES = ("/dev", "/proc", "/sys")  # devices, and what the system says of itself
+
+
+def existing_path(text: str, folder: Path) -> Path | None:
+    """The file or folder that a text names, relative to this folder; None for a text that is no
+    path.
+    """
+    try:
+        path = folder / Path(text).expanduser()
+        is_file = text.strip() and path.exists() and not any(map(path.is_relative_to, NOT_FILES))
+        return path if is_file else None
+    except (OSError, RuntimeError, ValueError):
+        # too long for a path, a user that there is not, a zero byte
+        return None
+
+
 TOY = Path(__file__).parent / "toy"  # the toy pair and its corpus, which `make toy` makes
 
 
-def shipped(path: str) -> str:
+def shipped_folder(path: str) -> str:
     """The folder of `toy:large`, `toy:small` or `toy:corpus`, which the package holds; any other
     path as it is.
 
@@ -59,7 +75,7 @@ def _pins(file: Path) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
     return yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader)  # every value as text
 
 
-LARGE = 64 * 2**20  # bytes; of files from this size on the hash is remembered
+LARGE_BYTES = 64 * 2**20  # bytes; of files from this size on the hash is remembered
 
 
 def file_digest(file: Path) -> str:
@@ -69,16 +85,16 @@ def file_digest(file: Path) -> str:
     A change of its content changes the time of its entry (`st_ctime`), also where its date is set
     back.
     """
-    found, where = file.stat(), str(file.resolve())
-    if found.st_size < LARGE:
+    status, location = file.stat(), str(file.resolve())
+    if status.st_size < LARGE_BYTES:
         return hashlib.sha256(file.read_bytes()).hexdigest()
-    facts = [where, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    facts = [location, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     remembered = (
-        cache_folder() / "hashes" / f"{hashlib.sha256(where.encode()).hexdigest()[:16]}.json"
+        cache_folder() / "hashes" / f"{hashlib.sha256(location.encode()).hexdigest()[:16]}.json"
     )
     with suppress(OSError, ValueError, TypeError):  # none, or one that is damaged
-        *known, digest = json.loads(remembered.read_bytes())
-        if known == facts and len(bytes.fromhex(digest)) == hashlib.sha256().digest_size:
+        *remembered_facts, digest = json.loads(remembered.read_bytes())
+        if remembered_facts == facts and len(bytes.fromhex(digest)) == hashlib.sha256().digest_size:
             return digest
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -121,13 +137,13 @@ def holding(lock: Path) -> Iterator[None]:
     """
     from filelock import FileLock
 
-    held = FileLock(lock, fallback_to_soft=False)
+    file_lock = FileLock(lock, fallback_to_soft=False)
     with suppress(OSError):  # also its Timeout
-        held.acquire(timeout=1)
+        file_lock.acquire(timeout=1)
     try:
         yield
     finally:
-        held.release()
+        file_lock.release()
 
 
 @dataclass(frozen=True)

@@ -12,23 +12,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# of one process for another, which may have a model answer everything
+# one process waits so long at most for another, which may have a model answer everything
 LONGEST_WAIT = timedelta(days=7)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a training. rank: of this process, from 0. count: how many there are, by
-    default one.
+    """The processes of a training.
 
-    All processes must call every method except `first`, in the same order.
+    rank: this process's rank, from 0. count: how many processes there are, by default one.
+
+    All processes must call every method except `is_main`, in the same order.
     """
 
     rank: int = 0
     count: int = 1
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that prints, logs and writes."""
         return self.rank == 0
 

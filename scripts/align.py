@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from bild_lab.errors import UserError, require_flag
-from bild_lab.lab.config.cli import escape, output, refusing, run_application
-from bild_lab.lab.config.groups import hydra_main, typed
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.console import output
+from bild_lab.lab.config.entrypoint import refusing, run_application
+from bild_lab.lab.config.schemas import typed
 
 if TYPE_CHECKING:
     from bild_lab.training.align import Alignment

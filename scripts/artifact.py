@@ -14,8 +14,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from rich.markup import escape
+
 from bild_lab.errors import UserError
-from bild_lab.lab.config.cli import escape, output, run_application, stages
+from bild_lab.lab.config.console import output, status_line
+from bild_lab.lab.config.entrypoint import run_application
 
 USAGE = (
     "give the folder of a sweep, outputs/NAME, with zip=true if you like, or check and the folder"
@@ -30,7 +33,7 @@ def main() -> None:
     folders = [word for word in words[checks:] if word not in ("zip=true", "zip=false")]
     if len(folders) != 1 or (checks and zipped):
         raise UserError(f"{USAGE}; got {' '.join(words) or 'nothing'}")
-    stages.enter("loading libraries")
+    status_line.enter("loading libraries")
     # late: torch takes seconds to load
     from bild_lab.lab.store.records import Sweep, require_writable
     from bild_lab.report.page.artifact import faults, write_artifact
@@ -39,7 +42,7 @@ def main() -> None:
     if checks:
         check(folder, list(faults(folder)))
         return
-    stages.enter("packing")
+    status_line.enter("packing")
     require_writable(folder)
     written = write_artifact(Sweep(folder))
     output.print(

@@ -30,18 +30,15 @@ from typing import TYPE_CHECKING
 import psutil
 from omegaconf import DictConfig
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.cli import console, escape, output, run_application, stages
-from bild_lab.lab.config.groups import (
-    DecodingSpec,
-    PairSpec,
-    RuntimeSpec,
-    compose_config,
-    typed,
-)
+from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.config.console import console, output, status_line
+from bild_lab.lab.config.entrypoint import run_application
+from bild_lab.lab.config.schemas import DecodingSpec, PairSpec, RuntimeSpec, typed
 
 if TYPE_CHECKING:
     import torch
@@ -160,9 +157,9 @@ def pair_bench(
                 for token_ids in texts
             ]
             words = [before_stop(text, decoding.stop).strip() for text in decoded]
-            return scoring.judge(words, None, [example.references for example in examples], 0)[
-                metric
-            ].score.value
+            return scoring.score_outputs(
+                words, None, [example.references for example in examples], 0
+            )[metric].score.value
 
     return bench_of(name, target, draft, tuple(requests), peer_builders, summaries, judge)
 
@@ -271,7 +268,7 @@ def main() -> None:
         [word for word in sys.argv[1:] if ("=" in word) == is_override]
         for is_override in (False, True)
     )
-    stages.enter("loading libraries")
+    status_line.enter("loading libraries")
     import torch  # late: it takes seconds to load
 
     from bild_lab.benchmark.bench import (
@@ -346,7 +343,7 @@ def main() -> None:
                 console.print(
                     escape(f"{bench.shape}: {counted(len(bench.requests), 'text')}, {about}")
                 )
-            stages.enter(f"timing {bench.shape}, {len(bench.methods)} methods")
+            status_line.enter(f"timing {bench.shape}, {len(bench.methods)} methods")
             if long:
                 rows += long_texts(bench, ROUNDS_OF_A_PROMPT, synchronize)
                 continue

@@ -10,17 +10,13 @@ import sys
 from pathlib import Path
 
 from omegaconf import DictConfig
+from rich.markup import escape
 
 from bild_lab.errors import UserError, require_flag
-from bild_lab.lab.config.cli import (
-    escape,
-    output,
-    refusing,
-    run_application,
-    stages,
-    words_as_list,
-)
-from bild_lab.lab.config.groups import hydra_main
+from bild_lab.lab.config.command_line import words_as_list
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.console import output, status_line
+from bild_lab.lab.config.entrypoint import refusing, run_application
 
 
 def compare(cfg: DictConfig) -> None:
@@ -50,7 +46,7 @@ def compare(cfg: DictConfig) -> None:
 
     folder = sweep_folder(cfg)
     require_writable(folder)
-    stages.enter("comparing")
+    status_line.enter("comparing")
     matching = match_points(*(Sweep(Path(name).expanduser()).finished() for name in names))
     texts: dict[str, SharedTexts] = {}  # by the data of both, which most points share
     compared, why = [], ""

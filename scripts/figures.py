@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from rich.markup import escape
+
 from bild_lab.errors import UserError, require_choice, suggestion
-from bild_lab.lab.config.cli import console, escape, output, run_application, stages
-from bild_lab.lab.config.groups import PICTURE_KINDS, picture_kinds
+from bild_lab.lab.config.console import console, output, status_line
+from bild_lab.lab.config.entrypoint import run_application
+from bild_lab.lab.config.schemas import PICTURE_KINDS, picture_kinds
 from bild_lab.papers.published import published_names
 
 ALL = "all"
@@ -74,7 +77,7 @@ def run_missing(name: str) -> None:
     from bild_lab.papers.step_runs import run_steps
     from bild_lab.papers.steps import steps_of
 
-    stages.leave()
+    status_line.leave()
     steps = [step for step in steps_of(name, "small") if step.figure is None]
     if not run_steps(steps, machine_of(None, tries=False), console.print):
         raise UserError(f"{name}: a step failed, and the figure needs its results")
@@ -85,7 +88,7 @@ def draw(options: FigureOptions) -> list[str]:
 
     If there are several, returns the first line of what each that could not be drawn needs.
     """
-    stages.enter("loading libraries")
+    status_line.enter("loading libraries")
     # imported late: pandas and matplotlib take a second
     from bild_lab.papers.figures import draw_figure
 
@@ -95,7 +98,7 @@ def draw(options: FigureOptions) -> list[str]:
         try:
             if options.run:
                 run_missing(name)
-            stages.enter(f"drawing {name}")
+            status_line.enter(f"drawing {name}")
             curves = draw_theory(name, options.outputs / "figures", options.kinds[0])
             drawn = draw_figure(
                 name, options.outputs, options.outputs / "figures", options.scale, options.kinds

@@ -15,15 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
+from rich.markup import escape
 
 from bild_lab.errors import UserError, require_flag, require_model_path, require_whole
-from bild_lab.lab.config.cli import escape, output, refusing, run_application, stages
-from bild_lab.lab.config.groups import hydra_main, typed
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.console import output, status_line
+from bild_lab.lab.config.entrypoint import refusing, run_application
+from bild_lab.lab.config.schemas import typed
 from bild_lab.ranks import launched
 
 if TYPE_CHECKING:
     from bild_lab.lab.data.dataset_spec import DatasetSpec
-    from bild_lab.lab.data.examples import Example
+    from bild_lab.lab.data.prompts import Example
     from bild_lab.training.finetune import FinetuningJob
     from bild_lab.training.start import StartingPoint
 
@@ -52,10 +55,10 @@ def run(cfg: DictConfig) -> None:
     from bild_lab.training.folder import TrainingFolder
     from bild_lab.training.reports import dataset_words, print_closing
 
-    stages.enter("reading the data")
+    status_line.enter("reading the data")
     job, rates = finetuning_job(cfg)
     metrics = finetune(job) if len(rates) == 1 else finetune_best(job, rates)
-    if launched().first:
+    if launched().is_main:
         TrainingFolder(job.folder).write_metrics(metrics)
     best = metrics["best"]
     scored = f", {metrics['metric']} {best[metrics['metric']]:.2f} on validation" if best else ""

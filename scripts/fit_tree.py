@@ -14,11 +14,13 @@ from __future__ import annotations
 import json
 
 from omegaconf import DictConfig
+from rich.markup import escape
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.cli import escape, output, refusing, run_application, stages
-from bild_lab.lab.config.groups import hydra_main
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.console import output, status_line
+from bild_lab.lab.config.entrypoint import refusing, run_application
 
 
 def fit(cfg: DictConfig) -> None:
@@ -43,8 +45,8 @@ def fit(cfg: DictConfig) -> None:
         )
     examples = [example for example in point.examples if example.turn == 1]
     torch.set_num_threads(point.setting["threads"])
-    decoder.load_weights(stages.enter)
-    stages.enter(f"decoding {len(examples)} texts")
+    decoder.load_weights(status_line.enter)
+    status_line.enter(f"decoding {len(examples)} texts")
     facts = {
         "policy": point.policy,
         "target": point.setting["weights"],
@@ -55,7 +57,7 @@ def fit(cfg: DictConfig) -> None:
         "texts": {"dataset": point.setting["dataset"], "split": point.setting["split"]},
     }
     tree = fit_tree(decoder, requests_of(point, examples), facts)
-    stages.leave()
+    status_line.leave()
     file = sweep_folder(cfg) / "tree.json"
     write_atomically(file, json.dumps(tree).encode())
     output.print(escape(describe_tree(tree)))

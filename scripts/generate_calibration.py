@@ -13,10 +13,13 @@ import json
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
+from rich.markup import escape
 
 from bild_lab.errors import require_model_path, require_whole
-from bild_lab.lab.config.cli import console, escape, output, refusing, run_application
-from bild_lab.lab.config.groups import hydra_main, stop_strings, typed
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.console import console, output
+from bild_lab.lab.config.entrypoint import refusing, run_application
+from bild_lab.lab.config.schemas import stop_strings, typed
 from bild_lab.ranks import launched, process_group
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from bild_lab.lab.config.cli import refusing, run_application
-from bild_lab.lab.config.groups import hydra_main
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.entrypoint import refusing, run_application
 
 WANTED = (
     "a model or one of the tables is needed; python scripts/match_rates.py name=match"

@@ -27,11 +27,13 @@ from datetime import UTC, datetime
 from functools import partial
 
 import yaml
+from rich.markup import escape
 
 from bild_lab import files
 from bild_lab.errors import UserError
-from bild_lab.lab.config.cli import console, escape, output, run_application, stages
-from bild_lab.lab.config.groups import config_dir
+from bild_lab.lab.config.compose import config_dir
+from bild_lab.lab.config.console import console, output, status_line
+from bild_lab.lab.config.entrypoint import run_application
 
 FLAGS = ("true", "false")
 SLURM = "slurm."
@@ -116,7 +118,7 @@ def pin(names: Sequence[str]) -> None:
     for kind, name, branch in known:
         if names and name not in names:
             continue
-        stages.enter(f"asking for {name}")
+        status_line.enter(f"asking for {name}")
         try:
             commit = HfApi().repo_info(name, repo_type=kind.removesuffix("s"), revision=branch).sha
         except (HTTPError, OSError) as error:
@@ -138,7 +140,7 @@ def main() -> None:
         pin(sys.argv[2:])
         return
     options = parse(sys.argv[1:])
-    stages.enter("reading the experiments")
+    status_line.enter("reading the experiments")
     from bild_lab.papers.machine import machine_of
     from bild_lab.papers.paper_runs import describe_needs, downloads, needs, unverified
     from bild_lab.papers.step_runs import plan, run_steps, submit_steps
@@ -147,7 +149,7 @@ def main() -> None:
     machine = machine_of(options.gpu, options.force)
     steps = steps_of(options.item, options.scale, options.overrides)
     if options.run:
-        stages.leave()
+        status_line.leave()
         submits = (
             run_steps if options.slurm is None else partial(submit_steps, parameters=options.slurm)
         )

@@ -20,9 +20,12 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from rich.markup import escape
 
-from bild_lab.lab.config.cli import escape, output, refusing, run_application
-from bild_lab.lab.config.groups import hydra_main, typed
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.console import output
+from bild_lab.lab.config.entrypoint import refusing, run_application
+from bild_lab.lab.config.schemas import typed
 from bild_lab.screening.candidates import as_overrides, command_line_lists
 
 WANTED = (

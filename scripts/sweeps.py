@@ -32,21 +32,16 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from bild_lab.errors import UserError, require_flag, suggestion
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.cli import (
-    console,
-    escape,
-    output,
-    refusing,
-    run_application,
-    stages,
-    words_as_list,
-)
-from bild_lab.lab.config.groups import hydra_main
+from bild_lab.lab.config.command_line import words_as_list
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.console import console, output, status_line
+from bild_lab.lab.config.entrypoint import refusing, run_application
 from bild_lab.lab.schema.formatting import counted
 
 if TYPE_CHECKING:
@@ -217,7 +212,7 @@ def print_points(folder: Path, latex: bool) -> None:
 
     Raises UserError without points.
     """
-    stages.enter("loading libraries")
+    status_line.enter("loading libraries")
     # late: pandas takes seconds to load
     from bild_lab.lab.store.groups import by_setting, setting_title
     from bild_lab.lab.store.records import Sweep
@@ -227,7 +222,7 @@ def print_points(folder: Path, latex: bool) -> None:
     from bild_lab.report.terminal import points_text
 
     results = Sweep(folder).finished()
-    stages.leave()
+    status_line.leave()
     if not latex:
         print("\n\n".join([headline(results), *notes(results)]) + "\n")
     for group in by_setting(results):

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from bild_lab.lab.config.cli import refusing, run_application
-from bild_lab.lab.config.groups import hydra_main, typed
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.entrypoint import refusing, run_application
+from bild_lab.lab.config.schemas import typed
 
 
 @hydra_main("train_bita")

@@ -15,10 +15,13 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
+from rich.markup import escape
 
 from bild_lab.errors import UserError, require_number, require_whole
-from bild_lab.lab.config.cli import escape, output, refusing, run_application
-from bild_lab.lab.config.groups import hydra_main, typed
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.console import output
+from bild_lab.lab.config.entrypoint import refusing, run_application
+from bild_lab.lab.config.schemas import typed
 
 if TYPE_CHECKING:
     from bild_lab.training.modules.frozen import FrozenJob

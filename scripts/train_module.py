@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
+from rich.markup import escape
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.cli import escape, output, refusing, run_application, stages
-from bild_lab.lab.config.groups import PairSpec, hydra_main, typed
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.console import output, status_line
+from bild_lab.lab.config.entrypoint import refusing, run_application
+from bild_lab.lab.config.schemas import PairSpec, typed
 
 if TYPE_CHECKING:
     from bild_lab.lab.data.dataset_spec import DatasetSpec
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 
 def train(cfg: DictConfig) -> None:
     """Train the module that the configuration names. Raises UserError for bad input."""
-    from bild_lab.lab.config.groups import find_part  # late: torch takes seconds to load
+    from bild_lab.lab.config.policies import find_part
     from bild_lab.training.modules.frozen import frozen_job, train_and_report
     from bild_lab.training.ngrams import NgramSpec
 
@@ -62,7 +65,7 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
     checkpoint = Checkpoint(pair.target, pair.target_revision)
     checkpoint.check()
     texts = sum(len(example.references) for example in examples)
-    stages.enter("counting")
+    status_line.enter("counting")
     corpus = f"{dataset.name} {dataset.split}, {texts:,} texts"
     table = estimate(
         reference_tokens(checkpoint, examples), spec.order, checkpoint.vocabulary, corpus

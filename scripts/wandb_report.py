@@ -10,10 +10,13 @@ import sys
 from pathlib import Path
 
 from omegaconf import DictConfig
+from rich.markup import escape
 
 from bild_lab.errors import UserError, require_flag
-from bild_lab.lab.config.cli import escape, output, refusing, run_application, words_as_list
-from bild_lab.lab.config.groups import hydra_main
+from bild_lab.lab.config.command_line import words_as_list
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.console import output
+from bild_lab.lab.config.entrypoint import refusing, run_application
 
 OUTPUTS = Path("outputs")
 

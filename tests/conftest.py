@@ -96,7 +96,7 @@ def command(
 
     config: the name of the script's own configuration; None for one that reads its words itself.
     """
-    from bild_lab.lab.config.cli import run_application
+    from bild_lab.lab.config.entrypoint import run_application
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")

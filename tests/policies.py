@@ -18,7 +18,8 @@ from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
-from bild_lab.lab.config.groups import config_dir, flatten, policy_names
+from bild_lab.lab.config.compose import config_dir, policy_names
+from bild_lab.lab.config.policies import flat_values
 from tests.checkpoints import tiny_checkpoints
 from tests.engine.methods.drafters.tables import ngram_table
 from tests.engine.methods.modules.tiny import files_of
@@ -52,7 +53,7 @@ def shipped(policy: str) -> DictConfig:
 @lru_cache
 def parts(policy: str) -> dict[str, object]:
     """The values of a policy's decoder, with dotted keys."""
-    return flatten(OmegaConf.to_container(shipped(policy).decoder, resolve=True))
+    return flat_values(OmegaConf.to_container(shipped(policy).decoder, resolve=True))
 
 
 @lru_cache

@@ -28,8 +28,9 @@ from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.config.cli import quote_free_text
-from bild_lab.lab.config.groups import compose_config, policy_names, typed
+from bild_lab.lab.config.command_line import quote_free_text
+from bild_lab.lab.config.compose import compose_config, policy_names
+from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.store.records import Sweep
@@ -352,7 +353,7 @@ def test_links_between_files_lead_somewhere(page: Path) -> None:
 @every_page
 def test_files_and_modules_that_the_documents_name_exist(page: Path) -> None:
     """Files as `lab/build.py` or `engine/draft.py::Draft`, folders from the root, modules as
-    `bild_lab.lab.config.groups`.
+    `bild_lab.lab.config.schemas`.
     """
     missing = []
     for code in code_in(page):

@@ -7,7 +7,8 @@ import pytest
 from bild_lab.engine.models.checkpoint.precision import resolve_dtype
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.errors import UserError, did_you_mean, require_choice, suggestion
-from bild_lab.lab.config.groups import compose_policy, picture_kinds
+from bild_lab.lab.config.compose import compose_policy
+from bild_lab.lab.config.schemas import picture_kinds
 from bild_lab.lab.metrics.text_metrics import metric_named
 from bild_lab.papers.paper_runs import items_of
 

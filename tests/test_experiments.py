@@ -23,7 +23,8 @@ from bild_lab.engine.methods.early_exit.layer_heads import LayerHeads
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
-from bild_lab.lab.config.groups import BASE, PairSpec, config_dir, typed
+from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
+from bild_lab.lab.config.schemas import PairSpec, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.point.prepare import cached_examples, prepare
@@ -108,7 +109,7 @@ PROMPTS = {  # PPD's Table 3 with the contents of ROW
 @pytest.fixture(scope="module", autouse=True)
 def hydra() -> Iterator[None]:
     """The configuration is found once for all tests of this module."""
-    with initialize_config_dir(str(config_dir()), **BASE):
+    with initialize_config_dir(str(config_dir()), **HYDRA_VERSION):
         yield
 
 

@@ -147,11 +147,11 @@ NEXT = [
 ]
 WITH_NEXT = [
     "tests/test_experiments.py",
-    "tests/lab/config/test_groups.py",
+    "tests/lab/config/test_compose.py",
     "tests/lab/test_application.py",
 ]
 WITH_NEXT += [
-    "tests/lab/config/test_cli.py::test_a_sweep_leaves_everything_it_promises",
+    "tests/lab/config/test_entrypoint.py::test_a_sweep_leaves_everything_it_promises",
     "tests/faults/test_launchers.py",
 ]
 

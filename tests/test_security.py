@@ -17,7 +17,7 @@ import bild_lab
 import run
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
-from bild_lab.lab.config.cli import require_no_secrets
+from bild_lab.lab.config.command_line import require_no_secrets
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.point.load import build

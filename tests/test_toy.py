@@ -8,8 +8,9 @@ import pytest
 
 from bild_lab import load
 from bild_lab.errors import UserError
-from bild_lab.files import TOY, shipped
-from bild_lab.lab.data.examples import Example, load_examples
+from bild_lab.files import TOY, shipped_folder
+from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.metrics.quality import score
 from tests.lab.data.test_examples import from_config
 
@@ -47,7 +48,7 @@ def test_no_sentence_is_in_two_splits() -> None:
 @pytest.mark.parametrize("path", ["toy:", "toy:medium", "toy:large/config.json"])
 def test_another_name_is_refused(path: str) -> None:
     with pytest.raises(UserError, match="toy:large"):
-        shipped(path)
+        shipped_folder(path)
 
 
 def missing_trade_offs(target: str, draft: str) -> set[str]:

@@ -21,20 +21,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.cli import (
+from bild_lab.lab.config.command_line import quote_free_text
+from bild_lab.lab.config.compose import compose_config, hydra_main, without_other_applications
+from bild_lab.lab.config.console import console, status_line
+from bild_lab.lab.config.entrypoint import (
     INTERRUPTED,
     POINTS_KEPT,
     Refused,
-    console,
-    quote_free_text,
     require_one_process,
     run_application,
-    stages,
-)
-from bild_lab.lab.config.groups import (
-    compose_config,
-    hydra_main,
-    without_other_applications,
 )
 
 if TYPE_CHECKING:
@@ -61,14 +56,14 @@ def main(cfg: DictConfig) -> float:
 def command() -> None:
     """Run what the command line says; without a word, a first experiment that ends with a hint."""
     require_one_process()
-    first = not sys.argv[1:]
-    if first:
+    without_arguments = not sys.argv[1:]
+    if without_arguments:
         console.print(f"[dim]no arguments: {FIRST}[/dim]")
         sys.argv.append(FIRST)
     try:
-        run_application(main, kept=POINTS_KEPT)
+        run_application(main, stop_notice=POINTS_KEPT)
     except SystemExit as ended:
-        if first and not ended.code:
+        if without_arguments and not ended.code:
             console.print(NEXT)
         raise
 
@@ -84,11 +79,10 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
     Raises UserError for what the command would refuse, and RuntimeError if a point failed: the
     others are stored.
     """
-    from bild_lab.lab.point.identity import sweep_folder
-    from bild_lab.lab.point.prepare import cached_examples
-    from bild_lab.lab.store.hashing import reread_sources
+    from bild_lab.lab.point.prepare import cached_examples, sweep_folder
+    from bild_lab.lab.preflight import alternatives
+    from bild_lab.lab.store.code import reread_sources
     from bild_lab.lab.store.records import load_results
-    from bild_lab.lab.sweep import alternatives
 
     if isinstance(overrides, str) or not all(
         isinstance(word, str) and "=" in word for word in overrides
@@ -96,10 +90,14 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
         raise UserError(f"overrides must be a list of KEY=VALUE, got {overrides!r}")
     reread_sources()
     cached_examples.cache_clear()
-    before, sys.argv, stages.began_s = sys.argv, ["run.py", "-m", *overrides], time.perf_counter()
+    caller_arguments, sys.argv, status_line.began_s = (
+        sys.argv,
+        ["run.py", "-m", *overrides],
+        time.perf_counter(),
+    )
     try:
         with without_other_applications():  # the caller may run in one
-            run_application(main, kept=POINTS_KEPT)
+            run_application(main, stop_notice=POINTS_KEPT)
     except Refused as refused:
         raise UserError(refused.message) from None
     except SystemExit as ended:
@@ -110,6 +108,8 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
                 f"the sweep ended with status {ended.code}; its finished points are stored"
             ) from None
     finally:
-        sys.argv = before
+        sys.argv = caller_arguments
     parsed = OverridesParser.create().parse_overrides([quote_free_text(word) for word in overrides])
-    return load_results(sweep_folder(compose_config([alternatives(one)[0] for one in parsed])))
+    return load_results(
+        sweep_folder(compose_config([alternatives(override)[0] for override in parsed]))
+    )

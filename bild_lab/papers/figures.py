@@ -12,7 +12,7 @@ from typing import Any
 
 from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.groups import PICTURE_KINDS
+from bild_lab.lab.config.schemas import PICTURE_KINDS
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import setting_title
 from bild_lab.papers import cells, match_rates

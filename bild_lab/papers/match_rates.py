@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from omegaconf import DictConfig, OmegaConf
+from rich.markup import escape
 from torch import Tensor
 
 from bild_lab.engine.batch_decoding import auto_batch_size
@@ -43,12 +44,12 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, OutputSpec, Rows, Session
 from bild_lab.errors import UserError, require_model_path, require_whole
-from bild_lab.lab.config.cli import escape, output, progress
-from bild_lab.lab.config.groups import stop_strings, typed
+from bild_lab.lab.config.console import output, progress_bar
+from bild_lab.lab.config.schemas import stop_strings, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import cut_sources
-from bild_lab.lab.metrics.measures import interval, resampled_sums
+from bild_lab.lab.metrics.bootstrap import central_interval, resampled_sums
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.point.environment import environment
 from bild_lab.lab.point.identity import sweep_folder
@@ -251,7 +252,7 @@ class MatchRates:
         sums = resampled_sums(
             np.column_stack([matches_of_text, self.counts.sum(-1)]).astype(float), 0
         )
-        bounds = [interval(rates) for rates in (sums[:, :-1] / sums[:, -1:]).T]
+        bounds = [central_interval(rates) for rates in (sums[:, :-1] / sums[:, -1:]).T]
         rows = [row for row in self.rows() if row.position == TOTAL]
         return [
             {**row._asdict(), "low": low, "high": high}
@@ -368,7 +369,7 @@ def match_rates(cfg: DictConfig) -> None:
             ) from error
         require_same_settings(folder, "match rates", stored_settings, settings, MOVED)
     requests = decoder.requests([example.prompt for example in examples], longest)
-    with progress() as bar:
+    with progress_bar() as bar:
         task = bar.add_task("texts", total=len(requests))
         rates = measure_match_rates(target, requests, spec, lambda: bar.advance(task))
     write(rates, folder, settings, target)

@@ -17,8 +17,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import require_choice
-from bild_lab.lab.config.groups import (
-    BASE,
+from bild_lab.lab.config.compose import (
+    HYDRA_VERSION,
     config_dir,
     in_our_application,
     without_other_applications,
@@ -146,7 +146,7 @@ def found_configuration() -> Iterator[None]:
     if in_our_application():
         yield
         return
-    with without_other_applications(), initialize_config_dir(str(config_dir()), **BASE):
+    with without_other_applications(), initialize_config_dir(str(config_dir()), **HYDRA_VERSION):
         yield
 
 

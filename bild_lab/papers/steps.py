@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError, require_choice
-from bild_lab.lab.config.groups import plain_values
+from bild_lab.lab.config.compose import plain_values
 from bild_lab.papers.paper_runs import (
     SETTINGS,
     RunSetting,

@@ -21,8 +21,8 @@ from bild_lab.lab.schema.statistics import (
     ENOUGH_EXAMPLES,
     TOLERANCE,
     best_at_loss,
-    for_choice,
-    mean_of_few,
+    interval_of_best,
+    mean_with_interval,
 )
 from bild_lab.lab.store.groups import (
     Group,
@@ -87,7 +87,7 @@ def best_group(groups: Sequence[Group]) -> Group | None:
 
     def key(group: Group) -> tuple[bool, float]:
         best = group.best(0.0)
-        return group.enough, 0.0 if best is None else best.speedup.value
+        return group.has_enough_examples, 0.0 if best is None else best.speedup.value
 
     return max(groups, key=key, default=None)
 
@@ -100,7 +100,7 @@ def _one_of_settings(group: Group, n_groups: int, keys: Sequence[str]) -> str:
     values = {key: group.setting.get(key) for key in keys if key not in HASH_KEYS}
     named = [f"{key} {short_name(value)}" for key, value in values.items() if value is not None]
     words = ", ".join(named[:_NAMED_KEYS]) or f"which differ in {', '.join(keys)}"
-    which = "Best of" if group.enough and REGIME not in keys else "One of"
+    which = "Best of" if group.has_enough_examples and REGIME not in keys else "One of"
     return f"{which} {n_groups} settings ({words})"
 
 
@@ -122,8 +122,8 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
             or None in [*speedups, *differences]
         ):
             continue
-        speedup, speedup_low, speedup_high = mean_of_few(speedups)
-        difference, difference_low, difference_high = mean_of_few(differences)
+        speedup, speedup_low, speedup_high = mean_with_interval(speedups)
+        difference, difference_low, difference_high = mean_with_interval(differences)
         label = point_label(representative, telling_knobs(representative, representatives))
         seeds = ", ".join(str(result.setting.seed) for result in seed_results)
         change = f"{representative.quality.metric} {signed(difference)}"
@@ -160,7 +160,7 @@ def _timed_findings(group: Group) -> list[str]:
     possible = [result for result in points if not result.impossible]
     if not possible:
         return [_impossible_speedup(group, points[0])]
-    if not group.enough:
+    if not group.has_enough_examples:
         return [_too_few_examples(group, possible)]
     claims = _claims(group, possible)
     if len(points) > 1 and group.best(1.0) is not None:
@@ -292,10 +292,10 @@ def _corrected_for_choice(group: Group, n_points: int) -> str:
     speedup, quality = best.speedup, best.quality
     value = speedup.value
     log_bounds = (log(value), log(speedup.low or value), log(speedup.high or value))
-    low, high = for_choice(*log_bounds, n_points)
+    low, high = interval_of_best(*log_bounds, n_points)
     corrected = f"{group.label(best)} has {interval(exp(low), exp(high))}"
     if quality.difference_low is not None:
-        bounds = for_choice(
+        bounds = interval_of_best(
             quality.difference, quality.difference_low, quality.difference_high, n_points
         )
         corrected += f", {group.metric} {interval(*bounds, write=signed)}"
@@ -325,5 +325,5 @@ def _without_comparison(group: Group) -> str:
     quality = f"{group.metric} {number(fastest.quality.value)}"
     fact = f"{group.label(fastest)}, {duration(fastest.latency_s.median)} an example (median)"
     reason = "Only the baseline was measured" if group.relative else "No baseline was measured"
-    rank = "Fastest" if group.enough and len(timed) > 1 else "Measured"
+    rank = "Fastest" if group.has_enough_examples and len(timed) > 1 else "Measured"
     return f"{reason}, so there is no speedup to report. {rank}: {fact}, {quality}."

@@ -16,8 +16,8 @@ from bild_lab.lab.metrics.quality import (
     NO_REFERENCE,
     Difference,
     MetricScore,
-    judge,
-    judge_values,
+    score_values,
+    score_with_baseline,
 )
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, metric_named
 from bild_lab.lab.metrics.writing import Writing
@@ -213,7 +213,7 @@ class _Side:
         sides = [self.examples] if baseline is None else [self.examples, baseline.examples]
         values = _stored_values(metric, sides)
         if values is not None:
-            return judge_values(self.quality(metric).metric, *values, seed=SACREBLEU_SEED)
+            return score_values(self.quality(metric).metric, *values, seed=SACREBLEU_SEED)
         token_metric = metric_named(metric).of_tokens
         if token_metric is not None:
             outputs = [
@@ -221,13 +221,15 @@ class _Side:
                 for side in sides
             ]
             references = [NO_REFERENCE] * len(self.examples)
-            return judge(metric, *_with_baseline(outputs), references, seed=SACREBLEU_SEED)
+            return score_with_baseline(
+                metric, *_with_baseline(outputs), references, seed=SACREBLEU_SEED
+            )
         if self.references is None:
             return None
         # of older results, whose texts went on behind stop strings
         cut = self.result.setting.get("cut") or ()
         outputs = [[before_stop(example.prediction, cut) for example in side] for side in sides]
-        return judge(
+        return score_with_baseline(
             metric,
             *_with_baseline(outputs),
             self.references,

@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import PICTURE_KINDS
+from bild_lab.lab.config.schemas import PICTURE_KINDS
 from bild_lab.lab.schema.formatting import MINUS, TIMES, short_name
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import Group, Position, by_setting
@@ -195,7 +195,7 @@ def _frame(axes: Axes, group: Group) -> None:
     axes.set_ylim(*vertical)
     axes.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
     axes.ticklabel_format(axis="y", useOffset=False)
-    if group.wide:
+    if group.needs_log_axis:
         axes.set_xscale("log")
         axes.set_xticks(log_ticks(*horizontal), minor=False)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
@@ -339,7 +339,7 @@ def _number_front(panel: _Panel) -> None:
     A number that is not close to its mark has a line to it.
     """
     group, axes, look = panel.group, panel.axes, panel.look
-    front, outside = group.front(), {id(result) for result in group.beyond}
+    front, outside = group.front(), {id(result) for result in group.off_axis}
     radius = 0.5 * _pixels(panel, look.mark)
     centers = [axes.transData.transform((position.x, position.y)) for _, position in group.placed]
     taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in centers]

@@ -117,7 +117,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 def speedups_on_axis(group: Group, limit: int = 13) -> list[float]:
     """Return the speedups that the upper axis names."""
     low, high = group.limits()[0]
-    return log_ticks(1 / high, 1 / low) if group.wide else speedup_ticks(low, high, limit)
+    return log_ticks(1 / high, 1 / low) if group.needs_log_axis else speedup_ticks(low, high, limit)
 
 
 def beyond_axis(group: Group) -> str:
@@ -126,11 +126,11 @@ def beyond_axis(group: Group) -> str:
 
     Of slow points each policy's fastest is named, of those of low quality their number.
     """
-    low = Counter(result.policy for result in group.beyond if group.low(result))
+    low = Counter(result.policy for result in group.off_axis if group.is_low(result))
     slow = {
         result.policy: result.speedup.value
-        for result in reversed(group.beyond)
-        if not group.low(result)
+        for result in reversed(group.off_axis)
+        if not group.is_low(result)
     }
     named = [f"{policy} {times(speedup)}" for policy, speedup in slow.items()]
     if low:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from hydra.experimental.callback import Callback
+from rich.markup import escape
 
-from bild_lab.lab.config.cli import console, escape, output, stages
-from bild_lab.lab.config.groups import PICTURE_KINDS
+from bild_lab.lab.config.console import console, output, status_line
+from bild_lab.lab.config.schemas import PICTURE_KINDS
 from bild_lab.lab.store.records import Sweep
 
 
@@ -85,7 +86,7 @@ def reported_sweep(figures: str | Sequence[str]) -> Callback:
     """
     # `report.figures` is checked with the command
     kinds = figures.split(",") if isinstance(figures, str) else figures
-    stages.enter("loading PyTorch")
-    from bild_lab.lab.sweep import SweepCallback  # late: torch takes seconds to load
+    status_line.enter("loading PyTorch")
+    from bild_lab.lab.sweep import SweepCallback
 
     return SweepCallback(partial(report_sweep, figures=kinds), live_report)

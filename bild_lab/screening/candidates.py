@@ -18,12 +18,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import (
-    compose_config,
-    compose_policy,
-    knob_values,
-    policy_label,
-)
+from bild_lab.lab.config.compose import compose_config, compose_policy, knob_values
+from bild_lab.lab.config.policies import policy_label
 
 Values = tuple[str, ...]  # overrides such as policy.window=3
 KNOB = "policy."

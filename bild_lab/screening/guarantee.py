@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bild_lab.errors import UserError, require_number
-from bild_lab.lab.metrics.measures import Measure
+from bild_lab.lab.metrics.bootstrap import MetricSums
 from bild_lab.lab.metrics.text_metrics import LENGTH, LOG_PROBABILITY, metric_named
 from bild_lab.lab.schema.statistics import pareto_front
 
@@ -105,7 +105,7 @@ def require_losses(metric: str, turns: int) -> None:
         )
 
 
-def losses_of(metric: str, pool: Measure, picks: Sequence[Sequence[int]]) -> Losses:
+def losses_of(metric: str, pool: MetricSums, picks: Sequence[Sequence[int]]) -> Losses:
     """What settings lose against the target alone.
 
     pool: every distinct text. picks: which of them the target alone has for each example, then

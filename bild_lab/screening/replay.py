@@ -43,7 +43,8 @@ from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
 from bild_lab.lab.measure.cost import dimensions
 from bild_lab.lab.measure.recorder import relative_difference
 from bild_lab.lab.point.decoder import Decoder
-from bild_lab.lab.store.hashing import code_hash, content_hash
+from bild_lab.lab.store.code import code_hash
+from bild_lab.lab.store.hashing import content_hash
 from bild_lab.screening.candidates import Candidate
 from bild_lab.screening.record_store import Store
 from bild_lab.screening.recorded_model import RecordedModel

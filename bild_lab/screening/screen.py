@@ -25,11 +25,11 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_finite, require_whole
-from bild_lab.lab.config.cli import progress, stages
+from bild_lab.lab.config.console import progress_bar, status_line
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.measure.summary import log_probability, require_no_nan
 from bild_lab.lab.measure.timing import TimingOptions, time_methods
-from bild_lab.lab.metrics.quality import NO_REFERENCE, measure_of, score_pool
+from bild_lab.lab.metrics.quality import NO_REFERENCE, metric_sums, score_pool
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
 from bild_lab.lab.point.decoder import METHOD, Decoder
 from bild_lab.lab.point.history import prepare_texts
@@ -121,7 +121,7 @@ class Screening:
     def stage(self, name: str, shown: str = "") -> Iterator[None]:
         """Counts the seconds that are spent inside. shown: what the command says meanwhile."""
         if shown:
-            stages.enter(shown)
+            status_line.enter(shown)
         started = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - started
@@ -164,7 +164,7 @@ class Screening:
         point = self.point
         torch.set_num_threads(point.setting["threads"])
         for decoder in point.decoders.values():
-            decoder.load_weights(stages.enter)
+            decoder.load_weights(status_line.enter)
         _, requests = prepare_texts(point, self.folder)
         require_no_nan(point.decoders[METHOD].running, requests[0])
         return requests
@@ -213,9 +213,9 @@ class Screening:
             requests = self.requests
             # the method's modules are loaded once for all decoders of its kind
             for decoder in {type(decoder.method): decoder for decoder in decoders}.values():
-                decoder.load_weights(stages.enter)
+                decoder.load_weights(status_line.enter)
         texts: list[list[ReplayedText]] = [[] for _ in requests]
-        with self.stage("replay"), progress() as bar:
+        with self.stage("replay"), progress_bar() as bar:
             task = bar.add_task(
                 f"recording and replaying {len(candidates)} points", total=len(requests)
             )
@@ -349,7 +349,7 @@ class Screening:
     def losses(self, screened: Sequence[ReplayedPoint]) -> Losses:
         """What the points lose by the leading metric. screened: the target alone first."""
         (pool, references, picks), scoring = self._pool(screened), self.point.scoring
-        measure = measure_of(scoring.lead, pool, references, scoring.run_code, scoring.writing)
+        measure = metric_sums(scoring.lead, pool, references, scoring.run_code, scoring.writing)
         return losses_of(scoring.lead, measure, picks)
 
     def _pool(

@@ -17,7 +17,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.ranks import launched
 from bild_lab.training.answers import END, Calibration, TargetAnswer
 from bild_lab.training.batches import Collator, TokenizedExample, spread_evenly
@@ -155,7 +155,7 @@ def align(job: Alignment) -> dict[str, Any] | None:
             provenance={"calibration": source, "dataset": asdict(dataset)},
         )
     )
-    if not launched().first:  # one process compares
+    if not launched().is_main:  # one process compares
         return None
     unaligned, aligned = _compared(job, held_out)
     compared = {key: {"before": unaligned[key], "after": aligned[key]} for key in unaligned}

@@ -17,8 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bild_lab.engine.models.checkpoint.pieces import begin_of_text
 from bild_lab.errors import UserError
-from bild_lab.lab.data.examples import Example
-from bild_lab.lab.data.prompts import cut_sources
+from bild_lab.lab.data.prompts import Example, cut_sources
 from bild_lab.ranks import launched
 
 IGNORED = -100  # a label without a loss

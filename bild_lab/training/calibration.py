@@ -24,7 +24,7 @@ from bild_lab.engine.stop import StopStrings, before_stop
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.point.environment import environment
 from bild_lab.lab.store.hashing import content_hash
@@ -130,7 +130,7 @@ def generate_calibration(
     the folder holds other answers, the disk is full or the batch does not fit into memory.
     """
     ranks, missing = launched(), []
-    if ranks.first:
+    if ranks.is_main:
         with writing(job.folder, _WHAT, _REMEDY):
             keep_plan(job.folder, "answers", job.plan, _MOVED)
         missing = [indices for indices in job.parts if _rows(job.file(indices)) != len(indices)]
@@ -143,7 +143,7 @@ def generate_calibration(
     for indices in mine:
         _write_part(job, indices, ranks.rank, lambda count: report(count, total))
     ranks.wait()
-    if ranks.first and not (job.folder / MANIFEST).is_file():
+    if ranks.is_main and not (job.folder / MANIFEST).is_file():
         _write_manifest(job)
     ranks.wait()
     return total

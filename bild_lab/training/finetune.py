@@ -26,10 +26,11 @@ from transformers import (
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.stop import before_stop
 from bild_lab.errors import UserError
-from bild_lab.lab.config.cli import stages
-from bild_lab.lab.data.examples import Example
-from bild_lab.lab.metrics.quality import first_call, score
-from bild_lab.lab.metrics.text_metrics import TRIED, metric_named
+from bild_lab.lab.config.console import status_line
+from bild_lab.lab.data.prompts import Example
+from bild_lab.lab.metrics.external_metrics import TRIED_EXAMPLES
+from bild_lab.lab.metrics.quality import require_metric_works, score
+from bild_lab.lab.metrics.text_metrics import metric_named
 from bild_lab.lab.metrics.writing import BY_SCRIPT, Writing
 from bild_lab.lab.store.hashing import data_hash
 from bild_lab.lab.store.records import require_writable
@@ -117,8 +118,10 @@ def finetune(job: FinetuningJob) -> dict[str, Any]:
         )
     require_references([*job.train, *job.validation])
     if job.validation and job.metric != LIKELIHOOD:
-        first_call(
-            job.metric, tuple(example.references for example in job.validation[:TRIED]), job.fitting
+        require_metric_works(
+            job.metric,
+            tuple(example.references for example in job.validation[:TRIED_EXAMPLES]),
+            job.fitting,
         )
     layer_weights(job.recipe.loss, decoder_depth(job.start.config))
     folder = TrainingFolder(job.folder)
@@ -226,7 +229,7 @@ def job_identity(job: FinetuningJob) -> dict[str, Any]:
         "metric": job.metric,
         "training examples": data_hash(job.train),
         "validation examples": data_hash(job.validation),
-        **({} if job.fitting.usual(job.metric) else {"writing": asdict(job.fitting)}),
+        **({} if job.fitting.reads_like_english(job.metric) else {"writing": asdict(job.fitting)}),
         **({"dataset.cut": sorted(job.cut)} if job.cut else {}),
         **({} if job.teacher is None else {"teacher": job.teacher.fingerprint}),
         **job.teaching.identity,
@@ -364,7 +367,7 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     special = start.special_tokens(tokenizer)
     collate = Collator(special.pad, special.start)
     if recipe.soft_targets:
-        stages.enter("asking the target for soft targets")
+        status_line.enter("asking the target for soft targets")
         with arguments.main_process_first(local=False):
             train = taught(
                 train, job.teacher, collate, recipe, folder.soft_targets, arguments.device

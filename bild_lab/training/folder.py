@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.groups import flatten
+from bild_lab.lab.config.policies import flat_values
 from bild_lab.lab.schema.columns import to_json
 from bild_lab.ranks import launched
 
@@ -137,7 +137,7 @@ class TrainingFolder:
         with writing(place, "the checkpoint", self._remedy(), half_written=place):
             yield
             launched().wait()  # each process writes the state of its generators
-            if launched().first:
+            if launched().is_main:
                 sizes = {
                     file.name: file.stat().st_size
                     for file in sorted(place.iterdir())
@@ -151,7 +151,7 @@ class TrainingFolder:
 
         The first process writes, the others wait for it. Returns the metrics as they were written.
         """
-        if launched().first:
+        if launched().is_main:
             with self.published(self.result, "the trained model") as draft:
                 write(draft)
                 write_json(draft / METRICS, metrics)
@@ -241,7 +241,7 @@ def require_same_settings(
     ignored: keys that decide nothing, such as the path of data that has a hash.
     """
     # lists for tuples, as JSON has them
-    stored_values, now = flatten(dict(stored)), flatten(json.loads(json.dumps(current)))
+    stored_values, now = flat_values(dict(stored)), flat_values(json.loads(json.dumps(current)))
     for key in sorted({*stored_values, *now} - ignored):
         if stored_values.get(key) != now.get(key):
             raise UserError(

@@ -21,7 +21,7 @@ from bild_lab.engine.methods.lookup.ngram import (
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.pieces import begin_of_text
 from bild_lab.errors import UserError
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
+from rich.markup import escape
 from transformers import TrainerCallback
 
-from bild_lab.lab.config.cli import Bar, console, escape, progress
+from bild_lab.lab.config.console import ProgressBar, console, progress_bar
 from bild_lab.lab.point.load import build
 from bild_lab.ranks import launched
 
@@ -24,7 +25,7 @@ class TerminalLog(TrainerCallback):
     If that is not a terminal, every logged loss is a line too.
     """
 
-    def __init__(self, bar: Bar, title: str, steps: int, metric: str | None) -> None:
+    def __init__(self, bar: ProgressBar, title: str, steps: int, metric: str | None) -> None:
         self._metric, self._bar = metric, bar
         self._task = bar.add_task(title, total=steps, loss="")
         self._logged, self._best = "", float("-inf")
@@ -35,7 +36,7 @@ class TerminalLog(TrainerCallback):
         if state.best_metric is not None:
             self._best = state.best_metric
         if state.global_step:
-            self._bar.say(f"resuming from step {state.global_step}")
+            self._bar.print_line(f"resuming from step {state.global_step}")
 
     def on_step_end(self, args, state, control, **kwargs):
         self._bar.update(self._task, completed=state.global_step)
@@ -51,14 +52,14 @@ class TerminalLog(TrainerCallback):
             # more would leave no room for the bar
             self._bar.update(self._task, loss=f"{loss}, {throughput}")
             if not self._bar.console.is_terminal:
-                self._bar.say(f"step {state.global_step}: {self._logged}")
+                self._bar.print_line(f"step {state.global_step}: {self._logged}")
 
     def on_evaluate(self, args, state, control, metrics: dict[str, Any] | None = None, **kwargs):
         """The metric, whether it is the best so far, and losses."""
         value = metrics[f"eval_{self._metric}"]
         best = ", the best so far" if value > self._best else ""
         self._best = max(self._best, value)
-        self._bar.say(
+        self._bar.print_line(
             f"step {state.global_step}: {self._metric} {value:.2f}{best}; "
             f"validation loss {metrics['eval_loss']:.3f}; {self._logged}"
         )
@@ -69,7 +70,7 @@ def answers_bar() -> Iterator[Callable[[int, int], None]]:
     """A bar of the first process's answers while the block runs; the block reports (more answers,
     all to answer).
     """
-    with progress(shown=launched().first) as bar:
+    with progress_bar(shown=launched().is_main) as bar:
         task = bar.add_task("answers", total=None)
         yield lambda count, total: bar.update(task, advance=count, total=total)
 

@@ -24,7 +24,7 @@ from bild_lab.engine.models.checkpoint.hub import no_progress_bars
 from bild_lab.engine.models.device import within_memory
 from bild_lab.errors import UserError
 from bild_lab.files import holding
-from bild_lab.lab.config.cli import progress, stages
+from bild_lab.lab.config.console import progress_bar, status_line
 from bild_lab.lab.point.environment import environment
 from bild_lab.lab.store.hashing import content_hash
 from bild_lab.ranks import launched
@@ -87,11 +87,11 @@ class TrainingRun:
 
     def _train(self) -> dict[str, Any]:
         folder, recipe = self.folder, self.job.recipe
-        stages.enter("preparing model and texts")
+        status_line.enter("preparing model and texts")
         arguments = training_arguments(recipe, folder, self.metric, self.job.spread)
         try:
             with arguments.main_process_first(local=False):
-                if launched().first:
+                if launched().is_main:
                     folder.begin(self.identity)
             with self._within_memory(arguments):
                 objective = self.prepare(arguments)
@@ -102,7 +102,7 @@ class TrainingRun:
         with self._logs(arguments) as logs:
             callbacks = [*logs, *self.job.callbacks]
             trainer = ResumableTrainer(objective, recipe, folder, arguments, callbacks)
-            folder_lock = holding(folder.lock) if launched().first else nullcontext()
+            folder_lock = holding(folder.lock) if launched().is_main else nullcontext()
             with self._within_memory(arguments), folder_lock:
                 trainer.train(
                     resume_from_checkpoint=None if last_checkpoint is None else str(last_checkpoint)
@@ -141,10 +141,10 @@ class TrainingRun:
     @contextmanager
     def _logs(self, arguments: TrainingArguments) -> Iterator[list[TrainerCallback]]:
         """The logs on the terminal and to a tracker; only the first process has them."""
-        if not launched().first:
+        if not launched().is_main:
             yield []
             return
-        with progress(TextColumn("{task.fields[loss]}")) as bar:
+        with progress_bar(TextColumn("{task.fields[loss]}")) as bar:
             logs: list[TrainerCallback] = [
                 TerminalLog(bar, self.title, self.job.recipe.max_steps, self.metric)
             ]

@@ -32,7 +32,7 @@ from transformers import (
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError, require_choice, require_whole
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.store.hashing import content_hash
 
 # ids 0, 1, 2 as in T5; decoders have 3 too

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 MAIN = "config"  # of run.py
 SCHEMAS = {  # of groups whose files share their keys
-    "pair": ("bild_lab/lab/config/groups.py", "PairSpec"),
+    "pair": ("bild_lab/lab/config/schemas.py", "PairSpec"),
     "dataset": ("bild_lab/lab/data/dataset_spec.py", "DatasetSpec"),
     "train": ("bild_lab/training/train_spec.py", "TrainSpec"),
 }

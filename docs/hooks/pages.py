@@ -32,6 +32,7 @@ PAGES = {  # files outside docs that are pages of their own
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "notebooks/README.md": "notebooks.md",
+    "bild_lab/lab/README.md": "lab.md",
 }
 LANGUAGES = {
     ".py": "python",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import bild_lab
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.store.records import Sweep

@@ -18,7 +18,7 @@ from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.point.prepare import prepare
 from tests.benchmark.fake import VERSIONS
 

@@ -21,7 +21,7 @@ import bild_lab.report.page.html
 import bild_lab.report.pareto_figure
 import run
 import tests.tiny  # noqa: F401  (with the models' classes, which Transformers imports late)
-from bild_lab.lab.config.cli import run_application
+from bild_lab.lab.config.entrypoint import run_application
 
 
 @dataclass(frozen=True)

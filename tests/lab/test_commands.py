@@ -11,15 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.lab.config.cli import (
-    BAD_INPUT,
-    INTERRUPTED,
-    POINTS_KEPT,
-    output,
-    run_application,
-    tolerate_streams,
-)
-from bild_lab.lab.config.groups import config_dir
+from bild_lab.lab.config.compose import config_dir
+from bild_lab.lab.config.console import output, tolerate_streams
+from bild_lab.lab.config.entrypoint import BAD_INPUT, INTERRUPTED, POINTS_KEPT, run_application
 
 
 @pytest.mark.parametrize("command", ["bench", "screen", "match_rates", "generate_calibration"])
@@ -72,7 +66,7 @@ def test_who_stops_a_command_reads_what_is_kept(
     monkeypatch.setattr(sys, "argv", ["any.py"])
     for kept in ("nothing was written", POINTS_KEPT):
         with pytest.raises(SystemExit) as ended:
-            run_application(stopped, None, kept=kept)
+            run_application(stopped, None, stop_notice=kept)
         said = capsys.readouterr().err
         assert ended.value.code == INTERRUPTED and f"stopped; {kept}" in said.replace("\n", " ")
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from bild_lab.lab.config.cli import words_as_list
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.command_line import words_as_list
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.store.hashing import data_hash

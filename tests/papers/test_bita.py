@@ -16,10 +16,11 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.lab.config.groups import BASE, config_dir, typed
+from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
+from bild_lab.lab.config.schemas import typed
+from bild_lab.lab.data.conversations import conversation
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.data.examples import Example, conversation
-from bild_lab.lab.data.turns import with_answers
+from bild_lab.lab.data.prompts import Example, with_answers
 from bild_lab.lab.point.history import requests_of
 from bild_lab.lab.point.prepare import cached_examples, prepare
 from bild_lab.papers.recipes import Recipe, recipes_of
@@ -35,7 +36,7 @@ FOLDERS = re.compile(r"outputs/(\w+)")
 @pytest.fixture(scope="module", autouse=True)
 def hydra() -> Iterator[None]:
     """The configuration is found once for all tests of this module."""
-    with initialize_config_dir(str(config_dir()), **BASE):
+    with initialize_config_dir(str(config_dir()), **HYDRA_VERSION):
         yield
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 import scripts.figures
 from bild_lab.errors import UserError
-from bild_lab.lab.config.cli import run_application
+from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.store.records import Sweep
 from bild_lab.papers import steps
 from bild_lab.papers.drawings import written

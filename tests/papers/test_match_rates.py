@@ -28,7 +28,7 @@ from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure.prediction import pipeline_log
-from bild_lab.lab.metrics.measures import interval, times_drawn
+from bild_lab.lab.metrics.bootstrap import central_interval, resample_counts
 from bild_lab.papers.match_rates import (
     TOTAL,
     MatchRates,
@@ -134,11 +134,11 @@ def test_every_layer_and_k_has_its_own_interval_of_the_same_draws() -> None:
     counts = chance.integers(50, 100, (20, 3))
     matches = chance.integers(0, counts[:, None, None, None], (20, 1, 2, 2, 3))
     found = MatchRates(("shared",), (1, 2), (1, 3), 100, matches, counts)
-    drawn = times_drawn(20, 0)
+    drawn = resample_counts(20, 0)
     for place, total in enumerate(found.totals()):
         some = matches[:, 0, place // 2, place % 2].sum(-1)
         assert (total["low"], total["high"]) == pytest.approx(
-            interval(drawn @ some / (drawn @ counts.sum(-1)))
+            central_interval(drawn @ some / (drawn @ counts.sum(-1)))
         )
 
 

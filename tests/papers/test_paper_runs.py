@@ -12,7 +12,7 @@ import pytest
 from hydra import initialize_config_dir
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import BASE, compose_config, config_dir
+from bild_lab.lab.config.compose import HYDRA_VERSION, compose_config, config_dir
 from bild_lab.papers.paper_runs import RunSetting, commands, hub, items_of, needs, settings_of
 from bild_lab.papers.published import load_published, published_names
 from bild_lab.papers.steps import steps_of
@@ -78,7 +78,7 @@ def hydra(request: pytest.FixtureRequest) -> Iterator[None]:
     if "command" in request.fixturenames:  # which starts by itself
         yield
         return
-    with initialize_config_dir(str(config_dir()), **BASE):
+    with initialize_config_dir(str(config_dir()), **HYDRA_VERSION):
         yield
 
 

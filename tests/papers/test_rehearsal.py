@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.store.hashing import data_hash
 from tests.loopback_hub import REPOSITORY, loopback_hub
 from tests.papers.rehearsal_hub import ROWS, TABLES, checkpoints, datasets
@@ -41,7 +41,7 @@ import os, runpy, sys, traceback
 from types import SimpleNamespace
 import datasets, torch, transformers
 import bild_lab.lab.measure.runner, bild_lab.report.sweep, bild_lab.training.trainer
-from bild_lab.lab.config.cli import run_application
+from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.papers import figures, steps
 from scripts import paper_run
 

@@ -10,7 +10,7 @@ import torch
 
 import bild_lab
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point import prepare as points
 from bild_lab.lab.point.load import load_model

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.statistics import for_choice
+from bild_lab.lab.schema.statistics import interval_of_best
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.headline import headline, headline_sentences
 from bild_lab.report.reasons import reason_lines
@@ -154,10 +154,10 @@ def test_the_interval_of_a_choice_holds_for_the_best_of_all_points() -> None:
         best = random.normal(size=count).max()
         ends = (best, best - 1.96, best + 1.96)
         held["plain"] += ends[1] <= 0 <= ends[2]
-        low, high = for_choice(*ends, count)
+        low, high = interval_of_best(*ends, count)
         held["corrected"] += low <= 0 <= high
     assert held["plain"] < 0.75 * texts and held["corrected"] >= 0.93 * texts
-    assert for_choice(1.5, 1.4, 1.7, 1) == pytest.approx((1.4, 1.7))
+    assert interval_of_best(1.5, 1.4, 1.7, 1) == pytest.approx((1.4, 1.7))
 
 
 def test_points_of_several_sampling_seeds_are_pooled_with_an_interval_over_the_seeds() -> None:

@@ -10,7 +10,7 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics.quality import judge, judge_values
+from bild_lab.lab.metrics.quality import score_values, score_with_baseline
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
@@ -278,7 +278,10 @@ def test_the_quality_difference_is_that_of_sacrebleus_paired_bootstrap() -> None
     assert found.value == pytest.approx(scores["BLEU"][1].score - scores["BLEU"][0].score)
     assert found.p_value == pytest.approx(scores["BLEU"][1].p_value)
     assert found.p_value < 0.05
-    assert found == judge("bleu", better, worse, expected, seed=SACREBLEU_SEED).difference
+    assert (
+        found
+        == score_with_baseline("bleu", better, worse, expected, seed=SACREBLEU_SEED).difference
+    )
 
 
 def test_stored_scores_of_examples_are_compared_without_references() -> None:
@@ -294,7 +297,7 @@ def test_stored_scores_of_examples_are_compared_without_references() -> None:
     values = [one.scores["pass_at_1"] for one in b]
     assert (
         found.quality.difference
-        == judge_values("BLEU", values, [0.0] * 30, seed=SACREBLEU_SEED).difference
+        == score_values("BLEU", values, [0.0] * 30, seed=SACREBLEU_SEED).difference
     )
     few = compared(a, b[:10], left=bild(**own), right=bild(**own))
     # of A's own ten; B has no others

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import ReportSpec, compose_config, typed
+from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.config.schemas import ReportSpec, typed
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.sweep import live_report, report_sweep
 from tests.report.sample import sample_example, sample_failure, sample_result

@@ -17,7 +17,7 @@ import pytest
 from scipy.stats import norm
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics.quality import measure_of
+from bild_lab.lab.metrics.quality import metric_sums
 from bild_lab.lab.metrics.text_metrics import METRICS
 from bild_lab.screening import guarantee as module
 from bild_lab.screening.guarantee import (
@@ -161,9 +161,9 @@ REFERENCES = [["ein mann steht"]] * 2 + [["eine frau geht"]] * 2
 def test_a_text_loses_what_its_metric_says_on_a_scale_of_one() -> None:
     picks = [[0, 2], [1, 2], [1, 3]]  # the target alone, and two settings
     for metric in ("chrf", "rouge", "exact_match"):
-        pool = measure_of(metric, TEXTS, REFERENCES, False)
+        pool = metric_sums(metric, TEXTS, REFERENCES, False)
         single = [
-            measure_of(metric, [text], [own], False).value()
+            metric_sums(metric, [text], [own], False).value()
             for text, own in zip(TEXTS, REFERENCES, strict=True)
         ]
         lost = [
@@ -180,7 +180,7 @@ def test_a_text_loses_what_its_metric_says_on_a_scale_of_one() -> None:
     assert lost == pytest.approx(np.array([[1 - math.exp(-1), 1 - math.exp(-8)], [0, 0]]))
     gained = losses_of("log_probability", nats, [[1, 3], [0, 2]]).per_text
     assert gained.tolist() == [[-1, -1]]  # however much is gained
-    pool = measure_of("bleu", TEXTS, REFERENCES, False)
+    pool = metric_sums("bleu", TEXTS, REFERENCES, False)
     bleu = losses_of("bleu", pool, picks)
     assert bleu.per_text is None
     assert bleu.mean == pytest.approx(

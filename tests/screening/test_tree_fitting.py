@@ -23,7 +23,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Scores
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.store.records import Sweep

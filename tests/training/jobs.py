@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.training.finetune import FinetuningJob
 from bild_lab.training.start import FreshModel, FromScratch
 from bild_lab.training.train_spec import TrainSpec

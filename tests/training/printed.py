@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from bild_lab.lab.config.cli import quote_free_text
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.command_line import quote_free_text
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.point.prepare import Point, prepare
 
 LEAD = "decode with it: python run.py "

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.training.batches import (
     BatchOrder,
     Collator,

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from bild_lab.engine.request import Source
 from bild_lab.engine.stop import before_stop
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.metrics.quality import score
 from bild_lab.training.batches import Collator, tokenize
 from bild_lab.training.finetune import LIKELIHOOD, Evaluator, _evaluating, greedy_settings

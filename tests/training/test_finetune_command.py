@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import bild_lab
-from bild_lab.lab.config.groups import compose_config, config_dir, typed
+from bild_lab.lab.config.compose import compose_config, config_dir
+from bild_lab.lab.config.schemas import typed
 from bild_lab.training.train_spec import TrainSpec
 from scripts import finetune
 from tests.thinned import thinned

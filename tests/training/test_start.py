@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, T5Config
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_config, config_dir
+from bild_lab.lab.config.compose import compose_config, config_dir
 from bild_lab.training.start import (
     FreshModel,
     FromCheckpoint,

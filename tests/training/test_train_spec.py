@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import config_dir
+from bild_lab.lab.config.compose import config_dir
 from bild_lab.training import train_spec
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.trainer import optimizer, training_arguments

@@ -31,25 +31,34 @@ _COLUMNS = ("source_column", "input_column", "reference_column", "id_column", "c
 class Template:
     """The prompt format of a chat model (BiTA Table 6).
 
-    first: contains {question}. next_turn: contains {answer}, to the previous turn, and then
+    first_turn: contains {question}. next_turn: contains {answer}, to the previous turn, and then
     {question}. The tokenizer adds the start token. Raises UserError if a placeholder is missing, or
-    if `first` begins with the start token.
+    if `first_turn` begins with the start token.
     """
 
-    first: str = "{question}"
+    first_turn: str = "{question}"
     next_turn: str = "\n{answer}\n{question}"
 
     def __post_init__(self) -> None:
-        if "{question}" not in self.first or self.first.startswith("<s>"):
+        if "{question}" not in self.first_turn or self.first_turn.startswith("<s>"):
             raise UserError(
                 "dataset.chat_template must contain {question}, and not begin with <s>, which"
-                f" the tokenizer adds, got {self.first!r}"
+                f" the tokenizer adds, got {self.first_turn!r}"
             )
         if not re.search(r"\{answer\}.*\{question\}", self.next_turn, flags=re.DOTALL):
             raise UserError(
                 "dataset.next_turn_template must contain {answer} and then {question}, got"
                 f" {self.next_turn!r}"
             )
+
+
+def fill_template(template: str, **values: str) -> str:
+    """The template with its placeholders replaced.
+
+    Other braces, and braces in the values, are unchanged.
+    """
+    names = "|".join(map(re.escape, values))
+    return re.sub("{(" + names + ")}", lambda match: values[match[1]], template)
 
 
 @dataclass(kw_only=True, unsafe_hash=True)
@@ -142,7 +151,7 @@ class DatasetSpec:
             if isinstance(self.chat_template, str)
             else tuple(self.chat_template or ())
         )
-        if not chat or not all(isinstance(one, str) for one in chat):
+        if not chat or not all(isinstance(template, str) for template in chat):
             raise UserError(
                 f"dataset.chat_template must be text or several texts, got {self.chat_template!r}"
             )
@@ -159,8 +168,8 @@ class DatasetSpec:
             object.__setattr__(self, "name", _name_of(self.path, self.hub_id))
         if self.split is None:
             file = PurePath(self.path or "")
-            own = split_of(PurePath(file.name), "test") if suffix_of(file) else None
-            object.__setattr__(self, "split", own or "test")
+            file_split = split_of(PurePath(file.name), "test") if suffix_of(file) else None
+            object.__setattr__(self, "split", file_split or "test")
         lead = self.metrics[0] if self.metrics else self.metric
         object.__setattr__(self, "metric", lead if lead or self.has_references else "agreement")
         self._require_task()
@@ -168,16 +177,16 @@ class DatasetSpec:
 
     def _require_task(self) -> None:
         _require(self.split, "split must name a split (train, validation, test), got an empty one")
-        # of a path, the columns that there are can be named when it is read
+        # reading a path shows its columns, which the message can then name
         _require(
             self.source_column or self.path,
             "source_column must name the column to decode from, got none",
         )
-        held = self.prompt_template or ""
+        prompt_template = self.prompt_template or ""
         _require(
-            "{source}" in held or not held,
+            "{source}" in prompt_template or not prompt_template,
             "prompt_template must contain {source}, or be empty for unconditional generation,"
-            f" got {held!r}",
+            f" got {prompt_template!r}",
         )
         _require(self.metric, f"metric must be one of {METRIC_NAMES}, got none")
         _require(
@@ -214,9 +223,9 @@ class DatasetSpec:
     def _require_shots(self) -> None:
         if not self.shots:
             return
-        held = self.shot_template or ""
+        shot_template = self.shot_template or ""
         _require(
-            "{source}" in held and "{reference}" in held,
+            "{source}" in shot_template and "{reference}" in shot_template,
             f"shot_template must hold {{source}} and {{reference}}, got {self.shot_template!r}",
         )
         _require(
@@ -253,7 +262,9 @@ class DatasetSpec:
 
         Those of a checkpoint are known after `for_model`.
         """
-        return tuple(Template(first, self.next_turn_template) for first in self.chat_template)
+        return tuple(
+            Template(first_turn, self.next_turn_template) for first_turn in self.chat_template
+        )
 
 
 def for_model(spec: DatasetSpec, checkpoint: Checkpoint) -> DatasetSpec:
@@ -265,14 +276,14 @@ def for_model(spec: DatasetSpec, checkpoint: Checkpoint) -> DatasetSpec:
     """
     if spec.chat_template != (CHECKPOINT,):
         return spec
-    first, later = own_template(checkpoint, spec.chat)
-    if later is None and spec.turns != 1:
+    first_turn, next_turn = own_template(checkpoint, spec.chat)
+    if next_turn is None and spec.turns != 1:
         raise UserError(
             f"the chat template of {checkpoint.path} writes a first turn otherwise once it is"
             " answered, so later turns cannot continue it; set dataset.turns=1, or give"
             " dataset.chat_template and next_turn_template as text"
         )
-    texts = {"chat_template": first, "next_turn_template": later or Template.next_turn}
+    texts = {"chat_template": first_turn, "next_turn_template": next_turn or Template.next_turn}
     # they are in these texts
     return replace(spec, **texts, chat_template_date=None, chat_template_kwargs={})
 
@@ -292,16 +303,16 @@ def own_template(checkpoint: Checkpoint, chat: ChatSettings) -> tuple[str, str |
             " that was not trained to chat"
         )
     question, answer = ({"role": role, "content": f"{{{text}}}"} for role, text in ROLES.items())
-    once, again = (
+    one_turn, two_turns = (
         chat_text(checkpoint.tokenizer, checkpoint.path, turns, chat)
         for turns in ([question], [question, answer, question])
     )
-    later = again.removeprefix(once) if again.startswith(once) else None
+    next_turn = two_turns.removeprefix(one_turn) if two_turns.startswith(one_turn) else None
     start = tokenizer.bos_token
     # it adds the token itself
     if start is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
-        once = once.removeprefix(start)
-    return once, later
+        one_turn = one_turn.removeprefix(start)
+    return one_turn, next_turn
 
 
 def _require(ok: object, message: str) -> None:
@@ -315,22 +326,22 @@ def _name_of(path: str | None, hub_id: str | None) -> str:
     """
     if not path:
         return (hub_id or "local").rpartition("/")[2]
-    place = Path(path).expanduser().resolve()
-    stem = plain_stem(place) if suffix_of(place) else place.name
-    return place.parent.name if stem.lower() in SPLIT_WORDS else stem
+    location = Path(path).expanduser().resolve()
+    stem = plain_stem(location) if suffix_of(location) else location.name
+    return location.parent.name if stem.lower() in SPLIT_WORDS else stem
 
 
-def _names(field: str, given: object) -> tuple[str, ...] | None:
+def _names(field: str, names_value: object) -> tuple[str, ...] | None:
     """One or several names as a tuple. Raises UserError for anything else."""
-    if given is None:
+    if names_value is None:
         return None
     names = (
-        (given,)
-        if isinstance(given, str)
-        else tuple(given)
-        if isinstance(given, Sequence)
+        (names_value,)
+        if isinstance(names_value, str)
+        else tuple(names_value)
+        if isinstance(names_value, Sequence)
         else (None,)
     )
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise UserError(f"dataset.{field} must be a name or a list of names, got {given!r}")
+        raise UserError(f"dataset.{field} must be a name or a list of names, got {names_value!r}")
     return names

@@ -7,34 +7,34 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from bild_lab.errors import UserError, require_unicode
-from bild_lab.files import shipped
-from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template
-from bild_lab.lab.data.example import Continuation, Example
-from bild_lab.lab.data.formats import Row
-from bild_lab.lab.data.prompts import SourcePrompt
+from bild_lab.files import shipped_folder
+from bild_lab.lab.data.conversations import (
+    SYSTEM,
+    conversation,
+    messages_of,
+    questions_and_answers,
+)
+from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, fill_template
+from bild_lab.lab.data.formats import Row, columns_of, first_value
+from bild_lab.lab.data.prompts import Example, SourcePrompt, with_answers
 from bild_lab.lab.data.rows import canonical_split, hub_rows, local_rows
-from bild_lab.lab.data.turns import with_answers
 from bild_lab.lab.metrics.programs import ANSWER
 from bild_lab.lab.metrics.text_metrics import needs_references
 
 log = logging.getLogger(__name__)
 # SPEED-Bench has this instead of texts it may not distribute
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"
-# the speakers in ShareGPT's files, {"from", "value"}, and in those of chat models, {"role",
-# "content"}
-ASKING, ANSWERING = ("human", "user"), ("gpt", "chatgpt", "assistant", "bing", "bard")
-SYSTEM = ("system", "developer")
-NAME = r"[A-Za-z_][\w.]*"  # of a column in a template's braces
+NAME = r"[A-Za-z_][\w.]*"  # a column in a template's braces
 
 
 def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example, ...]:
@@ -54,9 +54,12 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
         )
     ids = [example.id for example in examples]
     if len(set(ids)) < len(ids):
-        twice = next(one for place, one in enumerate(ids) if one in ids[:place])
+        repeated_id = next(
+            example_id for index, example_id in enumerate(ids) if example_id in ids[:index]
+        )
         raise UserError(
-            f"dataset {spec.name!r} has two examples with id {twice!r}; set dataset.id_column=null"
+            f"dataset {spec.name!r} has two examples with id {repeated_id!r}; set"
+            " dataset.id_column=null"
         )
     # one file may serve as two splits
     if {source for source, _ in shots} & {example.source for example in examples}:
@@ -67,7 +70,8 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
         )
     if spec.history == REFERENCES:
         return with_answers(
-            examples, {one.id: one.references[0] for one in examples if one.references}
+            examples,
+            {example.id: example.references[0] for example in examples if example.references},
         )
     if spec.history is not None:
         return with_answers(examples, _history(spec.history, spec.split))
@@ -107,7 +111,7 @@ def _rows(spec: DatasetSpec) -> Iterator[tuple[str, Row]]:
     split = canonical_split(spec.split)
     if spec.path:
         folders = [name for name in (spec.hub_data_dir, spec.hub_config) if name]
-        return local_rows(Path(shipped(spec.path)).expanduser(), split, folders)
+        return local_rows(Path(shipped_folder(spec.path)).expanduser(), split, folders)
     return hub_rows(
         spec.hub_id,
         split,
@@ -118,73 +122,86 @@ def _rows(spec: DatasetSpec) -> Iterator[tuple[str, Row]]:
 
 
 def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) -> Iterator[Example]:
-    """shots: what every prompt begins with."""
-    split, unanswered, instructed, lacking = canonical_split(spec.split), 0, 0, list[str]()
+    """The examples of these rows; rows without a source or an answered question are left out.
+
+    shots: the text that every prompt begins with.
+    """
+    split = canonical_split(spec.split)
+    unanswered = instructed = 0
+    without_source: list[str] = []
     for index, (where, row) in enumerate(rows):
         answers: list[str] = []
-        if (messages := _messages(spec, where, row)) is not None:
-            turns, answers = _dialogue(spec, messages)
+        if (messages := messages_of(spec, where, row)) is not None:
+            turns, answers = questions_and_answers(spec, messages)
             if not turns:
                 unanswered += 1
                 continue
             instructed += messages[0][0] in SYSTEM
         elif _lacks_source(spec, row):
-            lacking.append(where)
+            without_source.append(where)
             continue
         else:
             turns = _turns(spec, where, row)
-        source, around = _question(spec, where, row, turns[0])
-        around = (shots + around[0], *around[1:])
-        question = turns[0].join(around)
-        own_id, category = _optional(row, spec.id_column), _optional(row, spec.category_column)
-        example = Example(
-            id=f"{split}-{index}" if own_id is None else str(own_id),
-            source=source,
-            prompt=question,
-            references=tuple(answers[:1]) if answers else _references(spec, where, row),
-            category=None if category is None else str(category),
-        )
-        texts = (
-            question,
-            *turns,
-            *answers,
-            *example.references,
-            example.id,
-            example.category or "",
-        )
-        require_unicode(where, *texts)
-        for number, template in enumerate(spec.templates, start=1):
-            asked = (
-                example
-                if len(spec.templates) == 1
-                else replace(example, id=f"{example.id}@{number}")
-            )
-            first, *later = conversation(asked, [question, *turns[1:]], template)
-            whole = SourcePrompt(turns[0], inserted(template.first.split("{question}"), around))
-            asked_turns = [replace(first, prompt=whole), *later]
-            for turn, answer in zip(asked_turns, answers or [None] * len(asked_turns), strict=True):
-                yield (
-                    turn
-                    if answer is None or not spec.reference_column
-                    else replace(turn, references=(answer,))
-                )
+        yield from _row_examples(spec, where, row, f"{split}-{index}", turns, answers, shots)
     if instructed:
         log.warning(
             "%s: %d conversations begin with a system message; it stands before their first"
             " question",
-            *(spec.name, instructed),
+            spec.name,
+            instructed,
         )
     if unanswered:
         log.warning(
             "%s: %d conversations without an answered question are left out", spec.name, unanswered
         )
-    if lacking:
+    if without_source:
         log.warning(
             "%s: rows without a source are left out, %d of them, first %s",
             spec.name,
-            len(lacking),
-            lacking[0],
+            len(without_source),
+            without_source[0],
         )
+
+
+def _row_examples(
+    spec: DatasetSpec,
+    where: str,
+    row: Row,
+    default_id: str,
+    turns: Sequence[str],
+    answers: Sequence[str],
+    shots: str,
+) -> Iterator[Example]:
+    """The examples of one row: each of its turns with each template.
+
+    answers: the conversation's own answer to each turn, where these are used; else none.
+    """
+    source, around = _question(spec, where, row, turns[0])
+    around = (shots + around[0], *around[1:])
+    question = turns[0].join(around)
+    row_id, category = _optional(row, spec.id_column), _optional(row, spec.category_column)
+    example = Example(
+        id=default_id if row_id is None else str(row_id),
+        source=source,
+        prompt=question,
+        references=tuple(answers[:1]) if answers else _references(spec, where, row),
+        category=None if category is None else str(category),
+    )
+    texts = [question, *turns, *answers, *example.references, example.id, example.category or ""]
+    require_unicode(where, *texts)
+    for number, template in enumerate(spec.templates, start=1):
+        suffix = f"@{number}" if len(spec.templates) > 1 else ""
+        templated_example = replace(example, id=f"{example.id}{suffix}")
+        first_turn, *later_turns = conversation(templated_example, [question, *turns[1:]], template)
+        source_prompt = SourcePrompt(
+            turns[0], inserted(template.first_turn.split("{question}"), around)
+        )
+        turn_examples = [replace(first_turn, prompt=source_prompt), *later_turns]
+        if answers and spec.reference_column:
+            for turn_example, answer in zip(turn_examples, answers, strict=True):
+                yield replace(turn_example, references=(answer,))
+        else:
+            yield from turn_examples
 
 
 def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
@@ -193,20 +210,25 @@ def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
 
     Raises UserError if there are too few.
     """
-    found = []
-    other = replace(spec, split=spec.shot_split, limit=spec.shots, shots=0) if spec.shots else spec
-    whole = ((where, row) for where, row in _rows(other) if not _lacks_source(spec, row))
-    for where, row in islice(whole, spec.shots):
+    if not spec.shots:
+        return []
+    solved_examples = []
+    shot_spec = replace(spec, split=spec.shot_split, limit=spec.shots, shots=0)
+    rows_with_source = (
+        (where, row) for where, row in _rows(shot_spec) if not _lacks_source(spec, row)
+    )
+    for where, row in islice(rows_with_source, spec.shots):
         source, reference = _turns(spec, where, row)[0], _column_references(spec, where, row)[0]
         require_unicode(where, source, reference)
-        found.append(
+        solved_examples.append(
             (source, fill_template(spec.shot_template, source=source, reference=reference))
         )
-    if len(found) < spec.shots:
+    if len(solved_examples) < spec.shots:
         raise UserError(
-            f"dataset.shots={spec.shots}, but split {spec.shot_split!r} has {len(found)} examples"
+            f"dataset.shots={spec.shots}, but split {spec.shot_split!r} has {len(solved_examples)}"
+            " examples"
         )
-    return found
+    return solved_examples
 
 
 def _turns(spec: DatasetSpec, where: str, row: Row) -> list[str]:
@@ -233,71 +255,6 @@ def _lacks_source(spec: DatasetSpec, row: Row) -> bool:
     return present and (value is None or (isinstance(value, str) and not value.strip()))
 
 
-Message = tuple[str, str]  # a speaker and a text
-
-
-def _messages(spec: DatasetSpec, where: str, row: Row) -> list[Message] | None:
-    """The source as messages, each with its speaker; None if it is not a conversation of such.
-
-    Raises UserError for a message that is not text alone.
-    """
-    value = first_value(row, spec.source_column)[1] if spec.source_column else None
-    if not isinstance(value, list | tuple) or (not value and spec.history != REFERENCES):
-        return None
-    for speaker, text in (("from", "value"), ("role", "content")):
-        if all(isinstance(one, Mapping) and {speaker, text} <= set(one) for one in value):
-            return [(str(one[speaker]), _message_text(where, one[text])) for one in value]
-    return None
-
-
-def _message_text(where: str, content: object) -> str:
-    """The text of a message, which may be parts such as {"type": "text", "text"}; empty for
-    null.
-    """
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = content if isinstance(content, list | tuple) else [content]
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    if not all(isinstance(text, str) for text in texts):
-        raise UserError(
-            f"{where}: the content of a message must be text, got {content!r:.200}; correct the row"
-        )
-    return "".join(texts)
-
-
-def _answered(spec: DatasetSpec) -> bool:
-    """Whether a conversation's own answers are used: as references, or as history."""
-    return spec.history == REFERENCES or spec.reference_column == spec.source_column
-
-
-def _dialogue(spec: DatasetSpec, messages: Sequence[Message]) -> tuple[list[str], list[str]]:
-    """The questions of a conversation, and the answer to each where these are used, else no
-    answers.
-
-    A system message first stands before the first question, with an empty line between. Another
-    message before that is skipped, as FastChat does (`train.py`, `preprocess`). The conversation
-    ends at the first message that is empty, of another speaker or out of turn, which FastChat does
-    not take. Where its answers are used, a question without one is left out.
-    """
-    system = [text for _, text in takewhile(lambda message: message[0] in SYSTEM, messages)]
-    spoken = messages[len(system) :]
-    if spoken and spoken[0][0] not in ASKING:
-        spoken = spoken[1:]
-    expected = (ASKING if place % 2 == 0 else ANSWERING for place in range(len(spoken)))
-    fitting = takewhile(
-        lambda pair: pair[0][0] in pair[1] and pair[0][1].strip(),
-        zip(spoken, expected, strict=True),
-    )
-    texts = [text for (_, text), _ in fitting]
-    answers = texts[1::2][: spec.turns] if _answered(spec) else []
-    questions = texts[::2][: len(answers) if _answered(spec) else spec.turns]
-    if questions:
-        questions[0] = "\n\n".join(
-            [*(text.strip() for text in system if text.strip()), questions[0]]
-        )
-    return questions, answers
-
-
 def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str, tuple[str, ...]]:
     """The source with its input, and the texts around the source in the question that the task asks
     about it.
@@ -307,11 +264,14 @@ def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str
         raise UserError(f"{where}: {' or '.join(spec.input_column)} must be a string, got {text!r}")
     parts = spec.prompt_template.split("{source}")
     if spec.input_column and "{input}" in spec.prompt_template:
-        return source, tuple(fill_template(part, input=text or "") for part in parts)
+        return source, tuple(fill_template(text_around, input=text or "") for text_around in parts)
     if not text or not text.strip():
         return source, tuple(parts)
-    first, *others = parts
-    return f"{source}\n{text}", (first, *(f"\n{text}{part}" for part in others))
+    text_before, *texts_after = parts
+    return f"{source}\n{text}", (
+        text_before,
+        *(f"\n{text}{text_after}" for text_after in texts_after),
+    )
 
 
 def _references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
@@ -337,7 +297,7 @@ def _column_references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ..
 
     A column may be null in a row if another one is not.
     """
-    found = []
+    values = []
     for column in spec.reference_column:
         present, value = first_value(row, [column])
         if not present:
@@ -346,20 +306,22 @@ def _column_references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ..
                 f" {columns_of(row)}; set it to columns that every row has, if only as null"
             )
         if value is not None:
-            found += value if isinstance(value, list | tuple) else [value]
-    texts = [_text_of(one) for one in found]
+            values += value if isinstance(value, list | tuple) else [value]
+    texts = [_text_of(reference) for reference in values]
     columns = " or ".join(spec.reference_column)
     if not texts:
         raise UserError(
             f"{where}: {columns} holds no reference, got {value!r}; leave the row out of the data,"
             " or set dataset.reference_column=null"
         )
-    for text, one in zip(texts, found, strict=True):
+    for text, reference in zip(texts, values, strict=True):
         if text is None:
-            remedy = "write the answers as words" if isinstance(one, bool) else "correct the row"
+            remedy = (
+                "write the answers as words" if isinstance(reference, bool) else "correct the row"
+            )
             raise UserError(
-                f"{where}: {columns} must be texts or numbers, or lists of them, got {one!r:.200};"
-                f" {remedy}"
+                f"{where}: {columns} must be texts or numbers, or lists of them, got"
+                f" {reference!r:.200}; {remedy}"
             )
     return tuple(texts)
 
@@ -392,56 +354,16 @@ def _required(spec: DatasetSpec, where: str, row: Row, field: str) -> object:
         )
     present, value = first_value(row, columns)
     if not present:
-        wanted = " or ".join(columns)
+        column_names = " or ".join(columns)
         raise UserError(
-            f"{where}: dataset.{field} wants column {wanted}, got columns {columns_of(row)}; set it"
-            " to one"
+            f"{where}: dataset.{field} wants column {column_names}, got columns {columns_of(row)};"
+            " set it to one"
         )
     return value
 
 
 def _optional(row: Row, columns: Sequence[str] | None) -> object:
     return first_value(row, columns)[1] if columns else None
-
-
-def first_value(row: Row, columns: Sequence[str]) -> tuple[bool, object]:
-    """Whether the row has any of the columns, and the first value that is not null.
-
-    `a.b` is a field inside a.
-    """
-    present = False
-    for column in columns:
-        value: object = {column: row[column]} if column in row else row
-        for key in [column] if column in row else column.split("."):
-            if not isinstance(value, Mapping) or key not in value:
-                break
-            value = value[key]
-        else:
-            present = True
-            if value is not None:
-                return True, value
-    return present, None
-
-
-def columns_of(row: Row, prefix: str = "") -> str:
-    """The names of all columns, and of the fields inside them."""
-    return ", ".join(
-        (
-            columns_of(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping) and value
-            else f"{prefix}{key}"
-        )
-        for key, value in row.items()
-    )
-
-
-def fill_template(template: str, **values: str) -> str:
-    """The template with its placeholders replaced.
-
-    Other braces, and braces in the values, are unchanged.
-    """
-    names = "|".join(map(re.escape, values))
-    return re.sub("{(" + names + ")}", lambda match: values[match[1]], template)
 
 
 def inserted(outer: Sequence[str], inner: Sequence[str]) -> tuple[str, ...]:
@@ -454,24 +376,3 @@ def inserted(outer: Sequence[str], inner: Sequence[str]) -> tuple[str, ...]:
         around.extend(inner[1:])
         around[-1] += text
     return tuple(around)
-
-
-def conversation(first: Example, questions: Sequence[str], template: Template) -> list[Example]:
-    """An example for each question: the first with a complete prompt, later ones without the
-    previous turns.
-    """
-    between, _, after = template.next_turn.partition("{answer}")
-    turns = [replace(first, prompt=fill_template(template.first, question=questions[0]))]
-    for number, question in enumerate(questions[1:], start=2):
-        turns.append(
-            replace(
-                first,
-                id=f"{first.id}/{number}",
-                source=question,
-                prompt=fill_template(after, question=question),
-                references=(),
-                turn=number,
-                continues=Continuation(turns[-1].id, between),
-            )
-        )
-    return turns

@@ -101,16 +101,18 @@ def _converted(file: Path) -> str:
 
 def _distinct(names: Sequence[str], where: str) -> None:
     """Raise UserError for a name that two columns have: only one of them could be used."""
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"{where}: two columns are called {twice[0]!r}; rename or remove one")
+    if repeated_names := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(
+            f"{where}: two columns are called {repeated_names[0]!r}; rename or remove one"
+        )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON. Raises ValueError for a key that it has twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         _distinct([key for key, _ in pairs], "an object")
-    return found
+    return members
 
 
 def _json_lines(file: Path) -> Iterator[tuple[str, Any]]:
@@ -150,8 +152,10 @@ def _csv(file: Path) -> Iterator[tuple[str, Any]]:
         if suffix_of(file) == ".tsv":
             reader = csv.reader(handle, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
         else:
-            first = handle.readline()
-            reader = csv.reader(chain([first], handle), strict=True, delimiter=_delimiter(first))
+            header_line = handle.readline()
+            reader = csv.reader(
+                chain([header_line], handle), strict=True, delimiter=_delimiter(header_line)
+            )
         names = next(reader, [])
         if any("\0" in name for name in names):
             raise UserError(f"{file} holds zero bytes; {_converted(file)}")
@@ -175,8 +179,10 @@ def _delimiter(header: str) -> str:
 def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow.parquet
 
-    whole = pyarrow.parquet.ParquetFile(file)
-    yield from _arrow_rows(file, whole.schema_arrow, whole.iter_batches(batch_size=1024))
+    parquet_file = pyarrow.parquet.ParquetFile(file)
+    yield from _arrow_rows(
+        file, parquet_file.schema_arrow, parquet_file.iter_batches(batch_size=1024)
+    )
 
 
 def _arrow(file: Path) -> Iterator[tuple[str, Any]]:
@@ -187,9 +193,11 @@ def _arrow(file: Path) -> Iterator[tuple[str, Any]]:
         try:
             batches = pyarrow.ipc.open_stream(source)
         except pyarrow.ArrowInvalid:
-            whole = pyarrow.ipc.open_file(source)
+            arrow_file = pyarrow.ipc.open_file(source)
             yield from _arrow_rows(
-                file, whole.schema, (whole.get_batch(at) for at in range(whole.num_record_batches))
+                file,
+                arrow_file.schema,
+                (arrow_file.get_batch(index) for index in range(arrow_file.num_record_batches)),
             )
             return
         yield from _arrow_rows(file, batches.schema, batches)
@@ -221,16 +229,49 @@ def _features(schema: pyarrow.Schema) -> Mapping[str, Any]:
 def labels(features: Mapping[str, Any]) -> Callable[[Row], Row]:
     """A function that gives a row the names of its classes, in place of their numbers."""
     names = {
-        column: one.names for column, one in features.items() if type(one).__name__ == "ClassLabel"
+        column: feature.names
+        for column, feature in features.items()
+        if type(feature).__name__ == "ClassLabel"
     }
 
     def labelled(row: Row) -> Row:
-        for column, own in names.items():
-            if isinstance(number := row[column], int) and 0 <= number < len(own):
-                row = {**row, column: own[number]}
+        for column, class_names in names.items():
+            if isinstance(number := row[column], int) and 0 <= number < len(class_names):
+                row = {**row, column: class_names[number]}
         return row
 
     return labelled
+
+
+def first_value(row: Row, columns: Sequence[str]) -> tuple[bool, object]:
+    """Whether the row has any of the columns, and the first value that is not null.
+
+    `a.b` is a field inside a.
+    """
+    present = False
+    for column in columns:
+        value: object = {column: row[column]} if column in row else row
+        for key in [column] if column in row else column.split("."):
+            if not isinstance(value, Mapping) or key not in value:
+                break
+            value = value[key]
+        else:
+            present = True
+            if value is not None:
+                return True, value
+    return present, None
+
+
+def columns_of(row: Row, prefix: str = "") -> str:
+    """The names of all columns, and of the fields inside them."""
+    return ", ".join(
+        (
+            columns_of(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping) and value
+            else f"{prefix}{key}"
+        )
+        for key, value in row.items()
+    )
 
 
 _READERS = {

@@ -72,13 +72,15 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
     root, files = path.parent, [path]
     if path.is_dir():
         root = next((path / name for name in subfolders if (path / name).is_dir()), path)
-        named = (one for one in root.rglob("*") if suffix_of(one) and not _beside_data(one.name))
-        visible = (
-            one
-            for one in named
-            if not any(part.startswith(".") for part in one.relative_to(root).parts)
+        data_files = (
+            file for file in root.rglob("*") if suffix_of(file) and not _beside_data(file.name)
         )
-        files = sorted(one for one in visible if one.is_file())
+        visible = (
+            file
+            for file in data_files
+            if not any(path_part.startswith(".") for path_part in file.relative_to(root).parts)
+        )
+        files = sorted(file for file in visible if file.is_file())
     if not files or suffix_of(files[0]) is None:
         raise UserError(
             f"no data files at {path}: wanted {' '.join(SUFFIXES)}; point dataset.path at them"
@@ -97,10 +99,10 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
         if path.is_dir():
             _require_one_dataset(root, split, files)
         return files
-    if there := sorted(name for name in by_split if name is not None):
+    if split_names := sorted(name for name in by_split if name is not None):
         raise UserError(
-            f"{path} has no split {split!r}, only {', '.join(there)}; set dataset.split to one of"
-            " them"
+            f"{path} has no split {split!r}, only {', '.join(split_names)}; set dataset.split to"
+            " one of them"
         )
     names = ", ".join(file.name for file in files[:5])
     raise UserError(
@@ -109,16 +111,16 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
     )
 
 
-def split_of(relative: PurePath, wanted: str) -> str | None:
+def split_of(relative: PurePath, requested_split: str) -> str | None:
     """The split in a file's name, else the split in the nearest folder's name; None if there is
     none.
     """
-    for part in (relative.stem, *reversed(relative.parent.parts)):
-        for word in re.split(r"[^a-z0-9]+", part.lower()):
+    for path_part in (relative.stem, *reversed(relative.parent.parts)):
+        for word in re.split(r"[^a-z0-9]+", path_part.lower()):
             if word in SPLIT_WORDS:
                 return SPLIT_WORDS[word]
-            if word == wanted.lower():  # a split with a non-standard name
-                return wanted
+            if word == requested_split.lower():  # a split with a non-standard name
+                return requested_split
     return None
 
 
@@ -133,10 +135,10 @@ def _require_one_dataset(root: Path, split: str, files: Sequence[Path]) -> None:
     """
     families = {re.sub(r"\d+", "#", str(file.relative_to(root))) for file in files}
     if len(families) > 1:
-        found = ", ".join(sorted(families))
+        families_text = ", ".join(sorted(families))
         raise UserError(
-            f"{root} holds split {split!r} more than once ({found}); point dataset.path at one of"
-            " them"
+            f"{root} holds split {split!r} more than once ({families_text}); point dataset.path at"
+            " one of them"
         )
     shards = _SHARD.search(files[0].name)
     if shards and int(shards[1]) != len(files):
@@ -193,16 +195,16 @@ def _folder(hub_id: str, data_dir: str, split: str, revision: str | None) -> Pat
             listed = [entry.path for entry in get_cached_repo_tree(hub_id, **where)]
         else:
             listed = HfApi().list_repo_files(hub_id, **where)
-        wanted = _files_of_split(hub_id, listed, data_dir, canonical_split(split))
+        requested_paths = _files_of_split(hub_id, listed, data_dir, canonical_split(split))
     except CachedRepoTreeNotFoundError:
-        wanted = [data_dir, f"{data_dir}/*"]
+        requested_paths = [data_dir, f"{data_dir}/*"]
     except (HTTPError, OSError) as error:
         raise UserError(
             _complaint(hub_id, {"data_dir": data_dir, "revision": revision}, error)
         ) from error
     try:
         snapshot = snapshot_download(
-            hub_id, local_files_only=cached_only, allow_patterns=wanted, **where
+            hub_id, local_files_only=cached_only, allow_patterns=requested_paths, **where
         )
     except (HTTPError, OSError, ValueError) as error:
         if cached_only:
@@ -232,18 +234,18 @@ def _files_of_split(hub_id: str, listed: Sequence[str], data_dir: str, split: st
             f"dataset {hub_id!r} has no folder {data_dir!r}; correct dataset.hub_data_dir, or"
             f" {REMEDY}"
         )
-    wanted = (
+    paths_of_split = (
         splits
         if set(splits.values()) == {None}
         else [path for path in splits if splits[path] == split]
     )
-    if not wanted:
-        there = ", ".join(sorted({name for name in splits.values() if name is not None}))
+    if not paths_of_split:
+        split_names = ", ".join(sorted({name for name in splits.values() if name is not None}))
         raise UserError(
-            f"dataset {hub_id!r} has no split {split!r} in {data_dir}, only {there}; set"
+            f"dataset {hub_id!r} has no split {split!r} in {data_dir}, only {split_names}; set"
             " dataset.split to one of them"
         )
-    return [str(path) for path in wanted]
+    return [str(path) for path in paths_of_split]
 
 
 def _load(hub_id: str, options: dict[str, Any]) -> Any:
@@ -293,8 +295,11 @@ def _complaint(hub_id: str, options: dict[str, Any], error: Exception) -> str:
         )
     elif isinstance(error, HTTPError) or "Consistency check failed" in str(error):
         remedy = "the download stopped early; repeat the command, or "
-    asked = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
+    options_text = ", ".join(
+        f"{key}={value}" for key, value in options.items() if value is not None
+    )
     return (
-        f"cannot load dataset {hub_id!r} ({asked}) from the hub: {' '.join(str(reason).split())};"
+        f"cannot load dataset {hub_id!r} ({options_text}) from the hub:"
+        f" {' '.join(str(reason).split())};"
         f" {remedy}{REMEDY}"
     )

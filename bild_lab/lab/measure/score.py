@@ -14,7 +14,7 @@ from bild_lab.engine.protocols import External, Method, Replays
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Round, Span, StageTrace
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.measure.certificate import (
     Certificate,
     certify,

@@ -19,15 +19,16 @@ from bild_lab.engine.request import Request, Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import MeasureSpec
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.config.schemas import MeasureSpec
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.measure.cost import has_cost_model, total_cost
 from bild_lab.lab.measure.recorder import first_difference
 from bild_lab.lab.measure.timing import Timed, repeats_of, token_count, total_s
-from bild_lab.lab.metrics.measures import interval, resampled_sums
-from bild_lab.lab.metrics.quality import NO_REFERENCE, Scoring, Tokens, judge
+from bild_lab.lab.metrics.bootstrap import resampled_sums
+from bild_lab.lab.metrics.quality import NO_REFERENCE, Scoring, Tokens, score_with_baseline
 from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY
 from bild_lab.lab.point.decoder import BASELINE, METHOD
+from bild_lab.lab.schema.formatting import interval
 from bild_lab.lab.schema.numbers import (
     Category,
     Change,
@@ -170,7 +171,7 @@ def score_all(
     Also each example's own values of the metrics that are means over examples.
     """
     references = [example.references for example in examples]
-    judgements = scoring.judge(texts[METHOD], texts.get(BASELINE), references, seed, tokens)
+    judgements = scoring.score_outputs(texts[METHOD], texts.get(BASELINE), references, seed, tokens)
     scores_by_example = [
         {
             metric: judgement.per_example[index]
@@ -321,7 +322,7 @@ def _log_probability_change(
         name: list(zip(log_probabilities[name], map(len, texts), strict=True))
         for name, texts in tokens.items()
     }
-    score = judge(
+    score = score_with_baseline(
         LOG_PROBABILITY,
         weighted[METHOD],
         weighted.get(BASELINE),

@@ -1,7 +1,9 @@
-"""Run one program and say whether it ended well: python -I -S -B program_worker.py, which `programs` starts.
+"""Run one program and say whether it ended well: python -I -S -B program_worker.py, which
+`programs` starts.
 
-Standard input is a JSON object: the program, a token, the limits. The token is written back if the program ran to its
-end. What a program asks of the system goes through Python's audit hooks, which cannot be taken off again.
+Standard input is a JSON object: the program, a token, the limits. The token is written back if the
+program ran to its end. What a program asks of the system goes through Python's audit hooks, which
+cannot be taken off again.
 """
 
 from __future__ import annotations
@@ -38,24 +40,24 @@ def refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 def main() -> None:
     """Read, limit, run."""
-    asked = json.loads(sys.stdin.read())
+    request = json.loads(sys.stdin.read())
     answers, nowhere = os.dup(1), os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    for limit, most in (
-        (resource.RLIMIT_AS, asked["memory_bytes"]),
-        (resource.RLIMIT_CPU, asked["cpu_s"]),
+    for limit, maximum in (
+        (resource.RLIMIT_AS, request["memory_bytes"]),
+        (resource.RLIMIT_CPU, request["cpu_s"]),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(limit, (most, most))
+        resource.setrlimit(limit, (maximum, maximum))
     sys.addaudithook(refuse)
     write, leave = os.write, os._exit  # as they are before the program
     try:
-        exec(compile(asked["program"], "program", "exec"), {"__name__": "program"})
+        exec(compile(request["program"], "program", "exec"), {"__name__": "program"})
     except BaseException:  # whatever ends a program early, sys.exit too, is a failure
         leave(1)
-    write(answers, asked["token"].encode())
+    write(answers, request["token"].encode())
     leave(0)
 
 

@@ -49,10 +49,10 @@ def passes(answers: Sequence[str], references: Sequence[Sequence[str]]) -> list[
     where no program runs.
     """
     programs = []
-    for answer, (before, after) in zip(
+    for answer, (program_head, program_tail) in zip(
         answers, map(_parts, range(len(references)), references), strict=True
     ):
-        programs.append(before + code_of(answer, before) + after)
+        programs.append(program_head + code_of(answer, program_head) + program_tail)
     _require_running()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return [100.0 * ended for ended in pool.map(ends_well, programs)]
@@ -68,8 +68,8 @@ def _parts(index: int, references: Sequence[str]) -> tuple[str, str]:
             f"pass_at_1: the reference of example {index} must be one program that holds {ANSWER}"
             " once; set dataset.reference_template, as conf/dataset/humaneval.yaml does"
         )
-    before, _, after = references[0].partition(ANSWER)
-    return before, after
+    program_head, _, program_tail = references[0].partition(ANSWER)
+    return program_head, program_tail
 
 
 def _require_running() -> None:
@@ -87,9 +87,11 @@ def require_programs(references: Sequence[Sequence[str]]) -> None:
 
     Call `require_permission` first.
     """
-    for index, several in enumerate(references):
-        before, after = _parts(index, several)
-        problems = [_syntax_problem(before + answer + after) for answer in _TRIED_ANSWERS]
+    for index, example_references in enumerate(references):
+        program_head, program_tail = _parts(index, example_references)
+        problems = [
+            _syntax_problem(program_head + answer + program_tail) for answer in _TRIED_ANSWERS
+        ]
         if all(problems):
             raise UserError(
                 f"pass_at_1: the program of example {index} is no Python around any answer"
@@ -123,22 +125,22 @@ def require_permission(run_code: bool) -> None:
         )
 
 
-def code_of(answer: str, before: str = "") -> str:
+def code_of(answer: str, program_head: str = "") -> str:
     """The answer's first fenced block of code, on lines of its own; without one the answer as it
     is.
 
-    before: what the program begins with, such as imports and a function's head. It stays: a block
-    that defines the function anew comes after it, and any other block is the function's body and
-    gets its indentation.
+    program_head: what the program begins with, such as imports and a function's head. It stays: a
+    block that defines the function anew comes after it, and any other block is the function's body
+    and gets its indentation.
     """
-    found = _FENCED.search(answer)
-    if found is None:
+    fenced_block = _FENCED.search(answer)
+    if fenced_block is None:
         return answer
-    block, last = found[1], before.rstrip().rpartition("\n")[2]
-    margin = last[: len(last) - len(last.lstrip())]
-    heads = _HEAD.findall(before)
-    if margin and heads and heads[-1] not in _HEAD.findall(block):
-        block = textwrap.indent(textwrap.dedent(block), margin)
+    block, last_line = fenced_block[1], program_head.rstrip().rpartition("\n")[2]
+    indentation = last_line[: len(last_line) - len(last_line.lstrip())]
+    function_names = _HEAD.findall(program_head)
+    if indentation and function_names and function_names[-1] not in _HEAD.findall(block):
+        block = textwrap.indent(textwrap.dedent(block), indentation)
     return f"\n{block}\n"
 
 
@@ -146,12 +148,12 @@ def code_of(answer: str, before: str = "") -> str:
 def ends_well(program: str) -> bool:
     """Whether the program runs to its end within its limits, without an error."""
     token = secrets.token_hex(16)
-    asked = {"program": program, "token": token, "cpu_s": CPU_S, "memory_bytes": MEMORY_BYTES}
+    request = {"program": program, "token": token, "cpu_s": CPU_S, "memory_bytes": MEMORY_BYTES}
     with tempfile.TemporaryDirectory() as folder:
         try:
             ended = subprocess.run(
                 [sys.executable, "-I", "-S", "-B", str(_WORKER)],
-                input=json.dumps(asked).encode(),
+                input=json.dumps(request).encode(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 timeout=CLOCK_S,

@@ -12,24 +12,24 @@ import numpy as np
 from jaxtyping import Float
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics.measures import Measure, interval, mean_of
-from bild_lab.lab.metrics.numerals import last_number
+from bild_lab.lab.metrics.bootstrap import MetricSums, central_interval, mean_metric
+from bild_lab.lab.metrics.external_metrics import TRIED_EXAMPLES
 from bild_lab.lab.metrics.programs import require_permission, require_programs
 from bild_lab.lab.metrics.text_metrics import (
     AGREEMENT,
     PASS_AT_1,
     ROUGE,
-    TRIED,
     metric_named,
     needs_references,
 )
-from bild_lab.lab.metrics.writing import BY_SCRIPT, References, Writing
+from bild_lab.lab.metrics.writing import BY_SCRIPT, References, Writing, last_number
 from bild_lab.lab.schema.numbers import Quality
 
-NO_REFERENCE = ("",)  # of a metric of tokens
+NO_REFERENCE = ("",)  # what a metric of tokens gets
 NUMERIC = "numeric"
-NEEDS_WORDS = ("bleu", "chrf", "ter", "rouge", *ROUGE)  # of which an empty reference has none
-# how many tokens each text has, and the log-probability that the target gives them; of two systems
+NEEDS_WORDS = ("bleu", "chrf", "ter", "rouge", *ROUGE)  # an empty reference has none
+# the number of tokens of each text, and the log-probability that the target gives them; for the
+# method and for the baseline
 Tokens = tuple[Sequence[tuple[int, float | None]] | None, Sequence[tuple[int, float | None]] | None]
 
 
@@ -72,32 +72,33 @@ class Scoring:
     writing: Writing = BY_SCRIPT
 
     def fitted(self, references: References) -> Scoring:
-        """To these references, of all examples. Raises UserError, before a text is decoded, where a
-        metric cannot fit.
+        """The scoring for these references of all examples.
+
+        Raises UserError, before a text is decoded, where a metric cannot fit.
 
         Every example must have references that the metric can use, and each metric is called once,
         on a reference.
         """
-        judging = [metric for metric in self.metrics if needs_references(metric)]
-        if not judging:
+        metrics = [metric for metric in self.metrics if needs_references(metric)]
+        if not metrics:
             return self
         fitting = replace(self, writing=self.writing.of(references))
-        for metric in judging:
+        for metric in metrics:
             require_references(metric, references, fitting.writing)
             if metric == PASS_AT_1:
                 require_permission(self.run_code)
                 require_programs(references)
             else:
-                first_call(
-                    metric, tuple(tuple(several) for several in references[:TRIED]), fitting.writing
-                )
+                tried_references = tuple(map(tuple, references[:TRIED_EXAMPLES]))
+                require_metric_works(metric, tried_references, fitting.writing)
         return fitting
 
     @property
     def lead(self) -> str:
+        """The metric that tables and figures show."""
         return self.metrics[0]
 
-    def judge(
+    def score_outputs(
         self,
         predictions: Sequence[str],
         baseline: Sequence[str] | None,
@@ -107,55 +108,67 @@ class Scoring:
     ) -> Mapping[str, MetricScore]:
         """Every metric of the outputs, and the paired difference from the baseline's.
 
-        tokens: of the predictions and of the baseline's, for metrics of tokens.
+        tokens: those of the predictions and of the baseline's texts, for metrics of tokens.
         """
-        found = {}
+        scores = {}
         for metric in self.metrics:
-            if (counted := metric_named(metric).of_tokens) is not None:
-                ours, theirs = (
-                    None if several is None else [counted(*one) for one in several]
-                    for several in tokens
+            if (sums_of_text := metric_named(metric).of_tokens) is not None:
+                method_sums, baseline_sums = (
+                    None
+                    if system_tokens is None
+                    else [sums_of_text(*text_tokens) for text_tokens in system_tokens]
+                    for system_tokens in tokens
                 )
-                found[metric] = judge(metric, ours, theirs, [NO_REFERENCE] * len(ours), seed=seed)
+                scores[metric] = score_with_baseline(
+                    metric, method_sums, baseline_sums, [NO_REFERENCE] * len(method_sums), seed=seed
+                )
                 continue
             expected = [[text] for text in baseline or []] if metric == AGREEMENT else references
-            found[metric] = judge(
+            scores[metric] = score_with_baseline(
                 metric, predictions, baseline, expected, seed, self.run_code, self.writing
             )
-        return found
+        return scores
 
 
 def require_references(metric: str, references: References, writing: Writing) -> None:
     """Raise UserError for an example without references, and one whose references no text could
     equal.
     """
-    for index, several in enumerate(references):
-        if not several:
+    for index, example_references in enumerate(references):
+        if not example_references:
             raise UserError(
                 f"{metric}: example {index} has no references; leave it out of the data, or set "
                 "dataset.metric=agreement"
             )
-        if metric in NEEDS_WORDS and not any(text.strip() for text in several):
+        if metric in NEEDS_WORDS and not any(text.strip() for text in example_references):
             raise UserError(
                 f"{metric}: the reference of example {index} is empty; leave it out of the data, or"
                 " choose dataset.metric=exact_match, by which an empty text can be right"
             )
         if metric == NUMERIC and all(
-            last_number(text, writing.decimal_comma) is None for text in several
+            last_number(text, writing.decimal_comma) is None for text in example_references
         ):
             raise UserError(
                 f"{metric}: the reference of example {index} holds no number, got"
-                f" {several[0]!r:.60}; leave it out of the data, or choose"
+                f" {example_references[0]!r:.60}; leave it out of the data, or choose"
                 " dataset.metric=exact_match"
             )
 
 
 @lru_cache(maxsize=8)
-def first_call(metric: str, references: tuple[tuple[str, ...], ...], writing: Writing) -> None:
+def require_metric_works(
+    metric: str, references: tuple[tuple[str, ...], ...], writing: Writing
+) -> None:
     """Score the first reference of each example: what a metric cannot do shows before anything is
     decoded.
     """
-    measure_of(metric, [several[0] for several in references], references, False, writing)
+    metric_sums(
+        metric,
+        [example_references[0] for example_references in references],
+        references,
+        False,
+        writing,
+    )
 
 
 def score(
@@ -172,10 +185,10 @@ def score(
     Raises UserError for an unknown metric, no predictions, an example without references, programs
     that may not run, and a metric that does not fit the references' language.
     """
-    return judge(metric, predictions, None, references, seed, run_code, writing).score
+    return score_with_baseline(metric, predictions, None, references, seed, run_code, writing).score
 
 
-def judge(
+def score_with_baseline(
     metric: str,
     predictions: Sequence[str],
     baseline: Sequence[str] | None,
@@ -189,21 +202,25 @@ def judge(
 
     Raises UserError as `score` does.
     """
-    ours = measure_of(metric, predictions, references, run_code, writing)
+    measured = metric_sums(metric, predictions, references, run_code, writing)
     if baseline is None:
-        return _judged(ours, None, seed)
-    same = list(baseline) == list(predictions)  # as those of a lossless policy
-    return _judged(
-        ours, ours if same else measure_of(metric, baseline, references, run_code, writing), seed
+        return _metric_score(measured, None, seed)
+    same = list(baseline) == list(predictions)  # a lossless policy has the baseline's texts
+    return _metric_score(
+        measured,
+        measured if same else metric_sums(metric, baseline, references, run_code, writing),
+        seed,
     )
 
 
-def judge_values(
+def score_values(
     metric: str, values: Sequence[float], baseline: Sequence[float] | None = None, *, seed: int = 0
 ) -> MetricScore:
-    """The same from the values of single examples, as they were stored. metric: as shown."""
-    return _judged(
-        mean_of(metric, values), None if baseline is None else mean_of(metric, baseline), seed
+    """`score_with_baseline` from the stored values of single examples. metric: its shown name."""
+    return _metric_score(
+        mean_metric(metric, values),
+        None if baseline is None else mean_metric(metric, baseline),
+        seed,
     )
 
 
@@ -223,66 +240,81 @@ def score_pool(
     pool: texts, each with its own references. systems, baseline: for each example, which text of
     the pool it gets. Systems with the same texts share their intervals.
     """
-    whole = measure_of(metric, pool, references, run_code, writing)
-    base = whole.value(baseline), whole.resampled(seed, baseline)
-    found: dict[tuple[int, ...], tuple[Quality, Difference]] = {}
+    sums = metric_sums(metric, pool, references, run_code, writing)
+    baseline_value, baseline_resampled = sums.value(baseline), sums.resampled(seed, baseline)
+    scores: dict[tuple[int, ...], tuple[Quality, Difference]] = {}
     for picks in map(tuple, systems):
-        if picks not in found:
-            value, values = whole.value(picks), whole.resampled(seed, picks)
-            low, high = interval(values)
-            scored = Quality(metric=whole.metric, value=value, low=low, high=high)
-            found[picks] = scored, _difference(whole.metric, (value, values), base)
-    return [found[tuple(picks)] for picks in systems]
+        if picks in scores:
+            continue
+        value, resampled = sums.value(picks), sums.resampled(seed, picks)
+        low, high = central_interval(resampled)
+        quality = Quality(metric=sums.metric, value=value, low=low, high=high)
+        difference = _difference(sums.metric, value - baseline_value, resampled, baseline_resampled)
+        scores[picks] = quality, difference
+    return [scores[tuple(picks)] for picks in systems]
 
 
-def _judged(ours: Measure, theirs: Measure | None, seed: int) -> MetricScore:
-    value, values = ours.value(), ours.resampled(seed)
-    signature = f"{ours.signature}|bs:{ours.resamples}|seed:{seed}" if ours.signature else None
-    low, high = interval(values)
-    scored = Quality(metric=ours.metric, value=value, low=low, high=high, signature=signature)
-    if theirs is None:
-        return MetricScore(scored, None, ours.per_example)
-    base = theirs.value()
-    found = _difference(ours.metric, (value, values), (base, theirs.resampled(seed)))
-    ends = {"difference_low": found.low, "difference_high": found.high, "p_value": found.p_value}
-    return MetricScore(
-        replace(scored, baseline=base, difference=found.value, **ends), found, ours.per_example
+def _metric_score(method: MetricSums, baseline: MetricSums | None, seed: int) -> MetricScore:
+    value, resampled = method.value(), method.resampled(seed)
+    signature = None
+    if method.signature:
+        signature = f"{method.signature}|bs:{method.resamples}|seed:{seed}"
+    low, high = central_interval(resampled)
+    quality = Quality(metric=method.metric, value=value, low=low, high=high, signature=signature)
+    if baseline is None:
+        return MetricScore(quality, None, method.per_example)
+    baseline_value = baseline.value()
+    difference = _difference(
+        method.metric, value - baseline_value, resampled, baseline.resampled(seed)
     )
+    compared_quality = replace(
+        quality,
+        baseline=baseline_value,
+        difference=difference.value,
+        difference_low=difference.low,
+        difference_high=difference.high,
+        p_value=difference.p_value,
+    )
+    return MetricScore(compared_quality, difference, method.per_example)
 
 
 def _difference(
-    metric: str, ours: tuple[float, np.ndarray], theirs: tuple[float, np.ndarray]
+    metric: str,
+    difference: float,
+    resampled: Float[np.ndarray, " resamples"],
+    baseline_resampled: Float[np.ndarray, " resamples"],
 ) -> Difference:
-    """ours, theirs: a value, and those of resamples."""
+    """The difference of two systems with its interval, from both systems' values of resamples."""
     # one may be a mean where the other is not; their first draws are the same
-    count = min(len(ours[1]), len(theirs[1]))
-    value, differences = ours[0] - theirs[0], ours[1][:count] - theirs[1][:count]
-    return Difference(metric, value, *interval(differences), p_value(differences, value))
+    count = min(len(resampled), len(baseline_resampled))
+    differences = resampled[:count] - baseline_resampled[:count]
+    low, high = central_interval(differences)
+    return Difference(metric, difference, low, high, p_value(differences, difference))
 
 
-def measure_of(
+def metric_sums(
     metric: str,
     predictions: Sequence[str],
     references: References,
     run_code: bool,
     writing: Writing = BY_SCRIPT,
-) -> Measure:
+) -> MetricSums:
     """The metric of these outputs. Raises UserError as `score` does."""
-    chosen = metric_named(metric)
+    definition = metric_named(metric)
     if not predictions:
         raise UserError(f"{metric} needs at least one prediction, got none; check dataset.limit")
     if len(predictions) != len(references):
         raise UserError(
             f"{metric} needs references for {len(predictions)} predictions, got {len(references)}"
         )
-    for index, several in enumerate(references):
-        if not several or isinstance(several, str):
+    for index, example_references in enumerate(references):
+        if not example_references or isinstance(example_references, str):
             raise UserError(
                 f"{metric}: example {index} has no list of references; set dataset.metric=agreement"
             )
-    if chosen.runs_code:
+    if definition.runs_code:
         require_permission(run_code)
-    return chosen.of(predictions, references, writing)
+    return definition.of(predictions, references, writing)
 
 
 def p_value(differences: Float[np.ndarray, " resamples"], observed: float) -> float:

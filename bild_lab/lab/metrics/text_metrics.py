@@ -8,30 +8,33 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
 from itertools import zip_longest
-from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bild_lab.errors import UserError, suggestion
-from bild_lab.lab.metrics.measures import Measure, mean_of, ratio_of
-from bild_lab.lab.metrics.numerals import same_number
-from bild_lab.lab.metrics.own_function import mean_of_function, own_function, warn
+from bild_lab.lab.metrics.bootstrap import MetricSums, mean_metric, ratio_metric
+from bild_lab.lab.metrics.external_metrics import (
+    EVALUATE,
+    evaluate_metric,
+    mean_of_function,
+    user_function,
+)
 from bild_lab.lab.metrics.programs import passes
-from bild_lab.lab.metrics.sentences import sentence_lines, splitter_name
 from bild_lab.lab.metrics.writing import (
     ASCII,
     BY_SCRIPT,
     CHAR,
     ENGLISH,
     JA,
-    SPACED,
     ZH,
     References,
     Writing,
     rouge_tokenizer,
     sacrebleus_tokenizer,
+    same_number,
+    sentence_lines,
+    splitter_name,
 )
 
 AGREEMENT, PASS_AT_1, LOG_PROBABILITY, LENGTH = (
@@ -40,19 +43,9 @@ AGREEMENT, PASS_AT_1, LOG_PROBABILITY, LENGTH = (
     "log_probability",
     "length",
 )
-EVALUATE = "evaluate:"  # before the name or path of a metric of `evaluate`
 ROUGE = ("rougeL", "rouge1", "rouge2", "rougeLsum")
-TRIED = 8  # examples that show the scale of a metric of `evaluate`, and whether it is a mean
-NONSENSE = "x"
-LISTS = ("list", "List", "LargeList", "Sequence")  # features that hold several references
-# metrics of `evaluate` with a tokenizer of their own: for English letters, and for words between
-# spaces
-ENGLISH_ONLY, SPACED_ONLY = (
-    ("rouge", "meteor"),
-    ("bleu", "google_bleu", "sacrebleu", "nist_mt", "ter", "wer"),
-)
 
-Options = tuple[tuple[str, Any], ...]  # of a class of sacrebleu, by name
+Options = tuple[tuple[str, Any], ...]  # the arguments of a class of sacrebleu, by name
 
 
 @dataclass(frozen=True)
@@ -60,8 +53,8 @@ class Metric:
     """A metric of texts, where more is better, on a scale of 0 to 100 unless it is one of tokens.
 
     shown: what tables call it. measure: its measure of predictions and references, aggregated over
-    examples as a mean (`mean_of`) or from sums of counts. higher_is_better: if not, the value is
-    100 minus the measure's. bounded: whether every text has a value from 0 to 100, of which the
+    examples as a mean (`mean_metric`) or from sums of counts. higher_is_better: if not, the value
+    is 100 minus the measure's. bounded: whether every text has a value from 0 to 100, of which the
     metric is the mean, or may be taken as one. runs_code: whether it runs programs that a model
     wrote. of_tokens: what it takes in place of a text, a sum and a count, given the number of its
     tokens and the log-probability, in nats, that the target gives them; such a metric has no
@@ -69,7 +62,7 @@ class Metric:
     """
 
     shown: str
-    measure: Callable[[str, Sequence[str], References, Writing], Measure]
+    measure: Callable[[str, Sequence[str], References, Writing], MetricSums]
     higher_is_better: bool = True
     bounded: bool = False
     runs_code: bool = False
@@ -77,18 +70,20 @@ class Metric:
 
     def of(
         self, predictions: Sequence[str], references: References, writing: Writing = BY_SCRIPT
-    ) -> Measure:
-        """Of these outputs."""
+    ) -> MetricSums:
+        """The metric's sums over these outputs."""
         fitting = writing if self.of_tokens is not None else writing.of(references)
-        found = self.measure(self.shown, predictions, references, fitting)
+        measured = self.measure(self.shown, predictions, references, fitting)
         if self.higher_is_better:
-            return found
-        each = found.per_example and tuple(100.0 - value for value in found.per_example)
+            return measured
+        per_example = measured.per_example and tuple(
+            100.0 - value for value in measured.per_example
+        )
         turned = {
-            "metric": f"100-{found.metric}",
-            "value_of": lambda sums: 100.0 - found.value_of(sums),
+            "metric": f"100-{measured.metric}",
+            "value_of": lambda sums: 100.0 - measured.value_of(sums),
         }
-        return replace(found, per_example=each, **turned)
+        return replace(measured, per_example=per_example, **turned)
 
 
 def metric_named(name: str) -> Metric:
@@ -97,9 +92,9 @@ def metric_named(name: str) -> Metric:
     Whether `evaluate` has one is found out when it is loaded.
     """
     if name.startswith(EVALUATE) and name != EVALUATE:
-        return Metric(name, evaluated)
+        return Metric(name, evaluate_metric)
     if "." in name:
-        return own_metric(name)
+        return user_metric(name)
     if name not in METRICS:
         raise UserError(
             f"metric must be one of {METRIC_NAMES}, got {name!r}{suggestion(name, METRICS)}"
@@ -107,13 +102,13 @@ def metric_named(name: str) -> Metric:
     return METRICS[name]
 
 
-def own_metric(path: str) -> Metric:
+def user_metric(path: str) -> Metric:
     """The user's function `MODULE.FUNCTION`, with what its attributes say.
 
     scale: 1 or 100, the value of a perfect text; 100 if it has none. higher_is_better: True if it
-    has none. Raises UserError as `own_function` does, and for other attributes.
+    has none. Raises UserError as `user_function` does, and for other attributes.
     """
-    function = own_function(path)
+    function = user_function(path)
     scale, higher = getattr(function, "scale", None), getattr(function, "higher_is_better", True)
     if scale not in (None, 1, 100) or isinstance(scale, bool):
         raise UserError(f"the metric {path} must have scale = 1 or scale = 100, got {scale!r}")
@@ -132,25 +127,29 @@ def needs_references(name: str) -> bool:
 
 def bleu(
     shown: str, predictions: Sequence[str], references: References, writing: Writing
-) -> Measure:
+) -> MetricSums:
     """Corpus BLEU. Raises UserError for a tokenizer that is not installed."""
     name = writing.bleu
     sacrebleus_tokenizer(name)  # refuses
     return counted_by_sacrebleu(
-        "BLEU", _with(shown, name, "13a"), predictions, references, (("tokenize", name),)
+        "BLEU",
+        _name_with_tokenizer(shown, name, "13a"),
+        predictions,
+        references,
+        (("tokenize", name),),
     )
 
 
 def chrf(
     shown: str, predictions: Sequence[str], references: References, writing: Writing
-) -> Measure:
+) -> MetricSums:
     """chrF, of the characters of any language."""
     return counted_by_sacrebleu("CHRF", shown, predictions, references)
 
 
 def ter(
     shown: str, predictions: Sequence[str], references: References, writing: Writing
-) -> Measure:
+) -> MetricSums:
     """TER, whose words are characters in Chinese and Japanese.
 
     Raises UserError for other languages without spaces.
@@ -169,19 +168,21 @@ def ter(
 
 def counted_by_sacrebleu(
     kind: str, shown: str, predictions: Sequence[str], references: References, options: Options = ()
-) -> Measure:
+) -> MetricSums:
     """A corpus metric from the counts of its sentences, as sacrebleu adds them up. kind: its class
     in sacrebleu.
     """
-    scorer = _sacrebleu(kind, tuple(tuple(several) for several in references), options)
+    scorer = _sacrebleu(
+        kind, tuple(tuple(text_references) for text_references in references), options
+    )
     counts = np.array(scorer._extract_corpus_statistics(predictions, None), dtype=float)
 
     def value_of(sums: np.ndarray) -> np.ndarray:
         return np.apply_along_axis(
-            lambda one: scorer._compute_score_from_stats(one.tolist()).score, -1, sums
+            lambda row: scorer._compute_score_from_stats(row.tolist()).score, -1, sums
         )
 
-    return Measure(shown, len(counts), value_of, counts, str(scorer.get_signature()))
+    return MetricSums(shown, len(counts), value_of, counts, str(scorer.get_signature()))
 
 
 @lru_cache(maxsize=4)
@@ -193,14 +194,14 @@ def _sacrebleu(kind: str, references: tuple[tuple[str, ...], ...], options: Opti
     return getattr(metrics, kind)(references=list(zip_longest(*references)), **dict(options))
 
 
-def _with(shown: str, tokenizer: str, usual: str) -> str:
+def _name_with_tokenizer(shown: str, tokenizer: str, usual: str) -> str:
     """A metric's name, with its tokenizer unless that is the usual one."""
     return shown if tokenizer == usual else f"{shown} ({tokenizer})"
 
 
 def rouge(
     lead: str, shown: str, predictions: Sequence[str], references: References, writing: Writing
-) -> Measure:
+) -> MetricSums:
     """The mean f-measure of `rouge_score`, of English with its stemmer; of several references the
     best one counts.
 
@@ -209,11 +210,16 @@ def rouge(
     """
     name, english = writing.rouge, writing.kind == ENGLISH
     pairs = zip(predictions, references, strict=True)
-    scored = [_rouge(prediction, tuple(several), name, english) for prediction, several in pairs]
+    scored = [
+        _rouge(prediction, tuple(text_references), name, english)
+        for prediction, text_references in pairs
+    ]
     stemmer = "yes" if name == ASCII else "no"
     sentences = f"sentences:{splitter_name(english)}"
     signature = f"tokenizer:{name}|stemmer:{stemmer}|{sentences}|version:rouge_score.{version('rouge_score')}"
-    return mean_of(_with(shown, name, ASCII), [one[lead] for one in scored], signature)
+    return mean_metric(
+        _name_with_tokenizer(shown, name, ASCII), [scores[lead] for scores in scored], signature
+    )
 
 
 @lru_cache(maxsize=100_000)  # baselines repeat from point to point
@@ -238,11 +244,14 @@ def share_of(
     texts: Sequence[str],
     references: References,
     writing: Writing,
-) -> Measure:
+) -> MetricSums:
     """The share of texts that are right, in percent."""
-    return mean_of(
+    return mean_metric(
         shown,
-        [100.0 * right(text, several) for text, several in zip(texts, references, strict=True)],
+        [
+            100.0 * right(text, text_references)
+            for text, text_references in zip(texts, references, strict=True)
+        ],
     )
 
 
@@ -258,14 +267,18 @@ def _words(text: str) -> list[str]:
     return unicodedata.normalize("NFC", text).split()
 
 
-def numeric(shown: str, texts: Sequence[str], references: References, writing: Writing) -> Measure:
+def numeric(
+    shown: str, texts: Sequence[str], references: References, writing: Writing
+) -> MetricSums:
     """The share of texts whose last number is right.
 
     A decimal comma is one where the language has it.
     """
     comma = writing.decimal_comma
-    found = share_of(partial(same_number, decimal_comma=comma), shown, texts, references, writing)
-    return replace(found, signature="decimals:comma") if comma else found
+    measured = share_of(
+        partial(same_number, decimal_comma=comma), shown, texts, references, writing
+    )
+    return replace(measured, signature="decimals:comma") if comma else measured
 
 
 METRICS = {
@@ -284,7 +297,7 @@ METRICS = {
     "numeric": Metric("numeric match", numeric, bounded=True),
     PASS_AT_1: Metric(
         "pass@1",
-        lambda shown, texts, references, _: mean_of(shown, passes(texts, references)),
+        lambda shown, texts, references, _: mean_metric(shown, passes(texts, references)),
         bounded=True,
         runs_code=True,
     ),
@@ -292,176 +305,20 @@ METRICS = {
     # it beside the length
     LOG_PROBABILITY: Metric(
         "log-probability",
-        lambda shown, sums, *_: ratio_of(shown, sums),
+        lambda shown, sums, *_: ratio_metric(shown, sums),
         of_tokens=lambda tokens, nats: (nats, tokens),
     ),
     # tokens of a text; "more" is no quality, and the difference from the baseline's is what to look
     # at
     LENGTH: Metric(
         "length",
-        lambda shown, sums, *_: ratio_of(shown, sums),
+        lambda shown, sums, *_: ratio_metric(shown, sums),
         of_tokens=lambda tokens, _: (tokens, 1.0),
     ),
     AGREEMENT: Metric(
-        "agreement", partial(share_of, lambda text, several: text in several), bounded=True
+        "agreement",
+        partial(share_of, lambda text, text_references: text in text_references),
+        bounded=True,
     ),
 }
 METRIC_NAMES = ", ".join([*METRICS, f"{EVALUATE}NAME_OR_PATH", "MODULE.FUNCTION"])
-
-
-def evaluated(
-    asked: str, predictions: Sequence[str], references: References, writing: Writing = BY_SCRIPT
-) -> Measure:
-    """A metric `evaluate:NAME_OR_PATH` or `evaluate:NAME_OR_PATH@KEY`, where the key names one of
-    several results.
-
-    Its scale and direction are what it says of the references themselves and of nonsense: where
-    both are at most 1, values are multiplied by 100; where the references get less, as with error
-    rates, the value is 100 minus it. A metric whose value is the mean over single examples is
-    resampled as such; any other is computed for every resample. Raises UserError for a metric that
-    cannot be loaded, that fails, or that does not tell references from nonsense.
-    """
-    place, _, key = asked.removeprefix(EVALUATE).partition("@")
-    module = _module(place)
-    _warn_of_english(asked, module.name, writing.of(references))
-    outputs, expected = [text.strip() for text in predictions], _expected(asked, module, references)
-    raw = partial(_value, asked, module, key)
-    few = expected[:TRIED]
-    best, worst = (
-        raw([several[0] for several in references[:TRIED]], few),
-        raw([NONSENSE] * len(few), few),
-    )
-    name, scaled = scale_of(asked, key or module.name, best, worst)
-
-    def compute(picks: Sequence[int]) -> float:
-        return scaled(raw([outputs[at] for at in picks], [expected[at] for at in picks]))
-
-    def value_of(times: np.ndarray) -> np.ndarray:
-        every = np.arange(len(outputs))
-        return np.apply_along_axis(
-            lambda one: compute(np.repeat(every, one.astype(int)).tolist()), -1, times
-        )
-
-    signature = (
-        f"evaluate:{module.name}|script:{module._hash[:12]}"
-        if getattr(module, "_hash", None)
-        else None
-    )
-    if (values := _means(compute, len(outputs))) is not None:
-        return mean_of(name, values, signature)
-    return Measure(name, len(outputs), value_of, None, signature)
-
-
-def _warn_of_english(asked: str, name: str, writing: Writing) -> None:
-    """Warn of a metric of `evaluate` whose tokenizer does not fit the references."""
-    english = name in ENGLISH_ONLY and writing.kind != ENGLISH
-    if english or (name in SPACED_ONLY and writing.kind not in (ENGLISH, SPACED)):
-        what = (
-            "drops or stems letters as if they were English"
-            if english
-            else "takes words between spaces"
-        )
-        warn(
-            f"{asked} {what}, and the references are of another kind; choose bleu, rouge or chrf of"
-            " our own"
-        )
-
-
-def script_of(asked: str) -> Path | None:
-    """The script of a metric of `evaluate` in a local folder; None for one of the hub."""
-    path = Path(asked.removeprefix(EVALUATE).partition("@")[0]).expanduser()
-    return next((one for one in (path, path / f"{path.name}.py") if one.is_file()), None)
-
-
-@lru_cache(maxsize=4)
-def _module(place: str) -> Any:
-    """The loaded metric. Raises UserError if there is none of this name."""
-    import evaluate  # takes seconds
-
-    try:
-        return evaluate.load(str(script_of(place) or place), keep_in_memory=True)
-    except Exception as error:  # a script may raise anything
-        raise UserError(
-            f"the metric {EVALUATE}{place} cannot be loaded: {' '.join(str(error).split())};"
-            f" without the hub give a folder NAME with its script NAME.py: {EVALUATE}PATH/NAME"
-        ) from error
-
-
-def _expected(asked: str, module: Any, references: References) -> list[Any]:
-    """The references as the metric takes them: lists of texts, or single texts."""
-    features = module.features if isinstance(module.features, list) else [module.features]
-    if any("references" not in one or "predictions" not in one for one in features):
-        raise UserError(f"{asked} compares no predictions with references; choose another metric")
-    if any(type(one["references"]).__name__ in LISTS for one in features):
-        return [list(one) for one in references]
-    if any(len(one) != 1 for one in references):
-        raise UserError(
-            f"{asked} takes one reference for each text, got several; choose another metric"
-        )
-    return [one[0] for one in references]
-
-
-def _value(
-    asked: str, module: Any, key: str, outputs: Sequence[str], expected: Sequence[Any]
-) -> float:
-    """The metric's own value. Raises UserError if it fails or gives no number."""
-    try:
-        found = module.compute(predictions=list(outputs), references=list(expected))
-    except Exception as error:  # a script may raise anything
-        raise UserError(
-            f"{asked} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        ) from error
-    numbers = {name: value for name, value in found.items() if _is_number(value)}
-    wanted = key or (
-        module.name
-        if module.name in numbers
-        else next(iter(numbers), "")
-        if len(numbers) == 1
-        else ""
-    )
-    if wanted not in numbers:
-        raise UserError(
-            f"{asked} gives {', '.join(found)}; choose a number among them:"
-            f" {asked.partition('@')[0]}@KEY"
-        )
-    return float(np.mean(numbers[wanted]))
-
-
-def _is_number(value: Any) -> bool:
-    """A number, or a list of one for each example."""
-    if isinstance(value, list) and value:
-        return all(_is_number(one) for one in value)
-    return isinstance(value, Real | np.number) and not isinstance(value, bool)
-
-
-def scale_of(
-    asked: str, name: str, best: float, worst: float
-) -> tuple[str, Callable[[float], float]]:
-    """The name as shown, and the function from a metric's own value to ours, by its values of right
-    and wrong texts.
-    """
-    if best == worst:
-        raise UserError(
-            f"{asked} gives the references themselves {best:g}, and {NONSENSE!r} too: it judges no"
-            " texts"
-        )
-    factor = 100.0 if max(abs(best), abs(worst)) <= 1.0 + 1e-6 else 1.0
-    if best > worst:
-        return name, lambda value: factor * value
-    return f"100-{name}", lambda value: 100.0 - factor * value
-
-
-def _means(compute: Callable[[Sequence[int]], float], count: int) -> list[float] | None:
-    """The value of each example, if their mean is the value of all, and of some resamples; else
-    None.
-    """
-    for size in (min(TRIED, count), count):
-        try:
-            values = np.array([compute([at]) for at in range(size)])
-        except UserError:  # some metrics have no value for a single text
-            return None
-        generator = np.random.default_rng(0)
-        for picks in (np.arange(size), *generator.integers(size, size=(TRIED, size))):
-            if not np.isclose(values[picks].mean(), compute(picks.tolist()), rtol=1e-6, atol=1e-6):
-                return None
-    return values.tolist()

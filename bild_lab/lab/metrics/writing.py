@@ -1,4 +1,4 @@
-"""How references are written: which tokenizer a metric of words takes, and how numbers are written.
+"""How texts are read by the language that they are written in: their words, sentences and numbers.
 
 English is cut into words as published numbers were: BLEU by 13a, ROUGE by Google's tokenizer, which
 drops every letter but a to z. Other languages with spaces keep 13a for BLEU, and for ROUGE take
@@ -8,15 +8,20 @@ words of Unicode letters. Languages without spaces take a tokenizer of sacrebleu
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import regex
 
 from bild_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from nltk.tokenize.punkt import PunktSentenceTokenizer
 
 References = Sequence[Sequence[str]]
 
@@ -43,9 +48,10 @@ DECIMAL_COMMA = frozenset(
     " pt ro ru sk sl sq sr sv tr uk uz vi".split()
 )
 
-# of the letters: such texts are of that language, Latin names and numbers included
+# from this share of the letters on a text is of that language, Latin names and numbers included
 MANY_UNSPACED = 0.1
-MANY_ACCENTED = 0.005  # of the letters; English has fewer, German four times as many
+# above this share of the letters a text is not English; German has four times as many
+MANY_ACCENTED = 0.005
 _COUNTED = {
     "letters": r"\p{L}",
     "accented": r"[^\P{L}\x00-\x7f]",
@@ -64,14 +70,17 @@ def require_tokenizer(name: str | None, metrics: Sequence[str]) -> None:
     if name is None:
         return
     rouge = any(metric.startswith("rouge") for metric in metrics)
-    known = (*(BLEU_TOKENIZERS if "bleu" in metrics else ()), *(ROUGE_TOKENIZERS if rouge else ()))
-    if not known:
+    known_tokenizers = (
+        *(BLEU_TOKENIZERS if "bleu" in metrics else ()),
+        *(ROUGE_TOKENIZERS if rouge else ()),
+    )
+    if not known_tokenizers:
         raise UserError(
             f"dataset.tokenize={name} is for bleu and rouge, got metric {', '.join(metrics)}; set"
             " dataset.tokenize=null"
         )
-    if name not in known:
-        names = ", ".join(dict.fromkeys(known))
+    if name not in known_tokenizers:
+        names = ", ".join(dict.fromkeys(known_tokenizers))
         raise UserError(
             f"dataset.tokenize must be one of {names} for {', '.join(metrics)}, got {name!r}"
         )
@@ -89,9 +98,8 @@ def require_language(code: str | None) -> None:
 class Writing:
     """What decides how the texts of a metric are read.
 
-    tokenize: `dataset.tokenize`, for the metrics that know it. language: of the references; None:
-    by their script.
-    kind: of their text, known after `of`.
+    tokenize: `dataset.tokenize`, for the metrics that know it. language: the references' language;
+    None: their script decides. kind: the kind of their text, known after `of`.
     """
 
     tokenize: str | None = None
@@ -99,14 +107,12 @@ class Writing:
     kind: str | None = None
 
     def of(self, references: References) -> Writing:
-        """With the kind of these references, unless it is known."""
-        return (
-            self
-            if self.kind
-            else replace(self, kind=kind_of_language(self.language) or kind_of_texts(references))
-        )
+        """The writing with the kind of these references, unless its kind is known."""
+        if self.kind:
+            return self
+        return replace(self, kind=kind_of_language(self.language) or kind_of_texts(references))
 
-    def usual(self, metric: str) -> bool:
+    def reads_like_english(self, metric: str) -> bool:
         """Whether a metric reads these texts as it reads English."""
         if metric == "numeric":
             return not self.decimal_comma
@@ -136,7 +142,7 @@ def _language_alone(code: str) -> str:
     return code.lower().replace("-", "_").partition("_")[0]
 
 
-BY_SCRIPT = Writing()  # of nothing but the references
+BY_SCRIPT = Writing()  # the references alone decide
 
 
 def kind_of_language(code: str | None) -> str | None:
@@ -146,7 +152,7 @@ def kind_of_language(code: str | None) -> str | None:
 
 def kind_of_texts(references: References) -> str:
     """What these texts are like, by the letters in them. Repeated references count once."""
-    return _kind_of(frozenset(text for several in references for text in several))
+    return _kind_of(frozenset(text for text_references in references for text in text_references))
 
 
 @lru_cache(maxsize=8)
@@ -174,7 +180,7 @@ def sacrebleus_tokenizer(name: str) -> Callable[[str], str]:
 
     try:
         return BLEU(tokenize=name).tokenizer
-    except Exception as error:  # of the package, its dictionary or a download
+    except Exception as error:  # the package, its dictionary or a download fails
         remedy = _INSTALL.get(name, "see whether its model can be downloaded")
         missing = name in _INSTALL and isinstance(error, RuntimeError)
         reason = "it is not installed" if missing else " ".join(str(error).split())
@@ -199,7 +205,7 @@ class WordTokenizer:
         if self.name == UNICODE:
             return _WORD.findall(normal)
         if self.name == CHAR:  # a letter with its marks is one
-            return [one for one in regex.findall(r"\X", normal) if _WORD.search(one)]
+            return [letter for letter in regex.findall(r"\X", normal) if _WORD.search(letter)]
         return [
             token
             for token in sacrebleus_tokenizer(self.name)(normal).split()
@@ -208,5 +214,123 @@ class WordTokenizer:
 
 
 def rouge_tokenizer(name: str) -> Any:
-    """None for Google's own."""
+    """The tokenizer that `rouge_score` takes; None for Google's own."""
     return None if name == ASCII else WordTokenizer(name)
+
+
+# words whose full stop ends no sentence, where NLTK's own list of 156 is not installed
+ABBREVIATIONS = frozenset(
+    "mr mrs ms dr prof st jr sr gen col lt sgt capt rev hon gov sen rep vs inc ltd co corp jan feb"
+    " mar apr jun jul aug sept oct nov dec u.s u.k u.n d.c p.m a.m e.g i.e ph.d".split()
+)
+
+
+# a mark that ends a sentence: with a space after it, or in Chinese and Japanese without
+_ENDS = re.compile(r"(?<=[.!?…।॥؟۔።։])\s+|(?<=[。！？｡])\s*(?=\S)")
+
+
+def sentence_lines(text: str, english: bool = True) -> str:
+    """The text with a line for each sentence.
+
+    Of English as `postprocess_text` of Transformers' run_summarization.py makes it, of other
+    languages by the marks that end sentences: abbreviations are not known there.
+    """
+    if not english:
+        return "\n".join(_ENDS.split(text.strip()))
+    return "\n".join(_splitter()[0].tokenize(text.strip()))
+
+
+def splitter_name(english: bool = True) -> str:
+    """What splits sentences here, for a metric's signature."""
+    return _splitter()[1] if english else "marks"
+
+
+@lru_cache(maxsize=1)
+def _splitter() -> tuple[PunktSentenceTokenizer, str]:
+    """NLTK's Punkt with its English data, which is what `nltk.sent_tokenize` is; without data, with
+    `ABBREVIATIONS`.
+    """
+    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer, PunktTokenizer
+
+    try:
+        return PunktTokenizer("english"), "punkt_tab"
+    except LookupError:
+        parameters = PunktParameters()
+        parameters.abbrev_types = set(ABBREVIATIONS)
+        return PunktSentenceTokenizer(parameters), "punkt_abbreviations"
+
+
+# minus and plus of typesetting
+_SIGNS = {"\u2212": "-", "\ufe63": "-", "\uff0d": "-", "\uff0b": "+"}
+# full-width and Arabic marks
+_MARKS = {"\uff0c": ",", "\uff0e": ".", "\u066b": ".", "\u066c": "_"}
+# spaces that group digits, and never part words from words
+_SPACES = dict.fromkeys("\u00a0\u2007\u2009\u202f", "_")
+_APOSTROPHES = dict.fromkeys("'\u2019", "_")
+_PLAIN = str.maketrans({**_SIGNS, **_MARKS, **_SPACES, **_APOSTROPHES})
+
+_SIGN = r"(?:(?<!\d)[-+])?"
+# thousands by "_", which stands for a space that does not break, an apostrophe or ٬; before either
+# mark of decimals
+_GROUPED = r"\d{1,3}(?:_\d{3})+(?!\d)(?:[.,]\d+)?"
+# numbers that are clear in any language: point and comma together, the same mark twice
+_POINTS = r"[1-9]\d{0,2}(?:\.\d{3})+,\d+(?!\.?\d)|[1-9]\d{0,2}(?:\.\d{3}){2,}(?!\.?\d)"
+_COMMAS = r"[1-9]\d{0,2}(?:,\d{3})+\.\d+(?!,?\d)|[1-9]\d{0,2}(?:,\d{3}){2,}(?!,?\d)"
+_ONE_POINT = r"(?:0\.\d+|\d+\.(?:\d{1,2}|\d{4,}))(?!\d)"  # a point that groups no thousands
+_POINT_DECIMALS = r"(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)"
+_COMMA_DECIMALS = (
+    r"(?:[1-9]\d{0,2}(?:\.\d{3})+(?!\d)|[1-9]\d{0,2}(?: \d{3})+(?!\d)|\d+)?(?:,\d+)?(?<=\d)"
+)
+_WITH_POINT = re.compile(
+    f"{_SIGN}(?:(?P<grouped>{_GROUPED})|(?P<comma>{_POINTS})|(?P<point>{_POINT_DECIMALS}))"
+)
+_WITH_COMMA = re.compile(
+    f"{_SIGN}(?:(?P<grouped>{_GROUPED})|(?P<point>{_COMMAS}|{_ONE_POINT})|(?P<comma>{_COMMA_DECIMALS}))"
+)
+
+
+def last_number(text: str, decimal_comma: bool = False) -> Decimal | None:
+    """The last number in a text; None if there is none.
+
+    Digits of any script count, as do the minus of typesetting, and thousands grouped by apostrophes
+    or by spaces that do not break. "1.234,56" and "1,234.56" are clear. Of what is not, "1,234" and
+    "1,5", decimal_comma decides: whether commas come before decimals, and points or spaces between
+    thousands. A fraction is two numbers.
+    """
+    pattern = _WITH_COMMA if decimal_comma else _WITH_POINT
+    numbers = [match for match in pattern.finditer(_plain(text)) if match[0]]
+    return _value(numbers[-1]) if numbers else None
+
+
+def _plain(text: str) -> str:
+    """The text with ASCII digits and signs.
+
+    Other characters keep their places, so ² is no digit.
+    """
+    plain = text.translate(_PLAIN)
+    if plain.isascii():
+        return plain
+    return "".join(
+        str(unicodedata.decimal(character)) if character.isdecimal() else character
+        for character in plain
+    )
+
+
+def _value(number: re.Match[str]) -> Decimal:
+    if number["grouped"]:
+        return Decimal(number[0].replace("_", "").replace(",", "."))
+    if number["comma"]:
+        return Decimal(number[0].replace(".", "").replace(" ", "").replace(",", "."))
+    return Decimal(number[0].replace(",", ""))
+
+
+def same_number(text: str, references: Sequence[str], decimal_comma: bool = False) -> bool:
+    """Whether a text's last number is the last one of a reference (Cobbe et al., 2021).
+
+    A text without a number is wrong. Marks between thousands, and zeros at the end of decimals, do
+    not count.
+    """
+    number = last_number(text, decimal_comma)
+    return number is not None and any(
+        number == last_number(reference, decimal_comma) for reference in references
+    )

@@ -38,7 +38,7 @@ from bild_lab.engine.stop import StopStrings, before_stop
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.engine.vocabularies import SharedIdModel, TranslatedModel
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.config.groups import stop_strings
+from bild_lab.lab.config.schemas import stop_strings
 from bild_lab.lab.data.prompts import SourcePrompt, longest_fitting
 from bild_lab.lab.point.languages import Languages, warn
 from bild_lab.lab.point.prompt_forms import is_chat, is_prompt_list, plain_prompt

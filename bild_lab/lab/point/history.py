@@ -12,9 +12,8 @@ from typing import Any
 from bild_lab.engine.request import Request
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.groups import compose_policy, resolved
-from bild_lab.lab.data.examples import Example
-from bild_lab.lab.data.turns import with_answers, with_earlier_turns
+from bild_lab.lab.config.compose import compose_policy, resolved_policy
+from bild_lab.lab.data.prompts import Example, with_answers, with_earlier_turns
 from bild_lab.lab.point.decoder import METHOD, Decoder
 from bild_lab.lab.point.prepare import Point
 from bild_lab.lab.store.hashing import content_hash, parts_code_hash
@@ -77,7 +76,7 @@ def with_history(
     if not any(example.continues for example in examples):
         return examples
     inputs = {key: setting[key] for key in ANSWER_KEYS if key in setting}
-    own_code = parts_code_hash(resolved(compose_policy("vanilla"))["decoder"])
+    own_code = parts_code_hash(resolved_policy(compose_policy("vanilla"))["decoder"])
     name = content_hash({**inputs, "own_code": own_code, "max_new_tokens": max_new_tokens})
     file = folder / f"{name}.json"
     if not file.is_file():

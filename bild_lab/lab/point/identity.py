@@ -21,7 +21,7 @@ from bild_lab.engine.protocols import External
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError
 from bild_lab.files import pin_of
-from bild_lab.lab.config.groups import (
+from bild_lab.lab.config.schemas import (
     SCHEMAS,
     DecodingSpec,
     MeasureSpec,
@@ -30,16 +30,16 @@ from bild_lab.lab.config.groups import (
     typed,
 )
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
+from bild_lab.lab.metrics.external_metrics import EVALUATE, script_of, user_function
 from bild_lab.lab.metrics.quality import Scoring
-from bild_lab.lab.metrics.sentences import splitter_name
-from bild_lab.lab.metrics.text_metrics import EVALUATE, own_function, script_of
+from bild_lab.lab.metrics.writing import splitter_name
 from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder, sampling_of
 from bild_lab.lab.point.environment import hardware, package_version
 from bild_lab.lab.point.load import decoder_of
+from bild_lab.lab.store.code import code_hash
 from bild_lab.lab.store.groups import pair_title
 from bild_lab.lab.store.hashing import (
-    code_hash,
     content_hash,
     content_of,
     data_hash,
@@ -227,7 +227,7 @@ def _metric_versions(scoring: Scoring) -> dict[str, str]:
             script_hash = "" if script is None else file_hash(str(script.parent))
             versions[metric] = f"{package_version('evaluate')} {script_hash}"
         elif "." in metric:
-            versions[metric] = code_hash((own_function(metric).__module__,))
+            versions[metric] = code_hash((user_function(metric).__module__,))
     return versions
 
 

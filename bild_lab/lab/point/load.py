@@ -33,17 +33,9 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings
 from bild_lab.engine.vocabularies import TranslatedModel, in_vocabulary_of
 from bild_lab.errors import UserError, require_choice
-from bild_lab.lab.config.groups import (
-    DecodingSpec,
-    PairSpec,
-    RuntimeSpec,
-    compose_policy,
-    describe_decoder,
-    find_part,
-    resolved,
-    stop_strings,
-    typed,
-)
+from bild_lab.lab.config.compose import compose_policy, resolved_policy
+from bild_lab.lab.config.policies import describe_decoder, find_part
+from bild_lab.lab.config.schemas import DecodingSpec, PairSpec, RuntimeSpec, stop_strings, typed
 from bild_lab.lab.point.decoder import KNOWS_NO_STOP, Decoder
 from bild_lab.lab.point.languages import (
     CHECKPOINT,
@@ -298,7 +290,7 @@ def runs_in_graphs(policy: DictConfig) -> bool:
     """Whether CUDA graphs hold all passes of a policy."""
     return all(
         getattr(constructor, "cuda_graph_safe", True)
-        for constructor, _ in parts_of(resolved(policy)["decoder"])
+        for constructor, _ in parts_of(resolved_policy(policy)["decoder"])
     )
 
 
@@ -306,7 +298,7 @@ def replays(policy: DictConfig) -> bool:
     """Whether a policy's texts come from a file of answers."""
     return any(
         isinstance(constructor, type) and issubclass(constructor, Replays)
-        for constructor, _ in parts_of(resolved(policy)["decoder"])
+        for constructor, _ in parts_of(resolved_policy(policy)["decoder"])
     )
 
 
@@ -383,7 +375,7 @@ def build_method(policy: DictConfig, models: dict[str, Callable[[], Any]]) -> Me
     A part with a parameter named like one of `models` ("target", "draft") gets that model.
     Raises UserError for wrong knobs.
     """
-    return build(resolved(policy)["decoder"], models)
+    return build(resolved_policy(policy)["decoder"], models)
 
 
 def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:

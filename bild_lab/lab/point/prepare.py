@@ -10,32 +10,16 @@ from omegaconf import DictConfig, OmegaConf
 from bild_lab.engine.protocols import Replays
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
-from bild_lab.lab.config.groups import (
-    TOP_LEVEL,
-    DecodingSpec,
-    MeasureSpec,
-    RuntimeSpec,
-    compose_policy,
-    describe_decoder,
-    knob_values,
-    policy_label,
-    require_keys,
-    require_policy,
-    resolved,
-    typed,
-)
+from bild_lab.lab.config.compose import compose_policy, knob_values, require_keys, resolved_policy
+from bild_lab.lab.config.policies import describe_decoder, policy_label, require_policy
+from bild_lab.lab.config.schemas import TOP_LEVEL, DecodingSpec, MeasureSpec, RuntimeSpec, typed
 from bild_lab.lab.data.dataset_spec import for_model
-from bild_lab.lab.data.examples import Example, cached_examples
-from bild_lab.lab.data.prompts import cut_sources
+from bild_lab.lab.data.examples import cached_examples
+from bild_lab.lab.data.prompts import Example, cut_sources
+from bild_lab.lab.metrics.external_metrics import EVALUATE, script_of
 from bild_lab.lab.metrics.programs import require_permission
 from bild_lab.lab.metrics.quality import Scoring
-from bild_lab.lab.metrics.text_metrics import (
-    AGREEMENT,
-    EVALUATE,
-    LOG_PROBABILITY,
-    PASS_AT_1,
-    script_of,
-)
+from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, PASS_AT_1
 from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.point.identity import (
     Specs,
@@ -122,7 +106,7 @@ def prepare(cfg: DictConfig) -> Point:
     specs = replace(specs, runtime=resolve_auto(specs.runtime, cfg.policy, specs.pair))
     if specs.measure.baseline is not None:
         policies[BASELINE] = compose_policy(specs.measure.baseline)
-    resolved_policies = {role: resolved(policy) for role, policy in policies.items()}
+    resolved_policies = {role: resolved_policy(policy) for role, policy in policies.items()}
     decoders = {role: specs.decoder(policy) for role, policy in policies.items()}
     method_policy, method_decoder = resolved_policies[METHOD], decoders[METHOD]
     specs = replace(specs, dataset=for_model(specs.dataset, method_decoder.target.checkpoint))

@@ -113,20 +113,19 @@ def columns_of(kind: type, prefix: str = "", path: str = "") -> Iterator[Column]
 
     A mapping's columns are in its KEYS, by the keys that they show.
     """
-    for one in getattr(kind, "KEYS", ()):
-        yield dataclasses.replace(one, path=f"{path}{one.name}")
+    for key_column in getattr(kind, "KEYS", ()):
+        yield dataclasses.replace(key_column, path=f"{path}{key_column.name}")
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        if (one := field.metadata.get("column")) is not None:
-            name, place = one.name or f"{prefix}{field.name}", one.path or field.name
-            yield dataclasses.replace(one, name=name, path=f"{path}{place}")
+        if (field_column := field.metadata.get("column")) is not None:
+            name = field_column.name or f"{prefix}{field.name}"
+            attribute_path = field_column.path or field.name
+            yield dataclasses.replace(field_column, name=name, path=f"{path}{attribute_path}")
         elif "prefix" in field.metadata:
-            (inner,) = (
-                one
-                for one in get_args(hints[field.name]) or [hints[field.name]]
-                if one is not NoneType
-            )
-            yield from columns_of(inner, field.metadata["prefix"], f"{path}{field.name}.")
+            hint = hints[field.name]
+            members = get_args(hint) or [hint]
+            (group_type,) = (member for member in members if member is not NoneType)
+            yield from columns_of(group_type, field.metadata["prefix"], f"{path}{field.name}.")
 
 
 T = TypeVar("T")
@@ -142,7 +141,8 @@ def to_json(value: Any) -> Any:
         return {str(key): to_json(item) for key, item in value.items()}
     if is_dataclass(value):
         return {
-            each.name: to_json(getattr(value, each.name)) for each in stored_fields(type(value))
+            stored_field.name: to_json(getattr(value, stored_field.name))
+            for stored_field in stored_fields(type(value))
         }
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
@@ -162,15 +162,15 @@ def from_json(kind: type[T], value: Any, where: str = "") -> T:
     origin = get_origin(kind) or kind
     if origin in (Union, UnionType):
         # unions here are X | None
-        (kind,) = (each for each in get_args(kind) if each is not NoneType)
+        (kind,) = (member for member in get_args(kind) if member is not NoneType)
         return None if value is None else from_json(kind, value, where)
     if origin in (Mapping, dict):
         items = _plain(dict, value, where).items()
         return {key: from_json(get_args(kind)[1], item, f"{where}.{key}") for key, item in items}
     if origin in (Sequence, list):
         return [
-            from_json(get_args(kind)[0], item, f"{where}[{at}]")
-            for at, item in enumerate(_plain(list, value, where))
+            from_json(get_args(kind)[0], item, f"{where}[{index}]")
+            for index, item in enumerate(_plain(list, value, where))
         ]
     if issubclass(kind, Mapping):
         return kind(_plain(dict, value, where))
@@ -182,22 +182,24 @@ def from_json(kind: type[T], value: Any, where: str = "") -> T:
 @lru_cache(maxsize=64)
 def stored_fields(kind: type) -> tuple[Field, ...]:
     """The fields that are stored in the file: all without `"stored": False` in their metadata."""
-    return tuple(each for each in fields(kind) if each.metadata.get("stored", True))
+    return tuple(field for field in fields(kind) if field.metadata.get("stored", True))
 
 
 _types = lru_cache(maxsize=64)(get_type_hints)
 
 
 def _dataclass(kind: type[T], value: Mapping[str, Any], where: str) -> T:
-    found = {}
-    for each in stored_fields(kind):
-        if each.name in value:
-            found[each.name] = from_json(
-                _types(kind)[each.name], value[each.name], f"{where}.{each.name}".lstrip(".")
+    values = {}
+    for stored_field in stored_fields(kind):
+        if stored_field.name in value:
+            values[stored_field.name] = from_json(
+                _types(kind)[stored_field.name],
+                value[stored_field.name],
+                f"{where}.{stored_field.name}".lstrip("."),
             )
-        elif each.default is MISSING and each.default_factory is MISSING:
-            raise ValueError(f"{each.name} is missing in {where or 'the file'}")
-    return kind(**found)
+        elif stored_field.default is MISSING and stored_field.default_factory is MISSING:
+            raise ValueError(f"{stored_field.name} is missing in {where or 'the file'}")
+    return kind(**values)
 
 
 def _number(value: Any, where: str) -> float:

@@ -52,9 +52,10 @@ class MeasuredRound:
         Raises TypeError for a missing field.
         """
         names = ("drafted", "accepted", "next_token", "fallback", "draft_calls")
-        own = {name: content[name] for name in names if name in content}
+        fields = {name: content[name] for name in names if name in content}
         return cls(
-            **own, statistics={name: value for name, value in content.items() if name not in own}
+            **fields,
+            statistics={name: value for name, value in content.items() if name not in fields},
         )
 
 
@@ -94,7 +95,10 @@ class MeasuredExample:
 
     def to_json(self) -> dict[str, Any]:
         """Its line of the file, without absent fields."""
-        line = {**vars(self), "rounds": [one.to_json() for one in self.rounds]}
+        line = {
+            **vars(self),
+            "rounds": [measured_round.to_json() for measured_round in self.rounds],
+        }
         left_out = {
             name
             for name, value in line.items()
@@ -109,9 +113,16 @@ class MeasuredExample:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> MeasuredExample:
         """The inverse of `to_json`. Raises KeyError or TypeError if something is missing."""
-        known = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
+        known_fields = {
+            name: value for name, value in content.items() if name in cls.__dataclass_fields__
+        }
         return cls(
-            **{**known, "rounds": [MeasuredRound.from_json(one) for one in content["rounds"]]}
+            **{
+                **known_fields,
+                "rounds": [
+                    MeasuredRound.from_json(round_content) for round_content in content["rounds"]
+                ],
+            }
         )
 
 

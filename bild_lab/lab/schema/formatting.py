@@ -71,9 +71,9 @@ def short_name(name: str, limit: int = 28) -> str:
     """Write the name of a model or dataset without folders or owner; a folder `checkpoint` has the
     name above it.
     """
-    *folders, last = str(name).rstrip("/").split("/")
-    last = folders[-1] if last == "checkpoint" and folders else last
-    return last if len(last) <= limit else f"{last[: limit - 1]}\u2026"
+    *folders, base_name = str(name).rstrip("/").split("/")
+    base_name = folders[-1] if base_name == "checkpoint" and folders else base_name
+    return base_name if len(base_name) <= limit else f"{base_name[: limit - 1]}\u2026"
 
 
 def knob_value(value: object) -> str:
@@ -96,8 +96,10 @@ def knob_label(result: Any, knobs: Sequence[str], separator: str = ", ") -> str:
     of its own is no faster way to decode the target's, so their precision is always named.
     """
     words = [f"{knob} {knob_value(result.knobs[knob])}" for knob in knobs if knob in result.knobs]
-    own = getattr(result, "own_weights", None)  # which results have, and points and failures do not
-    return separator.join(words if own is None else [*words, f"weights in {own}"])
+    weight_precision = getattr(result, "own_weights", None)  # points and failures have none
+    return separator.join(
+        words if weight_precision is None else [*words, f"weights in {weight_precision}"]
+    )
 
 
 def point_label(result: Any, knobs: Sequence[str]) -> str:

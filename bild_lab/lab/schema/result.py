@@ -86,7 +86,7 @@ class Setting(Record):
     )
 
     def get(self, key: str, default: Any = None) -> Any:
-        return super().get(key, 1 if key == "batch" else default)  # which only batches have
+        return super().get(key, 1 if key == "batch" else default)  # only batches store their size
 
     @property
     def temperature(self) -> float:
@@ -131,12 +131,12 @@ class Result:
     """The result of one point.
 
     name: of the sweep. composition: the decoder's parts in one line. facts: what does not affect
-    the numbers (`lab/point/identity.py`). same_as_baseline: whether the policy is the baseline's with the
-    same knobs. quality: of the metric that leads. further_qualities: of the others, by their names
-    in the configuration. categories: by name; None if the dataset has none. stages_s: seconds in
-    prefill, draft, verify and host over the traced examples. seconds: of each part of measuring the
-    point, with "total". stored_at: ISO date and time. folder: of the files; it is not stored in
-    them.
+    the numbers (`lab/point/identity.py`). same_as_baseline: whether the policy is the baseline's
+    with the same knobs. quality: of the metric that leads. further_qualities: of the others, by
+    their names in the configuration. categories: by name; None if the dataset has none. stages_s:
+    seconds in prefill, draft, verify and host over the traced examples. seconds: of each part of
+    measuring the point, with "total". stored_at: ISO date and time. folder: of the files; it is not
+    stored in them.
     """
 
     point: str = required("The folder of the point: a hash of everything that affects its numbers.")
@@ -330,12 +330,10 @@ class Failure:
     stored_at: str = ""
 
 
-_OWN = list(columns_of(Result))
-IDENTITY = tuple(one for one in _OWN if one.path in ("point", "policy"))
+_COLUMNS = list(columns_of(Result))
+IDENTITY = tuple(column for column in _COLUMNS if column.path in ("point", "policy"))
 # the columns of `sweep.csv`, in order; those of the knobs come after the identity
-TABLE = tuple(one for one in _OWN if one.in_table)
-COLUMNS = {one.name: one for one in _OWN}
-SETTING, CERTIFICATE, COSTS, PREDICTION = (
-    tuple(one for one in TABLE if one.path.startswith(f"{part}."))
-    for part in ("setting", "certificate", "cost", "prediction")
-)
+TABLE = tuple(column for column in _COLUMNS if column.in_table)
+COLUMNS = {column.name: column for column in _COLUMNS}
+COSTS = tuple(column for column in TABLE if column.path.startswith("cost."))
+PREDICTION = tuple(column for column in TABLE if column.path.startswith("prediction."))

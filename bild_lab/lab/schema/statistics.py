@@ -42,21 +42,23 @@ def paired_ratio(
     """The product of some totals over that of others, of seconds by example and repeat, as in
     `paired_speedup`.
     """
-    over, under = (
-        [np.median(seconds, axis=1) for seconds in several] for several in (above, below)
-    )
+    numerators = [np.median(seconds, axis=1) for seconds in above]
+    denominators = [np.median(seconds, axis=1) for seconds in below]
 
     def ratio(total: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        return math.prod(map(total, over)) / math.prod(map(total, under))
+        return math.prod(map(total, numerators)) / math.prod(map(total, denominators))
 
-    count = len(over[0])
-    picks = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
-    low, high = np.quantile(ratio(lambda seconds: seconds[picks].sum(1)), [0.025, 0.975])
-    value, median = ratio(np.sum), np.median(ratio(lambda seconds: seconds))
-    return Speedup(float(value), float(low), float(high), float(median))
+    count = len(numerators[0])
+    generator = np.random.default_rng(seed)
+    picks = generator.integers(count, size=(RESAMPLES, count))
+    resampled_ratios = ratio(lambda seconds: seconds[picks].sum(1))
+    low, high = np.quantile(resampled_ratios, [0.025, 0.975])
+    ratio_of_totals = ratio(np.sum)
+    median_ratio = np.median(ratio(lambda seconds: seconds))
+    return Speedup(float(ratio_of_totals), float(low), float(high), float(median_ratio))
 
 
-def for_choice(value: float, low: float, high: float, count: int) -> tuple[float, float]:
+def interval_of_best(value: float, low: float, high: float, count: int) -> tuple[float, float]:
     """The ends of a 95 % interval, moved away from its value until it holds for the best of so many
     points.
 
@@ -64,14 +66,15 @@ def for_choice(value: float, low: float, high: float, count: int) -> tuple[float
     together in 95 % of cases, whichever is chosen. Each end moves as that of a normal distribution
     does.
     """
-    wider = ndtri(1 - 0.025 / count) / ndtri(0.975)
-    return value - wider * (value - low), value + wider * (high - value)
+    widening = ndtri(1 - 0.025 / count) / ndtri(0.975)
+    return value - widening * (value - low), value + widening * (high - value)
 
 
-def mean_of_few(values: Sequence[float]) -> tuple[float, float, float]:
+def mean_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """The mean of a few runs and its 95 % interval by Student's t."""
-    half = stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(len(values))
-    return float(np.mean(values)), float(np.mean(values) - half), float(np.mean(values) + half)
+    mean = np.mean(values)
+    half_width = stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(len(values))
+    return float(mean), float(mean - half_width), float(mean + half_width)
 
 
 def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> Latency:
@@ -95,11 +98,12 @@ def clock_noise(
     Each repeat of all texts gives a ratio of total times; Student's t over their logarithms, as for
     any few repeated timings (Georges et al., 2007, §3.2). None for a single repeat.
     """
-    ratios = np.log(baseline_s.sum(axis=0) / method_s.sum(axis=0))  # [repeats]
-    count = len(ratios)
-    if count < 2:
+    log_ratios = np.log(baseline_s.sum(axis=0) / method_s.sum(axis=0))  # [repeats]
+    repeats = len(log_ratios)
+    if repeats < 2:
         return None
-    return float(np.expm1(stdtrit(count - 1, 0.975) * ratios.std(ddof=1) / math.sqrt(count)))
+    quantile = stdtrit(repeats - 1, 0.975)
+    return float(np.expm1(quantile * log_ratios.std(ddof=1) / math.sqrt(repeats)))
 
 
 def judged_by_position(rounds: list[tuple[int, int]]) -> list[list[int]]:
@@ -111,11 +115,17 @@ def judged_by_position(rounds: list[tuple[int, int]]) -> list[list[int]]:
     nothing of the drafter.
     """
     longest = max((drafted for drafted, _ in rounds), default=0)
-    judged = [[0, 0, 0] for _ in range(longest)]
+    counts = [[0, 0, 0] for _ in range(longest)]
     for drafted, accepted in rounds:
         for position in range(drafted):
-            judged[position][(position >= accepted) + (position > accepted)] += 1
-    return judged
+            if position < accepted:
+                outcome = 0
+            elif position == accepted:
+                outcome = 1
+            else:
+                outcome = 2
+            counts[position][outcome] += 1
+    return counts
 
 
 def acceptance_by_position(rounds: list[tuple[int, int]]) -> list[float]:
@@ -136,15 +146,18 @@ def acceptance_rate(rounds: list[tuple[int, int]]) -> float | None:
 
     It estimates α of the speculative decoding paper. Tokens after a rejection were never judged.
     """
-    accepted = sum(kept for _, kept in rounds)
-    judged = accepted + sum(kept < drafted for drafted, kept in rounds)
-    return accepted / judged if judged else None
+    accepted_tokens = sum(accepted for _, accepted in rounds)
+    rejections = sum(accepted < drafted for drafted, accepted in rounds)
+    judged_tokens = accepted_tokens + rejections
+    return accepted_tokens / judged_tokens if judged_tokens else None
 
 
 def nothing_accepted(rounds: list[tuple[int, int]]) -> float | None:
-    """Of the rounds (drafted, accepted) that drafted something, the share that accepted nothing."""
-    kept = [accepted for drafted, accepted in rounds if drafted]
-    return kept.count(0) / len(kept) if kept else None
+    """The share that accepted nothing, of the rounds (drafted, accepted) that drafted something."""
+    accepted_counts = [accepted for drafted, accepted in rounds if drafted]
+    if not accepted_counts:
+        return None
+    return accepted_counts.count(0) / len(accepted_counts)
 
 
 TOLERANCE = 1e-9  # two scores of identical outputs may differ in the last bits
@@ -163,16 +176,18 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
                 f"a Pareto front needs finite costs and qualities, got {point} at point {index};"
                 " leave it out"
             )
-    order = sorted(
-        range(len(points)), key=lambda index: (points[index][0], -points[index][1], index)
-    )
+
+    def by_cost_and_quality(index: int) -> tuple[float, float, int]:
+        cost, quality = points[index]
+        return cost, -quality, index
+
     front: list[int] = []
-    for index in order:
-        if (
-            not front
-            or points[index][1] > points[front[-1]][1]
-            or points[index] == points[front[-1]]
-        ):
+    for index in sorted(range(len(points)), key=by_cost_and_quality):
+        if not front:
+            front.append(index)
+            continue
+        best_point = points[front[-1]]
+        if points[index][1] > best_point[1] or points[index] == best_point:
             front.append(index)
     return front
 
@@ -184,15 +199,17 @@ def best_at_loss(results: Sequence[Result], loss: float) -> Result | None:
     and results measured without a baseline or with an impossible speedup, do not count. Among
     equally fast results the one with better quality wins.
     """
-    known = (
-        one
-        for one in results
-        if None not in (one.speedup.value, one.quality.value, one.quality.baseline)
+    within_loss = []
+    for result in results:
+        speedup, quality = result.speedup.value, result.quality
+        if None in (speedup, quality.value, quality.baseline):
+            continue
+        if result.is_baseline or result.impossible:
+            continue
+        if quality.value >= quality.baseline - loss - TOLERANCE:
+            within_loss.append(result)
+    return max(
+        within_loss,
+        key=lambda result: (result.speedup.value, result.quality.value),
+        default=None,
     )
-    kept = [
-        one
-        for one in known
-        if not (one.is_baseline or one.impossible)
-        and one.quality.value >= one.quality.baseline - loss - TOLERANCE
-    ]
-    return max(kept, key=lambda one: (one.speedup.value, one.quality.value), default=None)

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from math import isfinite, log2
 from typing import Any
 
-from bild_lab.lab.config.groups import PairSpec, changed_knobs
+from bild_lab.lab.config.policies import changed_knobs
+from bild_lab.lab.config.schemas import PairSpec
 from bild_lab.lab.schema.columns import to_json
 from bild_lab.lab.schema.formatting import point_label, short_name
 from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, best_at_loss, pareto_front
 from bild_lab.lab.store.hashing import plain_numbers
 
-FEW = 12
+FEW = 12  # so many results are all selected
 WIDE = 8.0  # the largest ratio of latencies on a linear axis
-SLOW = 2.0  # a latency over the baseline's, from which on a point would squeeze the others
-LOW = 0.5  # a quality over the baseline's, likewise
+SLOW = 2.0  # from this ratio to the baseline's latency on a point would squeeze the others
+LOW = 0.5  # below this share of the baseline's quality it would, too
 
 
 @dataclass(frozen=True)
@@ -58,18 +59,19 @@ class Group:
         )
 
     @property
-    def enough(self) -> bool:
+    def has_enough_examples(self) -> bool:
         """Whether there are enough examples to say which point is best."""
         return self.setting.n_examples >= ENOUGH_EXAMPLES
 
     @property
     def baseline_quality(self) -> float | None:
         """The quality of the baseline, from its own result or from those compared with it."""
-        own = [result.quality.value for result in self.results if result.is_baseline]
-        beside = [result.quality.baseline for result in self.results]
-        return next(
-            (value for value in [*own, *beside] if value is not None and isfinite(value)), None
-        )
+        own_quality = [result.quality.value for result in self.results if result.is_baseline]
+        paired_quality = [result.quality.baseline for result in self.results]
+        for value in [*own_quality, *paired_quality]:
+            if value is not None and isfinite(value):
+                return value
+        return None
 
     @property
     def policies(self) -> list[str]:
@@ -105,50 +107,57 @@ class Group:
         side.
         """
         placed = self.placed
-        xs, ys = [at.x for _, at in placed], [at.y for _, at in placed]
-        chosen = set(map(id, self.selected()))  # those drawn with their intervals
-        barred = [at for result, at in placed if id(result) in chosen and not result.is_baseline]
+        xs = [position.x for _, position in placed]
+        ys = [position.y for _, position in placed]
+        selected = set(map(id, self.selected()))  # those drawn with their intervals
+        barred = [
+            position
+            for result, position in placed
+            if id(result) in selected and not result.is_baseline
+        ]
         if self.relative:
             xs.append(1.0)
             if self.baseline_quality is not None:
                 ys += [self.baseline_quality + 0.4, self.baseline_quality - 1.0]
-        y_room = max(0.11 * (max(ys) - min(ys)), 0.15)
-        ends = [end for at in barred for end in (at.y_low, at.y_high)]
-        vertical = _widened(min(ys) - y_room, max(ys) + y_room, ends)
-        if self.wide:
-            room = (max(xs) / min(xs)) ** 0.06
-            return (min(xs) / room, max(xs) * room), vertical
-        x_room = max(0.09 * (max(xs) - min(xs)), 0.03 * max(xs))
-        ends = [end for at in barred for end in (at.x_low, at.x_high)]
-        left, right = _widened(min(xs) - x_room, max(xs) + x_room, ends)
-        return (max(left, 0.1 * min(xs)), right), vertical  # a latency is positive
+        left, right = min(xs), max(xs)
+        bottom, top = min(ys), max(ys)
+        y_room = max(0.11 * (top - bottom), 0.15)
+        y_ends = [end for position in barred for end in (position.y_low, position.y_high)]
+        vertical = _widened(bottom - y_room, top + y_room, y_ends)
+        if self.needs_log_axis:
+            room = (right / left) ** 0.06
+            return (left / room, right * room), vertical
+        x_room = max(0.09 * (right - left), 0.03 * right)
+        x_ends = [end for position in barred for end in (position.x_low, position.x_high)]
+        low, high = _widened(left - x_room, right + x_room, x_ends)
+        return (max(low, 0.1 * left), high), vertical  # a latency is positive
 
     @property
     def placed(self) -> list[tuple[Result, Position]]:
         """The results that are drawn, with their positions: all that have one but those beyond the
         axis.
         """
-        beyond = set(map(id, self.beyond))
-        found = [
-            (result, self.position(result)) for result in self.results if id(result) not in beyond
+        off_axis = set(map(id, self.off_axis))
+        positions = [
+            (result, self.position(result)) for result in self.results if id(result) not in off_axis
         ]
-        return [(result, at) for result, at in found if at is not None]
+        return [(result, position) for result, position in positions if position is not None]
 
     @property
-    def beyond(self) -> list[Result]:
+    def off_axis(self) -> list[Result]:
         """The results named beside the axes, fastest first: slow ones, and ones of low quality.
 
         None where no other result would be left.
         """
-        others = [
+        drawable = [
             result
             for result in self.results
             if not result.is_baseline and self.position(result) is not None
         ]
-        outside = [result for result in others if self.slow(result) or self.low(result)]
-        return outside if len(outside) < len(others) else []
+        outside = [result for result in drawable if self.is_slow(result) or self.is_low(result)]
+        return outside if len(outside) < len(drawable) else []
 
-    def slow(self, result: Result) -> bool:
+    def is_slow(self, result: Result) -> bool:
         """Whether it takes more than `SLOW` times the baseline's latency, and is not better beyond
         chance.
         """
@@ -157,17 +166,17 @@ class Group:
         )
         return slow and not (result.quality.difference_low or 0.0) > 0
 
-    def low(self, result: Result) -> bool:
+    def is_low(self, result: Result) -> bool:
         """Whether it has less than `LOW` times the baseline's quality."""
         baseline = self.baseline_quality
         return self.relative and baseline is not None and result.quality.value < LOW * baseline
 
     @property
-    def wide(self) -> bool:
+    def needs_log_axis(self) -> bool:
         """Whether the latencies, also a baseline's of 1, differ so much that their axis must be
         logarithmic.
         """
-        xs = [at.x for _, at in self.placed] + ([1.0] if self.relative else [])
+        xs = [position.x for _, position in self.placed] + ([1.0] if self.relative else [])
         return bool(xs) and max(xs) / min(xs) > WIDE
 
     def front(self) -> list[Result]:
@@ -200,11 +209,11 @@ class Group:
             fastest.setdefault((result.policy, result.is_baseline), result)
         return self._in_order([*fastest.values(), self.best(0.0), self.best(1.0)])
 
-    def selected(self, few: int = FEW) -> list[Result]:
+    def selected(self, limit: int = FEW) -> list[Result]:
         """Return the notable results and the whole front; all results if there are at most so
         few.
         """
-        if len(self.results) <= few:
+        if len(self.results) <= limit:
             return self.results
         return self._in_order([*self.notable(), *self.front()])
 
@@ -223,18 +232,20 @@ class Group:
         appearance.
         """
         policies = dict.fromkeys(result.policy for result in self.results)
-        found = [
-            varying_knobs([one for one in self.results if one.policy == policy])
+        knobs_by_policy = [
+            varying_knobs([result for result in self.results if result.policy == policy])
             for policy in policies
         ]
-        return list(dict.fromkeys(knob for knobs in found for knob in knobs))
+        return list(dict.fromkeys(knob for knobs in knobs_by_policy for knob in knobs))
 
     def best(self, loss: float) -> Result | None:
         """Return the fastest result that loses at most `loss` points of quality."""
         return best_at_loss(self.results, loss)
 
-    def _in_order(self, chosen: list[Result | None]) -> list[Result]:
-        return [result for result in self.results if any(result is other for other in chosen)]
+    def _in_order(self, results: list[Result | None]) -> list[Result]:
+        return [
+            result for result in self.results if any(result is selected for selected in results)
+        ]
 
     def _latency(self, result: Result) -> tuple[float, float, float] | None:
         speedup = result.speedup
@@ -300,7 +311,7 @@ def telling_knobs(point: Any, points: Sequence[Any]) -> list[str]:
 
     point, points: anything with a policy and its knobs, such as results or failures.
     """
-    peers = [other for other in points if other.policy == point.policy]
+    peers = [candidate for candidate in points if candidate.policy == point.policy]
     if len(peers) > 1:
         return [knob for knob in varying_knobs(peers) if knob in point.knobs]
     return changed_knobs(point.policy, point.knobs)
@@ -314,9 +325,17 @@ def _slowness(result: Result) -> tuple[float, float]:
 
 
 def _widened(low: float, high: float, ends: Sequence[float]) -> tuple[float, float]:
-    most, room = (high - low) / 2, 0.02 * (high - low)
-    below, above = low - min([low, *ends]), max([high, *ends]) - high
-    return low - min(most, below + room * (below > 0)), high + min(most, above + room * (above > 0))
+    """The range low to high, widened for ends outside of it by at most half of its length on either
+    side.
+    """
+    max_widening, room = (high - low) / 2, 0.02 * (high - low)
+    below = low - min([low, *ends])
+    if below > 0:
+        below += room
+    above = max([high, *ends]) - high
+    if above > 0:
+        above += room
+    return low - min(max_widening, below), high + min(max_widening, above)
 
 
 def _vertical_interval(result: Result) -> tuple[float, float]:
@@ -348,18 +367,20 @@ class BatchCurve:
 
         Interpolated between the two batches around it, over log2(batch) as the curves are drawn.
         """
-        known = [
-            (one.setting.batch, one.speedup.value)
-            for one in self.points
-            if one.speedup.value is not None
+        speedups = [
+            (point.setting.batch, point.speedup.value)
+            for point in self.points
+            if point.speedup.value is not None
         ]
-        if not known or known[-1][1] > 1:
+        if not speedups or speedups[-1][1] > 1:
             return None
-        above = [place for place, (_, speedup) in enumerate(known) if speedup > 1]
-        if not above:
-            return float(known[0][0])
-        (batch, speedup), (later, less) = known[above[-1] : above[-1] + 2]
-        return 2 ** (log2(batch) + (speedup - 1) / (speedup - less) * log2(later / batch))
+        faster = [index for index, (_, speedup) in enumerate(speedups) if speedup > 1]
+        if not faster:
+            return float(speedups[0][0])
+        batch, speedup = speedups[faster[-1]]
+        next_batch, next_speedup = speedups[faster[-1] + 1]
+        share = (speedup - 1) / (speedup - next_speedup)
+        return 2 ** (log2(batch) + share * log2(next_batch / batch))
 
 
 def differing_in(key: str, results: Sequence[Result]) -> list[dict[Any, Result]]:
@@ -370,15 +391,14 @@ def differing_in(key: str, results: Sequence[Result]) -> list[dict[Any, Result]]
     for result in results:
         if result.is_baseline or not result.timed:
             continue
-        setting = {
-            name: value
-            for name, value in plain_numbers(to_json(result.setting)).items()
-            if name != key
-        }
-        rest = [result.policy, plain_numbers(dict(result.knobs)), setting, result.quality.metric]
-        groups.setdefault(json.dumps(rest, sort_keys=True, default=str), {})[
-            result.setting.get(key)
-        ] = result
+        setting = plain_numbers(to_json(result.setting))
+        setting.pop(key, None)
+        knobs = plain_numbers(dict(result.knobs))
+        identity = json.dumps(
+            [result.policy, knobs, setting, result.quality.metric], sort_keys=True, default=str
+        )
+        group = groups.setdefault(identity, {})
+        group[result.setting.get(key)] = result
     return list(groups.values())
 
 
@@ -386,19 +406,17 @@ def batch_curves(results: Sequence[Result]) -> list[BatchCurve]:
     """The curves of all points that were measured at more than one batch, in order of
     appearance.
     """
-    groups, curves = differing_in("batch", results), []
+    groups = differing_in("batch", results)
+    results_of_policy: dict[str, list[Result]] = {}
+    for group in groups:
+        for result in group.values():
+            results_of_policy.setdefault(result.policy, []).append(result)
+    curves = []
     for group in groups:
         if len(group) < 2:
             continue
-        of_policy = [
-            one
-            for each in groups
-            for one in each.values()
-            if one.policy == group[min(group)].policy
-        ]
-        points = tuple(one for _, one in sorted(group.items()))
-        first = points[0]
-        curves.append(
-            BatchCurve(first.policy, point_label(first, varying_knobs(of_policy)), points)
-        )
+        points = tuple(result for _, result in sorted(group.items()))
+        policy = points[0].policy
+        knobs = varying_knobs(results_of_policy[policy])
+        curves.append(BatchCurve(policy, point_label(points[0], knobs), points))
     return curves

@@ -13,14 +13,15 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import typed
+from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import CHECKPOINT, DatasetSpec, for_model
-from bild_lab.lab.data.examples import Example, cached_examples
+from bild_lab.lab.data.examples import cached_examples
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.hashing import data_hash
 from bild_lab.lab.store.records import CONFIG
 
-Key = tuple[str, int]  # of an example: its id and turn
+Key = tuple[str, int]  # an example's id and turn
 
 
 @dataclass(frozen=True)
@@ -43,23 +44,25 @@ def shared_texts(a: Result, b: Result) -> SharedTexts:
     `dataset.limit`, and one side's cannot be read: equal ids may then belong to different texts.
     """
     if a.setting.data == b.setting.data:
-        known, why = examples_of([a, b])
-        return SharedTexts(None if known is None else _references(known), why=why)
-    sides = [examples_of([one]) for one in (a, b)]
-    if why := next((why for known, why in sides if known is None), ""):
+        examples, why = examples_of([a, b])
+        return SharedTexts(None if examples is None else _references(examples), why=why)
+    sides = [examples_of([result]) for result in (a, b)]
+    if why := next((why for examples, why in sides if examples is None), ""):
         raise UserError(
             f"A and B have different data, and which examples they share cannot be checked: {why}; "
             "measure one of them again with the dataset keys of the other"
         )
-    (ours, _), (theirs, _) = sides
+    (examples_a, _), (examples_b, _) = sides
     same = {
-        key: one for key, one in ours.items() if key in theirs and _text(theirs[key]) == _text(one)
+        key: example
+        for key, example in examples_a.items()
+        if key in examples_b and _text(examples_b[key]) == _text(example)
     }
     return SharedTexts(_references(same), frozenset(same))
 
 
 def _references(examples: Mapping[Key, Example]) -> dict[Key, tuple[str, ...]]:
-    return {key: tuple(one.references) for key, one in examples.items()}
+    return {key: tuple(example.references) for key, example in examples.items()}
 
 
 def _text(example: Example) -> tuple[Any, ...]:
@@ -103,6 +106,6 @@ def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Exampl
             why = why or str(error)
             continue
         if result.setting.data == data_hash(examples):
-            return {(str(one.id), one.turn): one for one in examples}, ""
+            return {(str(example.id), example.turn): example for example in examples}, ""
         why = why or f"dataset {config.dataset.name} has changed since"
     return None, why

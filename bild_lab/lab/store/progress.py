@@ -1,4 +1,4 @@
-"""How far a sweep is (`Progress`), on the terminal too (`PointProgress`), and its commands in
+"""How far a sweep is (`SweepProgress`), on the terminal too (`PointProgress`), and its commands in
 `commands.jsonl`.
 """
 
@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,16 +17,19 @@ from types import TracebackType
 
 from rich.console import Group
 from rich.live import Live
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bars
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from bild_lab.lab.config.cli import SILENT_S, console, escape, stages, this_script
+from bild_lab.lab.config.command_line import this_script
+from bild_lab.lab.config.console import SILENCE_S, console, status_line
 
 # the stage whose examples are counted; those of further repeats begin with it
 DECODING = "decoding"
-# of decoding before the first estimate, if no text is complete; left, not worth a line
-FIRST_S, SHORT_S = 20.0, 10.0
+# seconds of decoding before the first estimate, if no text is complete
+FIRST_S = 20.0
+# a shorter estimate is not worth a line
+SHORT_S = 10.0
 
 
 class PointProgress:
@@ -48,26 +52,33 @@ class PointProgress:
         points: int = 1,
         typical_s: float | None = None,
     ):
-        self._examples, self._later, self._typical_s = examples, max(0, points - place), typical_s
-        self._done, self._started_s, self._decoding_s = 0.0, time.perf_counter(), 0.0
-        self._spoke_s, self._estimated = self._started_s, typical_s is not None
-        self._title, said = title, TextColumn("{task.fields[said]}")
-        self._bars = Bars(
-            TextColumn("{task.description}"), BarColumn(None), said, console=console, expand=True
+        self._title, self._examples = title, examples
+        self._later = max(0, points - place)
+        self._typical_s = typical_s
+        self._done = 0.0
+        self._started_s = self._decoding_s = self._spoke_s = time.perf_counter()
+        self._estimated = typical_s is not None
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(None),
+            TextColumn("{task.fields[count]}"),
+            console=console,
+            expand=True,
         )
-        self._stage = self._bars.add_task("", total=None, said="")
+        self._stage = self._bars.add_task("", total=None, count="")
         self._sweep = None
         if points > 1:
-            said = f"{place - 1}/{points}"
-            self._sweep = self._bars.add_task("sweep", total=points, completed=place - 1, said=said)
-            self._place = said
+            self._place = f"{place - 1}/{points}"
+            self._sweep = self._bars.add_task(
+                "sweep", total=points, completed=place - 1, count=self._place
+            )
         lines = Group(Text(title, no_wrap=True, overflow="ellipsis"), self._bars)
         self._live = Live(
             lines, console=console, transient=True, refresh_per_second=4, redirect_stdout=False
         )
 
     def __enter__(self) -> PointProgress:
-        stages.leave()
+        status_line.leave()
         if not console.is_terminal:
             console.print(f"{escape(self._title)}: {self._examples} texts …")
         self._live.start()
@@ -79,48 +90,48 @@ class PointProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ):
-        stages.leave()
+        status_line.leave()
         self._live.stop()
 
     def stage(self, name: str) -> None:
         """The point has reached this stage."""
-        total, said = (
+        total, count_text = (
             (self._examples, f"0/{self._examples}") if name.startswith(DECODING) else (None, "")
         )
-        self._bars.reset(self._stage, description=name, total=total, said=said)
+        self._bars.reset(self._stage, description=name, total=total, count=count_text)
         self._done, self._decoding_s = 0.0, time.perf_counter()
         if not console.is_terminal:
-            stages.soon(f"{self._title}: {name} …")
+            status_line.show_later(f"{self._title}: {name} …")
 
     def advance(self, texts: float) -> None:
         """So much more is decoded, in texts with all their repeats."""
-        stages.leave()
+        status_line.leave()
         self._done += texts
         now = time.perf_counter()
         decoding_s = now - self._decoding_s
         left_s = decoding_s / self._done * max(0.0, self._examples - self._done)
-        said = f"{int(self._done + 1e-9)}/{self._examples}, {roughly(left_s)} left"
-        self._bars.update(self._stage, completed=self._done, said=said)
+        count_text = f"{int(self._done + 1e-9)}/{self._examples}, {roughly(left_s)} left"
+        self._bars.update(self._stage, completed=self._done, count=count_text)
         sweep_s = left_s + self._later * (self._typical_s or now - self._started_s + left_s)
         if self._sweep is not None:
-            self._bars.update(self._sweep, said=f"{self._place}, {roughly(sweep_s)} left")
+            self._bars.update(self._sweep, count=f"{self._place}, {roughly(sweep_s)} left")
         if not self._estimated and (self._done + 1e-9 >= 1 or decoding_s >= FIRST_S):
             self._estimated = True
             if sweep_s >= SHORT_S:
-                whole = (
+                sweep_estimate = (
                     f", {roughly(sweep_s)} for the {self._later + 1} points left"
                     if self._later
                     else ""
                 )
-                self._line(f"about {roughly(left_s)} for this point{whole}", now=True)
-        self._line(said)
+                self._line(f"about {roughly(left_s)} for this point{sweep_estimate}", now=True)
+        self._line(count_text)
 
-    def _line(self, said: str, now: bool = False) -> None:
+    def _line(self, text: str, now: bool = False) -> None:
         """A line that stays; unless it is wanted now, only where no bars are shown and none was
         printed for long.
         """
-        if now or (not console.is_terminal and time.perf_counter() - self._spoke_s >= SILENT_S):
-            console.print(f"{escape(self._title)}: {said}")
+        if now or (not console.is_terminal and time.perf_counter() - self._spoke_s >= SILENCE_S):
+            console.print(f"{escape(self._title)}: {text}")
             self._spoke_s = time.perf_counter()
 
 
@@ -133,7 +144,7 @@ def roughly(seconds: float) -> str:
 
 
 @dataclass
-class Progress:
+class SweepProgress:
     """What this process's command wants to measure, and how much of it is done.
 
     total: points; None if it is not known, as in a search, and in the processes of a launcher.
@@ -154,10 +165,6 @@ class Progress:
         """Seconds that a point takes, None if none was measured yet."""
         return self.measured_s / self.measured if self.measured else None
 
-    def begin(self, total: int | None) -> None:
-        """A command of so many points begins."""
-        self.total, self.done, self.measured, self.measured_s = total, 0, 0, 0.0
-
     def advance(self, measured_s: float | None) -> None:
         """One point more is done. measured_s: seconds that it took; None if it was finished before,
         or failed.
@@ -166,6 +173,22 @@ class Progress:
         if measured_s is not None:
             self.measured += 1
             self.measured_s += measured_s
+
+
+_command_progress: ContextVar[SweepProgress] = ContextVar("command_progress")
+
+
+def begin_progress(total: int | None) -> None:
+    """A command of so many points begins in this context."""
+    _command_progress.set(SweepProgress(total))
+
+
+def command_progress() -> SweepProgress:
+    """The progress of the command that runs in this context; a launcher's worker has its own."""
+    if (progress := _command_progress.get(None)) is None:
+        progress = SweepProgress()
+        _command_progress.set(progress)
+    return progress
 
 
 COMMANDS = "commands.jsonl"
@@ -186,7 +209,7 @@ def record_command(folder: Path) -> None:
     It is written as it can be typed again where it was typed.
     """
     line = f"{this_script()} {shlex.join(sys.argv[1:])}".rstrip()
-    if any(one.line == line for one in read_commands(folder)):
+    if any(command.line == line for command in read_commands(folder)):
         return
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / COMMANDS).open("a", encoding="utf-8") as file:
@@ -199,9 +222,9 @@ def read_commands(folder: Path) -> list[Command]:
 
     A line that was cut short is left out.
     """
-    found = []
+    commands = []
     with suppress(OSError):
         for line in (folder / COMMANDS).read_text(encoding="utf-8").splitlines():
             with suppress(ValueError, TypeError):
-                found.append(Command(**json.loads(line)))
-    return found
+                commands.append(Command(**json.loads(line)))
+    return commands

@@ -61,29 +61,31 @@ class Sweep:
         config_yaml: str,
         result: Result,
         examples: Iterable[MeasuredExample],
-        beside: bool = False,
-        **others: Any,
+        keep_both: bool = False,
+        **further_files: Any,
     ) -> Path:
         """Store a finished point atomically. others: further files, as JSON, by their names.
         Returns its folder.
 
         If another process has stored the point meanwhile, that one is kept and this one dropped;
-        beside=True stores both. A stored point is never changed or removed.
+        keep_both=True stores both. A stored point is never changed or removed.
         """
         self.points.mkdir(parents=True, exist_ok=True)
         content = replace(result, stored_at=self._stamp()).to_json()
         files = {
             CONFIG: config_yaml,
             EXAMPLES: "".join(
-                json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in examples
+                json.dumps(example.to_json(), ensure_ascii=False) + "\n" for example in examples
             ),
             RESULT: json.dumps(content, indent=2, ensure_ascii=False) + "\n",
             **{
-                name: json.dumps(other, indent=2, ensure_ascii=False) + "\n"
-                for name, other in others.items()
+                name: json.dumps(file_content, indent=2, ensure_ascii=False) + "\n"
+                for name, file_content in further_files.items()
             },
         }
-        return self._publish(point, {name: text.encode() for name, text in files.items()}, beside)
+        return self._publish(
+            point, {name: text.encode() for name, text in files.items()}, keep_both
+        )
 
     def adopt(self, result: Result) -> bool:
         """Copy another sweep's point here, whole or not at all.
@@ -95,7 +97,7 @@ class Sweep:
             return False
         self.points.mkdir(parents=True, exist_ok=True)
         files = {file.name: file.read_bytes() for file in sorted(result.folder.iterdir())}
-        self._publish(result.point, files, beside=True)
+        self._publish(result.point, files, keep_both=True)
         return True
 
     def write_failure(self, failure: Failure, config_yaml: str) -> Path:
@@ -122,18 +124,18 @@ class Sweep:
         Of points with equal policy and setting, only the newest.
         """
         newest = {}  # measured again, for example with new weights
-        for one in self.all_results():
-            identity = [one.policy, one.knobs, one.composition, one.setting]
-            newest[json.dumps(plain_numbers(to_json(identity)), sort_keys=True)] = one
+        for result in self.all_results():
+            identity = [result.policy, result.knobs, result.composition, result.setting]
+            newest[json.dumps(plain_numbers(to_json(identity)), sort_keys=True)] = result
         return list(newest.values())
 
     def finished(self) -> list[Result]:
-        """The same of a folder that must have some: raises UserError without."""
-        if not (found := self.results()):
+        """The results of a folder that must have some. Raises UserError if it has none."""
+        if not (results := self.results()):
             raise UserError(
                 f"{self.folder} has no finished points; give the folder of a sweep, outputs/NAME"
             )
-        return found
+        return results
 
     def older(self) -> int:
         """How many results `results` leaves out because their point was measured again later."""
@@ -193,8 +195,8 @@ class Sweep:
 
         A folder whose name begins with a dot is unfinished.
         """
-        found = self.folder.glob(f"points/*/{name}")
-        return sorted(file for file in found if not file.parent.name.startswith("."))
+        files = self.folder.glob(f"points/*/{name}")
+        return sorted(file for file in files if not file.parent.name.startswith("."))
 
     def _stamp(self) -> str:
         """The current time; just after the last stored point if the clock has been set back
@@ -211,7 +213,7 @@ class Sweep:
         write_atomically(file, stamp.encode())
         return stamp
 
-    def _publish(self, point: str, files: dict[str, bytes], beside: bool) -> Path:
+    def _publish(self, point: str, files: dict[str, bytes], keep_both: bool) -> Path:
         draft = self.points / f".{point}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
         draft.mkdir()
         try:
@@ -226,7 +228,7 @@ class Sweep:
                 if _moved(draft, final):
                     sync_folder(self.points)
                     return final
-                if not beside and _read(final / RESULT) is not None:
+                if not keep_both and _read(final / RESULT) is not None:
                     return final
         finally:
             # it is gone already unless something went wrong
@@ -257,7 +259,7 @@ def _read(file: Path) -> Result | None:
     try:
         result = Result.from_json(json.loads(file.read_bytes()), file.parent)
         return result if _is_whole(result) else None
-    except UserError:  # of a newer version: do not measure it again
+    except UserError:  # a newer version wrote it: do not measure it again
         raise
     except (OSError, ValueError):
         return None
@@ -266,9 +268,9 @@ def _read(file: Path) -> Result | None:
 def _is_whole(result: Result) -> bool:
     """Whether it has what every report needs: a damaged file may still be read."""
     setting, speedup = result.setting, result.speedup
-    known = [one for one in (speedup.value, speedup.low, speedup.high) if one is not None]
+    speedups = [value for value in (speedup.value, speedup.low, speedup.high) if value is not None]
     named = isinstance(setting.n_examples, int) and "max_new_tokens" in (setting.decoding or ())
-    return named and all(0 < one < math.inf for one in known)
+    return named and all(0 < value < math.inf for value in speedups)
 
 
 def _age(result: Result) -> tuple[str, str]:
@@ -318,9 +320,9 @@ def load_results(*folders: str | Path) -> pd.DataFrame:
         raise UserError(
             'a folder is needed, got none; give the folder of a sweep: load_results("outputs/NAME")'
         )
-    found = to_frame([result for _, results in frames for result in results])
-    found.insert(0, "sweep", [name for name, results in frames for _ in results])
-    return found
+    table = to_frame([result for _, results in frames for result in results])
+    table.insert(0, "sweep", [name for name, results in frames for _ in results])
+    return table
 
 
 def to_row(result: Result) -> dict[str, Any]:
@@ -338,12 +340,12 @@ def to_row(result: Result) -> dict[str, Any]:
 def to_frame(results: Sequence[Result]) -> pd.DataFrame:
     """One row per point; knobs that a policy does not have are empty."""
     knobs = dict.fromkeys(_knob_column(knob) for result in results for knob in result.knobs)
-    identity, others = TABLE[: len(IDENTITY)], TABLE[len(IDENTITY) :]
+    identity_columns, measured_columns = TABLE[: len(IDENTITY)], TABLE[len(IDENTITY) :]
     further = dict.fromkeys(name for result in results for name in _further(result))
     columns = [
-        *(column.name for column in identity),
+        *(column.name for column in identity_columns),
         *knobs,
-        *(column.name for column in others),
+        *(column.name for column in measured_columns),
         *further,
     ]
     return pd.DataFrame([to_row(result) for result in results], columns=columns)
@@ -354,9 +356,9 @@ def _further(result: Result) -> dict[str, float | None]:
     baseline's.
     """
     row: dict[str, float | None] = {}
-    own = {column.name for column in TABLE}
+    table_names = {column.name for column in TABLE}
     for name, quality in result.further_qualities.items():
-        if name in own:  # the log-probability by the target is a column of every point
+        if name in table_names:  # the log-probability by the target is a column of every point
             continue
         row |= {name: quality.value, f"{name}_low": quality.low, f"{name}_high": quality.high}
         bounds = (quality.difference, quality.difference_low, quality.difference_high)

@@ -18,7 +18,7 @@ import numpy as np
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.files import file_digest, write_atomically
-from bild_lab.lab.config.groups import config_dir
+from bild_lab.lab.config.compose import config_dir
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.formatting import duration
 from bild_lab.lab.schema.result import Result

@@ -10,7 +10,7 @@ from itertools import islice
 from statistics import median
 from typing import Any
 
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
 from bild_lab.lab.store.groups import Group, setting_title
 from bild_lab.lab.store.inputs import examples_of

@@ -13,10 +13,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pandas as pd
+from rich.markup import escape
 
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.cli import console, escape
-from bild_lab.lab.config.groups import changed_knobs
+from bild_lab.lab.config.console import console
+from bild_lab.lab.config.policies import changed_knobs
 from bild_lab.lab.schema.formatting import MISSING, interval, knob_value, number, times
 from bild_lab.lab.schema.result import BUSY_PERCENT, Setting
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, TOLERANCE
@@ -57,7 +58,7 @@ class Run:
 
 def update_index(outputs: Path) -> None:
     """Write `index.html`. A fault is printed in a line: what was measured does not depend on it."""
-    if not launched().first:
+    if not launched().is_main:
         return
     try:
         write_index(outputs)

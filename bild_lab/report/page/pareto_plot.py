@@ -231,7 +231,7 @@ def _figure(group: Group, traces: list[Trace]) -> Figure:
         },
         "yaxis": {"title": escape(group.metric), "range": vertical},
     }
-    if group.wide:
+    if group.needs_log_axis:
         ends = [math.log10(end) for end in horizontal]
         layout["xaxis"] |= {"tickvals": log_ticks(*horizontal), "type": "log", "range": ends}
     quality = group.baseline_quality
@@ -384,7 +384,7 @@ def _speedup_axis(group: Group) -> dict:
         "overlaying": "x",
         "matches": "x",
         "side": "top",
-        "type": "log" if group.wide else "linear",
+        "type": "log" if group.needs_log_axis else "linear",
         "title": "Speedup",
         "tickvals": [1 / tick for tick in ticks],
         "ticktext": [f"{tick:g}{TIMES}" for tick in ticks],

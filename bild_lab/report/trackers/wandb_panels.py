@@ -15,8 +15,8 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bild_lab.lab.config.groups import changed_knobs
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.config.policies import changed_knobs
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.formatting import knob_label, point_label, short_name
 from bild_lab.lab.schema.result import Result

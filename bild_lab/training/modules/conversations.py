@@ -16,7 +16,7 @@ import numpy as np
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import Template
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.training.answers import END, LENGTH, TargetAnswer
 from bild_lab.training.modules.predictors import AnsweredPrompt
 

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig
+from rich.markup import escape
 from transformers import TrainingArguments
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.precision import resolve_dtype
 from bild_lab.errors import UserError, require_model_path, require_whole
-from bild_lab.lab.config.cli import escape, output, stages
-from bild_lab.lab.config.groups import typed
+from bild_lab.lab.config.console import output, status_line
+from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import cut_sources
@@ -261,7 +262,7 @@ def own_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
     dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), cfg.answers
     dataset = for_model(dataset, Checkpoint(cfg.model.path, cfg.model.revision))
     folder = sweep_folder(cfg) / "calibration"
-    stages.enter("loading the model")
+    status_line.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):
         device = process_group(recipe.on_cpu).device
         dtype = resolve_dtype(
@@ -286,7 +287,7 @@ def own_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
 def train_and_report(job: FrozenJob) -> None:
     """Train, write metrics.json, and print where the module is and how good it is."""
     metrics = train_beside_frozen(job)
-    if launched().first:
+    if launched().is_main:
         TrainingFolder(job.folder).write_metrics(metrics)
     best, scores = metrics["best"], ""
     if best is not None:

@@ -23,8 +23,7 @@ from bild_lab.engine.models.native.llama import norm_factor
 from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.data.examples import Example
-from bild_lab.lab.data.prompts import cut_sources
+from bild_lab.lab.data.prompts import Example, cut_sources
 from bild_lab.training.answers import END, Calibration, TargetAnswer, contents_hash
 from bild_lab.training.batches import IGNORED, tokenize
 from bild_lab.training.modules.conversations import tokenize_conversations

@@ -13,7 +13,7 @@ from bild_lab.engine.methods.fr_spec import NarrowModel
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_policy, config_dir, resolved
+from bild_lab.lab.config.compose import compose_policy, config_dir, resolved_policy
 from bild_lab.lab.measure.cost import dimensions, total_cost
 from bild_lab.lab.store.hashing import named_files
 from tests.checkpoints import tiny_checkpoints
@@ -110,7 +110,7 @@ def test_every_policy_whose_draft_model_drafts_has_the_knobs_and_their_files_cou
     counts = [texts[name].count("draft_vocabulary") for name in drafting]
     assert counts.count(5) > 15 and {*counts} <= {0, 5}
     for knobs in ({"draft_vocabulary_from": "some/folder"}, {"draft_vocabulary": "some/file"}):
-        assert named_files(resolved(compose_policy("bild", knobs))) == knobs
+        assert named_files(resolved_policy(compose_policy("bild", knobs))) == knobs
 
 
 def test_a_forward_with_few_tokens_costs_their_share_of_the_head() -> None:

@@ -16,7 +16,7 @@ from bild_lab.engine.models.hf.layer_control import Plan, following
 from bild_lab.engine.models.hf.model import SpreadModel
 from bild_lab.engine.models.hf.slot_cache import SlotCache
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point.load import load_model
 from bild_lab.lab.point.prepare import Point, prepare

@@ -37,7 +37,7 @@ import json, sys
 from pathlib import Path
 from bild_lab import files
 files.PINS = Path(sys.argv[1])
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.point.prepare import prepare
 words = [f"pair.target=me/model", "pair.draft=null", "policy=vanilla", "dataset=local", "dataset.hub_id=me/data"]
 words += ["dataset.source_column=translation.de", "dataset.path=null"]

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, PreTrainedConfig
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.precision import LARGE, parameters, resolve_dtype
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.point.load import load, load_model
 from bild_lab.lab.point.prepare import prepare
 from tests.policies import shipped

@@ -16,14 +16,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 import run
-from bild_lab.lab.config.cli import run_application
-from bild_lab.lab.config.groups import (
-    TOP_LEVEL,
-    compose_config,
-    config_dir,
-    knob_values,
-    policy_names,
-)
+from bild_lab.lab.config.compose import compose_config, config_dir, knob_values, policy_names
+from bild_lab.lab.config.entrypoint import run_application
+from bild_lab.lab.config.schemas import TOP_LEVEL
 from tests.policies import shipped
 
 HANG_S = 60  # where the machine is busy too

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bild_lab.lab.config.cli import WIDTH
+from bild_lab.lab.config.entrypoint import WIDTH
 from bild_lab.lab.schema.glossary import TERMS, terms_text
 from bild_lab.papers.paper_runs import application_of
 

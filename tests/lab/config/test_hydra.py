@@ -11,8 +11,8 @@ from hydra import compose, initialize_config_dir, version
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.singleton import Singleton
 
-from bild_lab.lab.config import groups as config
-from bild_lab.lab.config.groups import (
+from bild_lab.lab.config import compose as config
+from bild_lab.lab.config.compose import (
     APPLICATION,
     compose_config,
     compose_policy,

@@ -14,9 +14,10 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from bild_lab.errors import UserError
+from bild_lab.lab.data.conversations import conversation
 from bild_lab.lab.data.dataset_spec import DatasetSpec, Template, for_model
-from bild_lab.lab.data.examples import Continuation, Example, conversation, load_examples
-from bild_lab.lab.data.turns import with_answers
+from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.data.prompts import Continuation, Example, with_answers
 
 CHAT = Template("[{question}]", " {answer} | [{question}]")
 FIRST = Example("81", "Write.", "", references=("a poem",), category="writing")

@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from bild_lab.errors import UserError
+from bild_lab.lab.data.conversations import conversation
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.data.examples import Example, conversation, load_examples
-from bild_lab.lab.data.turns import with_answers
+from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.data.prompts import Example, with_answers
 from tests.tiny import START, tiny_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -164,7 +164,8 @@ def spec_of(**fields: str) -> DatasetSpec:
 
 
 LM1B = """
-from bild_lab.lab.config.groups import compose_config, typed
+from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 for split in ("train", "test"):

@@ -13,8 +13,8 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.data.examples import Example, inserted, load_examples
-from bild_lab.lab.data.prompts import SourcePrompt, cut_sources, longest_fitting
+from bild_lab.lab.data.examples import inserted, load_examples
+from bild_lab.lab.data.prompts import Example, SourcePrompt, cut_sources, longest_fitting
 
 SOURCE = "a b c d e f g h"
 

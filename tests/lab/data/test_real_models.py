@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.lab.config.groups import compose_config, typed
+from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
-from bild_lab.lab.data.examples import Example, load_examples
-from bild_lab.lab.data.turns import with_answers
+from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.data.prompts import Example, with_answers
 from bild_lab.lab.metrics.programs import passes
 from bild_lab.lab.point.load import load
 

@@ -48,7 +48,7 @@ from bild_lab.engine.session import (
     SessionOptions,
 )
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.measure.certificate import certify, certify_sampled, count_verdicts

@@ -38,7 +38,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import OutputSpec, Rows, Session, SessionOptions
 from bild_lab.engine.trace import Forward, Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_policy
+from bild_lab.lab.config.compose import compose_policy
 from bild_lab.lab.measure.cost import Cost, Matrices, dimensions, has_cost_model, total_cost
 from bild_lab.lab.point.load import build_method
 from tests.policies import in_memory

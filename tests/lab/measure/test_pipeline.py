@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bild_lab.engine.trace import Round, Trace
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.prediction import (
     PipelineLog,
     pipeline_log,

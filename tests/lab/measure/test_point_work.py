@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bild_lab.engine.models.native import NativeModel
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure import runner, summary
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point import prepare as points

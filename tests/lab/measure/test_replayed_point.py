@@ -9,15 +9,15 @@ import pytest
 
 import bild_lab
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure import runner
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point.history import requests_of
 from bild_lab.lab.point.prepare import Point, prepare
+from bild_lab.lab.preflight import check_points
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.records import Sweep, to_row
-from bild_lab.lab.sweep import _check_points
 
 NEW = 8
 PROMPTS = ["w5 w9 w30 w12", "w7 w8", "w39 w38 w3 w20", "w11 w4 w6"]
@@ -194,5 +194,5 @@ def test_each_file_of_a_sweep_is_checked(
     fewer.write_text("".join(file.read_text().splitlines(keepends=True)[:3]))
     shared = [[word] for word in words(checkpoints, file) if not word.startswith("policy.file")]
     with pytest.raises(SystemExit):
-        _check_points([*shared, [f"policy.file={file}", f"policy.file={fewer}"]], "config")
+        check_points([*shared, [f"policy.file={file}", f"policy.file={fewer}"]], "config")
     assert "has no answer to the prompt 'w11 w4 w6'" in "".join(capfd.readouterr())

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import bild_lab
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure import runner, summary
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.measure.timing import order
@@ -24,7 +24,7 @@ from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep, to_frame
-from bild_lab.lab.sweep import took
+from bild_lab.lab.sweep import describe_timing_noise
 
 NEW = 8
 PROMPTS = ["w5 w9 w30 w12", "w7 w8", "w39 w38 w3 w20", "w11 w4 w6"]
@@ -311,7 +311,7 @@ def test_repeats_until_the_speedup_is_known_and_waits_are_told(
     ]  # fmt: skip
     assert {len(one.latency_s) for one in read_examples(result.folder)} == {repeats}
     assert (result.speedup.repeats, result.environment.waited_s) == (repeats, 58)
-    told = took(result, point.measure.precision)
+    told = describe_timing_noise(result, point.measure.precision)
     assert told.startswith(f" ± {said} by the clock, {repeats} repeats")
     assert told.endswith(", 58 s waited for other programs")
     assert ("not the precision that was asked for" in told) == (most == 3)

@@ -8,7 +8,7 @@ import pytest
 from transformers import LlamaConfig, MambaConfig
 
 from bild_lab.engine.trace import Forward, Round, Trace
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.measure.cost import total_cost
 from bild_lab.lab.measure.summary import (
     by_category,

@@ -17,7 +17,7 @@ from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import StageTrace, Trace
-from bild_lab.lab.config.groups import MeasureSpec
+from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.measure import timing
 from bild_lab.lab.measure.score import stages_of
 from bild_lab.lab.measure.summary import is_too_noisy

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics import text_metrics
-from bild_lab.lab.metrics.quality import judge, score
-from bild_lab.lab.metrics.text_metrics import evaluated
+from bild_lab.lab.metrics import external_metrics
+from bild_lab.lab.metrics.external_metrics import evaluate_metric
+from bild_lab.lab.metrics.quality import score, score_with_baseline
 
 SCRIPT = """
 import datasets
@@ -43,7 +43,7 @@ def metric(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def use(compute: Callable[..., dict], **given: object) -> None:
         module = SimpleNamespace(name="share", features=texts(), compute=compute, **given)
-        monkeypatch.setattr(text_metrics, "_module", lambda place: module)
+        monkeypatch.setattr(external_metrics, "_module", lambda place: module)
 
     return use
 
@@ -65,7 +65,7 @@ PREDICTIONS, REFERENCES = (
 
 def test_a_mean_of_shares_is_in_percent_with_a_value_for_each_example(metric) -> None:
     metric(share)
-    judged = judge("evaluate:share", PREDICTIONS, None, REFERENCES, seed=1)
+    judged = score_with_baseline("evaluate:share", PREDICTIONS, None, REFERENCES, seed=1)
     assert (judged.score.metric, judged.score.value) == ("share", pytest.approx(400 / 6))
     assert judged.per_example == pytest.approx((100, 100, 0, 100, 100, 0))
     same = score("exact_match", PREDICTIONS, REFERENCES, seed=1)
@@ -78,7 +78,7 @@ def test_a_metric_that_is_no_mean_is_computed_for_every_resample(metric) -> None
         ["a", "a", "b", "c", "d", "e"],
         [["b"], ["a"], ["b"], ["x"], ["y"], ["z"]],
     )
-    measure = evaluated("evaluate:share", predictions, references)
+    measure = evaluate_metric("evaluate:share", predictions, references)
     assert measure.statistics is None and measure.per_example is None
     assert (measure.metric, measure.signature) == ("share", "evaluate:share|script:0123456789ab")
     assert measure.value() == pytest.approx(100 * 2 / 5)
@@ -92,8 +92,10 @@ def test_a_metric_that_is_no_mean_is_computed_for_every_resample(metric) -> None
     assert measure.resampled(7, [1, 1]).tolist() == pytest.approx([100] * 100)
     # whose every value is 100, as that of a mean would be
     right = [several[0] for several in references]
-    assert evaluated("evaluate:share", right, references).per_example is not None
-    difference = judge("evaluate:share", right, predictions, references, seed=7).difference
+    assert evaluate_metric("evaluate:share", right, references).per_example is not None
+    difference = score_with_baseline(
+        "evaluate:share", right, predictions, references, seed=7
+    ).difference
     resampled = 100 - measure.resampled(7)
     assert difference.value == pytest.approx(60)
     assert (difference.low, difference.high) == pytest.approx(
@@ -107,7 +109,7 @@ def test_a_list_of_values_is_a_mean_and_a_key_chooses_among_several_results(metr
         return {"f1": each, "other": 0.5, "words": "no number"}
 
     metric(several)
-    assert evaluated("evaluate:share@f1", PREDICTIONS, REFERENCES).per_example is not None
+    assert evaluate_metric("evaluate:share@f1", PREDICTIONS, REFERENCES).per_example is not None
     assert score("evaluate:share@f1", PREDICTIONS, REFERENCES).metric == "f1"
     with pytest.raises(
         UserError, match=r"evaluate:share gives f1, other, words; choose .* evaluate:share@KEY"
@@ -134,7 +136,7 @@ def test_a_metric_gets_one_reference_or_all_as_it_asks(
         UserError, match="^evaluate:share takes one reference for each text, got several"
     ):
         score("evaluate:share", ["a"], [["a", "b"]])
-    module = text_metrics._module("share")
+    module = external_metrics._module("share")
     module.features = [texts("Sequence"), texts()]
     module.compute = lambda predictions, references: share(
         predictions, [one[-1] for one in references]
@@ -149,7 +151,7 @@ def test_a_metric_for_english_is_cautioned_with_other_references(
     metric, caplog: pytest.LogCaptureFixture
 ) -> None:
     metric(share)
-    module = text_metrics._module("share")
+    module = external_metrics._module("share")
     module.name = "rouge"
     score("evaluate:share@share", ["a"], [["a"]])
     assert not caplog.text
@@ -181,7 +183,9 @@ def test_metrics_of_a_local_folder_run_offline(
         (tmp_path / name / f"{name}.py").write_text(
             SCRIPT.format(references=references, result=result)
         )
-    own = judge(f"evaluate:{tmp_path / 'own_share'}", PREDICTIONS, None, REFERENCES, seed=2)
+    own = score_with_baseline(
+        f"evaluate:{tmp_path / 'own_share'}", PREDICTIONS, None, REFERENCES, seed=2
+    )
     assert (own.score.metric, own.score.value) == ("share", pytest.approx(400 / 6))
     assert own.per_example == pytest.approx((100, 100, 0, 100, 100, 0))
     assert own.score.signature.startswith("evaluate:share|script:")

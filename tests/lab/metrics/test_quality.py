@@ -10,15 +10,15 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import text_metrics
-from bild_lab.lab.metrics.measures import resampled_sums
+from bild_lab.lab.metrics.bootstrap import resampled_sums
 from bild_lab.lab.metrics.quality import (
     Difference,
     Scoring,
-    judge,
-    judge_values,
     p_value,
     score,
     score_pool,
+    score_values,
+    score_with_baseline,
 )
 from bild_lab.lab.metrics.text_metrics import METRICS
 from tests.lab.metrics.test_text_metrics import corpus
@@ -27,13 +27,13 @@ from tests.lab.metrics.test_text_metrics import corpus
 def compare(
     metric: str, ours: list[str], theirs: list[str], references: list[list[str]], **options: object
 ) -> Difference:
-    return judge(metric, ours, theirs, references, **options).difference
+    return score_with_baseline(metric, ours, theirs, references, **options).difference
 
 
 def test_metrics_of_tokens_are_over_all_tokens_and_over_all_texts_with_paired_differences() -> None:
     scoring = Scoring(("log_probability", "length"))
     ours, theirs = [(2, -1.0), (8, -2.0)], [(4, -1.0), (8, -2.0)]
-    found = scoring.judge(["a", "b"], ["c", "b"], [(), ()], seed=3, tokens=(ours, theirs))
+    found = scoring.score_outputs(["a", "b"], ["c", "b"], [(), ()], seed=3, tokens=(ours, theirs))
     likely, length = found["log_probability"], found["length"]
     # no mean of means
     assert (likely.score.metric, likely.score.value) == ("log-probability", pytest.approx(-3 / 10))
@@ -41,7 +41,7 @@ def test_metrics_of_tokens_are_over_all_tokens_and_over_all_texts_with_paired_di
     assert (length.score.value, length.difference.value, length.per_example) == (5, -1, (2, 8))
     # the second text has its length in both
     assert length.difference.low == -2 and length.difference.high == 0
-    alone = scoring.judge(["a", "b"], None, [(), ()], seed=3, tokens=(ours, None))
+    alone = scoring.score_outputs(["a", "b"], None, [(), ()], seed=3, tokens=(ours, None))
     assert alone["length"].difference is None and alone["length"].score.value == length.score.value
 
 
@@ -102,9 +102,11 @@ def test_programs_run_in_every_function_only_where_that_was_allowed(
     given = "pass_at_1", ["a", "b"], [["{answer}"]] * 2
     for measured in (
         lambda **run: score(*given, **run),
-        lambda **run: judge(*given[:2], ["c", "d"], given[2], **run),
+        lambda **run: score_with_baseline(*given[:2], ["c", "d"], given[2], **run),
         lambda **run: score_pool(*given, [[0, 1]], [1, 0], **run),
-        lambda **run: Scoring(("pass_at_1",), **run).judge(given[1], None, given[2], seed=0),
+        lambda **run: Scoring(("pass_at_1",), **run).score_outputs(
+            given[1], None, given[2], seed=0
+        ),
     ):
         with pytest.raises(UserError, match=r"measure\.run_code=true"):
             measured()
@@ -180,15 +182,17 @@ def test_a_pool_of_texts_gives_every_system_the_scores_it_has_alone(metric: str)
 def test_values_of_examples_that_were_stored_judge_as_the_texts_did() -> None:
     ours, references = corpus(30, seed=0)
     theirs, _ = corpus(30, seed=1)
-    judged = judge("rouge", ours, theirs, references, seed=5)
-    base = judge("rouge", theirs, None, references, seed=5)
-    stored = judge_values("ROUGE-L", judged.per_example, base.per_example, seed=5)
+    judged = score_with_baseline("rouge", ours, theirs, references, seed=5)
+    base = score_with_baseline("rouge", theirs, None, references, seed=5)
+    stored = score_values("ROUGE-L", judged.per_example, base.per_example, seed=5)
     assert stored.difference == judged.difference and base.difference is None
-    assert judge_values("ROUGE-L", base.per_example, seed=5).difference is None
+    assert score_values("ROUGE-L", base.per_example, seed=5).difference is None
     assert (stored.score.value, stored.score.low, stored.score.high) == pytest.approx(
         (judged.score.value, judged.score.low, judged.score.high)
     )
-    assert judge("bleu", ours, theirs, references).per_example is None  # corpus BLEU is no mean
+    assert (
+        score_with_baseline("bleu", ours, theirs, references).per_example is None
+    )  # corpus BLEU is no mean
 
 
 @pytest.mark.parametrize(
@@ -228,5 +232,5 @@ def test_a_metric_that_fails_on_its_first_call_is_found_before_decoding(
 
 def test_scores_of_a_few_examples_use_the_tokenizer_of_all() -> None:
     scoring = Scoring(("rouge1",)).fitted([("Кошка спит",), ("yes",)])
-    judged = scoring.judge(["yes"], None, [("yes",)], seed=0)
+    judged = scoring.score_outputs(["yes"], None, [("yes",)], seed=0)
     assert judged["rouge1"].score.metric == "ROUGE-1 (unicode)"

@@ -12,12 +12,11 @@ from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics import sentences
-from bild_lab.lab.metrics.measures import mean_of
+from bild_lab.lab.metrics import writing
+from bild_lab.lab.metrics.bootstrap import mean_metric
 from bild_lab.lab.metrics.quality import score
-from bild_lab.lab.metrics.sentences import sentence_lines, splitter_name
 from bild_lab.lab.metrics.text_metrics import METRICS, ROUGE, Metric, equals, metric_named
-from bild_lab.lab.metrics.writing import Writing
+from bild_lab.lab.metrics.writing import Writing, sentence_lines, splitter_name
 
 WORDS = "a the cat dog sat ran on under mat tree quickly .".split()
 LINES = "the cats cat running runs quickly on under mats 42 x-ray naïve .".split()
@@ -155,7 +154,7 @@ def test_the_short_list_splits_nearly_as_nltks_data_where_it_is_there(
         asked.append(language)
         raise LookupError(language)
 
-    sentences._splitter.cache_clear()
+    writing._splitter.cache_clear()
     monkeypatch.setattr("nltk.tokenize.punkt.PunktTokenizer", missing)
     text = (
         "Mr. Brown of the U.S. team met Prof. Li, e.g. at 5 p.m. on Feb. 3. They won! Did they?"
@@ -164,7 +163,7 @@ def test_the_short_list_splits_nearly_as_nltks_data_where_it_is_there(
     assert sentence_lines(text).splitlines()[1:] == ["They won!", "Did they?", "Yes."]
     assert asked == ["english"] and splitter_name() == "punkt_abbreviations"
     monkeypatch.undo()
-    sentences._splitter.cache_clear()
+    writing._splitter.cache_clear()
 
 
 def test_an_exact_answer_may_differ_in_white_space_only() -> None:
@@ -186,7 +185,7 @@ def test_an_exact_answer_may_differ_in_white_space_only() -> None:
 
 def test_a_metric_of_which_less_is_better_is_turned_round_with_its_values() -> None:
     metric = Metric(
-        "errors", lambda shown, *_: mean_of(shown, [10.0, 30.0]), higher_is_better=False
+        "errors", lambda shown, *_: mean_metric(shown, [10.0, 30.0]), higher_is_better=False
     )
     found = metric.of(["a", "b"], [["a"], ["b"]])
     assert (found.metric, found.value(), found.per_example) == ("100-errors", 80.0, (90.0, 70.0))

@@ -12,7 +12,6 @@ from sacrebleu.metrics import BLEU, TER
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.metrics.quality import Scoring, score
-from bild_lab.lab.metrics.sentences import sentence_lines
 from bild_lab.lab.metrics.writing import (
     ENGLISH,
     SPACED,
@@ -20,6 +19,7 @@ from bild_lab.lab.metrics.writing import (
     Writing,
     kind_of_texts,
     sacrebleus_tokenizer,
+    sentence_lines,
 )
 
 CHINESE, JAPANESE = "我喜欢在公园里散步。", "私は公園を散歩するのが好きです。"

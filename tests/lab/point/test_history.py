@@ -9,8 +9,9 @@ import pytest
 
 import bild_lab
 from bild_lab.errors import UserError
+from bild_lab.lab.data.conversations import conversation
 from bild_lab.lab.data.dataset_spec import Template
-from bild_lab.lab.data.examples import Example, conversation
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.point.history import ANSWER_KEYS, greedy_history, with_history
 
 SETTING = {**dict.fromkeys(ANSWER_KEYS, "x"), "target": "tiny", "max_source_tokens": None}

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 import bild_lab
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_policy, describe_decoder, policy_label
+from bild_lab.lab.config.compose import compose_policy
+from bild_lab.lab.config.policies import describe_decoder, policy_label
 from bild_lab.lab.point.streaming import stable_prefix
 from tests.engine.vocabularies.foreign import foreign_module
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, load

@@ -9,7 +9,7 @@ import pytest
 
 from bild_lab.engine.methods.early_exit.layer_heads import LayerHeadsConfig
 from bild_lab.engine.methods.module_folder import SavedModule
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point.identity import MODULE_CONFIGS, _settings_in
 from bild_lab.lab.point.prepare import Point, prepare

@@ -14,7 +14,7 @@ from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.session import Model
 from bild_lab.errors import UserError
 from bild_lab.files import FilePath
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.score import baseline_is_target
 from bild_lab.lab.metrics import quality
 from bild_lab.lab.point import identity
@@ -172,7 +172,7 @@ def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.Monk
     assert not {"tokenize", "language"} & set(seen[-1]["setting"])
     prepare(compose_config([*base, "dataset.tokenize=char", "dataset.language=de"]))
     assert (seen[-1]["setting"]["tokenize"], seen[-1]["setting"]["language"]) == ("char", "de")
-    monkeypatch.setattr(quality, "first_call", lambda *_: None)
+    monkeypatch.setattr(quality, "require_metric_works", lambda *_: None)
     prepare(compose_config([*base, "dataset.metric=evaluate:exact_match"]))
     assert seen[-1]["metrics"] == {"evaluate:exact_match": f"{version('evaluate')} "}
 
@@ -436,7 +436,7 @@ def test_another_script_of_a_local_metric_gives_another_name(
     base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[str] = []
-    monkeypatch.setattr(quality, "first_call", lambda metric, *_: loaded.append(metric))
+    monkeypatch.setattr(quality, "require_metric_works", lambda metric, *_: loaded.append(metric))
     (tmp_path / "own").mkdir()
     (script := tmp_path / "own" / "own.py").write_text("first")
     words = [*base, f"dataset.metric=evaluate:{tmp_path / 'own'}"]
@@ -450,7 +450,7 @@ def test_another_script_of_a_local_metric_gives_another_name(
 def test_what_runs_code_is_refused_unless_it_was_allowed(
     base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quality, "first_call", lambda *_: None)
+    monkeypatch.setattr(quality, "require_metric_works", lambda *_: None)
     program = "dataset.reference_template='{answer}'"
     with pytest.raises(UserError, match=r"allow it with measure\.run_code=true"):
         name_of(*base, "dataset.metric=pass_at_1", program)

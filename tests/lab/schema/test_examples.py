@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 from bild_lab.engine.trace import Round, Trace
-from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.measure.certificate import TIE, Certificate
 from bild_lab.lab.measure.score import measured_examples, measured_round, with_trace
 from bild_lab.lab.measure.timing import Timed

@@ -71,14 +71,14 @@ def test_a_peer_far_slower_than_the_baseline_is_beside_the_axis_and_squeezes_not
         sample_result("hf_assisted", {}, 0.5),
     ]
     (group,) = by_setting([*fast, *slow])
-    assert [one.speedup.value for one in group.beyond] == [0.2, 0.04] and not group.wide
+    assert [one.speedup.value for one in group.off_axis] == [0.2, 0.04] and not group.needs_log_axis
     assert group.limits()[0][1] < 2.5 and len(group.placed) == 3
     # a slow point that is better beyond chance is drawn
     better = sample_result("calm", {}, 0.2, 1.0)
     (group,) = by_setting([*fast, better])
-    assert group.beyond == [] and group.wide
+    assert group.off_axis == [] and group.needs_log_axis
     (group,) = by_setting([fast[0], *slow])  # so is one without others
-    assert group.beyond == []
+    assert group.off_axis == []
 
 
 def test_titles_name_models_by_their_last_part():
@@ -117,7 +117,7 @@ def test_points_of_half_the_quality_or_twice_the_latency_squeeze_no_axis_even_on
     lucky = with_quality(sample_result("hf_generate", {}, 0.4, 0.2), difference_low=-0.1)
     (group,) = by_setting([*others, poor, lucky])
     assert {one.policy for one in group.front()} == {"typical_acceptance", "bild", "hf_generate"}
-    assert {one.policy for one in group.beyond} == {"typical_acceptance", "hf_generate"}
+    assert {one.policy for one in group.off_axis} == {"typical_acceptance", "hf_generate"}
     (_, right), (bottom, _) = group.limits()
     assert right < 1.5 and bottom > 38
 

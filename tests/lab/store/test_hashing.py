@@ -13,7 +13,7 @@ import pytest
 
 from bild_lab import files
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.lab.data.examples import Continuation, Example
+from bild_lab.lab.data.prompts import Continuation, Example
 from bild_lab.lab.store.hashing import content_hash, content_of, data_hash, file_hash
 
 
@@ -69,7 +69,7 @@ def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "file_digest",
         lambda stream, kind: read.append(Path(stream.name).name) or own(stream, kind),
     )
-    monkeypatch.setattr(files, "LARGE", 4)
+    monkeypatch.setattr(files, "LARGE_BYTES", 4)
     monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / "cache"))
     return read
 

@@ -15,14 +15,15 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from bild_lab.lab import sweep as sweeps
-from bild_lab.lab.config import cli
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config import console as console_module
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.store import progress
 from bild_lab.lab.store.progress import (
     COMMANDS,
     PointProgress,
-    Progress,
+    begin_progress,
+    command_progress,
     read_commands,
     record_command,
 )
@@ -34,7 +35,7 @@ from bild_lab.lab.sweep import title_of
 def screen(monkeypatch: pytest.MonkeyPatch) -> Console:
     """A terminal of 80 columns that keeps what it was sent."""
     console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
-    monkeypatch.setattr(cli, "console", console)
+    monkeypatch.setattr(console_module, "console", console)
     monkeypatch.setattr(progress, "console", console)
     return console
 
@@ -142,11 +143,11 @@ def test_a_stage_that_lasts_is_told_in_a_file_and_a_short_one_is_not(
             waiting.remove(self)
 
     piped = Console(file=io.StringIO(), width=80)
-    monkeypatch.setattr(cli, "Timer", Alarm)
-    for module in (cli, progress):
+    monkeypatch.setattr(console_module, "Timer", Alarm)
+    for module in (console_module, progress):
         monkeypatch.setattr(module, "console", piped)
-    cli.stages.enter("reading the configuration")
-    cli.stages.enter("loading PyTorch")
+    console_module.status_line.enter("reading the configuration")
+    console_module.status_line.enter("loading PyTorch")
     (alarm,) = waiting  # of the stage that goes on
     assert 1 <= alarm.seconds <= 5 and piped.file.getvalue() == ""
     alarm.ring()
@@ -205,10 +206,10 @@ def test_a_title_names_place_drafter_and_the_knobs_that_were_given(
 
 
 def test_a_running_command_says_how_far_it_is() -> None:
-    found = Progress()
-    assert found.typical_s is None
     for _ in range(2):
-        found.begin(9)
+        begin_progress(9)
+        found = command_progress()
+        assert found.typical_s is None
         found.advance(2.0)
         found.advance(None)  # finished before
         found.advance(4.0)
@@ -257,7 +258,7 @@ def test_reports_between_points_take_a_small_share_of_the_time(
 ) -> None:
     now_s, written, config = [100.0], [], OmegaConf.create({"name": "tested"})
     monkeypatch.setattr(sweeps, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
-    monkeypatch.setattr(sweeps, "progress", Progress(total=200))
+    begin_progress(200)
 
     def live(sweep: Sweep, how_far: str) -> None:
         written.append(how_far)
@@ -266,6 +267,6 @@ def test_reports_between_points_take_a_small_share_of_the_time(
     callback = sweeps.SweepCallback(lambda sweep: None, live)
     for _ in range(200):  # a point in two seconds
         now_s[0] += 2.0
-        sweeps.progress.advance(2.0)
+        command_progress().advance(2.0)
         callback.on_job_end(config, JobReturn())
     assert written[0] == "1 of 200 points" and 3 <= len(written) <= 1 + 400 * sweeps.LIVE_SHARE / 2

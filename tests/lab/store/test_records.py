@@ -84,7 +84,7 @@ def test_a_point_measured_anew_stands_beside_the_older_one(tmp_path: Path) -> No
     sweep = Sweep(tmp_path / "sweep")
     for tokens in (1, 2, 3):
         sweep.write_point(
-            "abc", "", result(tokens=tokens), [sample_example(str(tokens))], beside=True
+            "abc", "", result(tokens=tokens), [sample_example(str(tokens))], keep_both=True
         )
     assert sorted(folder.name for folder in sweep.points.glob("[!.]*")) == ["abc", "abc.2", "abc.3"]
     assert sweep.newest("abc").tokens == 3
@@ -111,11 +111,11 @@ def test_the_newest_is_the_last_stored_also_when_the_clock_was_set_back(
     Clock.hour_now = 3
     sweep.write_point("second", "", result("second", 2), [])
     assert [one.tokens for one in sweep.results()] == [2]  # alike in policy and setting
-    sweep.write_point("first", "", result("first", 3), [], beside=True)
+    sweep.write_point("first", "", result("first", 3), [], keep_both=True)
     assert [one.tokens for one in sweep.results()] == [3]
     assert sweep.newest("first").tokens == 3
     Clock.hour_now = 14
-    sweep.write_point("second", "", result("second", 4), [], beside=True)
+    sweep.write_point("second", "", result("second", 4), [], keep_both=True)
     # the clock's own again
     assert sweep.newest("second").stored_at == "2026-01-01T14:00:00.000+00:00"
 
@@ -200,7 +200,7 @@ def test_a_point_of_another_sweep_is_adopted_once(tmp_path: Path) -> None:
     assert here.adopt(first) and not here.adopt(first)
     assert here.newest("abc") == first
     assert [one.id for one in read_examples(here.newest("abc").folder)] == ["a"]
-    there.write_point("abc", "name: there", result(tokens=2), [], beside=True)
+    there.write_point("abc", "name: there", result(tokens=2), [], keep_both=True)
     assert here.adopt(there.newest("abc"))
     assert not here.adopt(first)  # it is there already, and older
     assert here.newest("abc").tokens == 2 and here.older() == 1

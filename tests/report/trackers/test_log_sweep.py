@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.trackers.wandb import recorded_runs
 from scripts import sweeps as script

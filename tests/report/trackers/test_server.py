@@ -16,8 +16,8 @@ import wandb
 from omegaconf import OmegaConf
 from PIL import Image
 
-from bild_lab.lab.config.cli import words_as_list
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.command_line import words_as_list
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.trackers.wandb import sync_command
 from scripts import sweeps, wandb_report

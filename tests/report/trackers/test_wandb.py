@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.store.hashing import data_hash

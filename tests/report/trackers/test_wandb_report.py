@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.cli import words_as_list
+from bild_lab.lab.config.command_line import words_as_list
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.trackers.wandb import LoggedRun, record_run
 from bild_lab.report.trackers.wandb_panels import front_key

@@ -23,7 +23,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LAST_LOGITS, Rows, Scores
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import policy_names
+from bild_lab.lab.config.compose import policy_names
 from bild_lab.lab.point.load import build_method
 from bild_lab.screening.record_store import Store
 from bild_lab.screening.recorded_model import RecordedModel

@@ -15,7 +15,7 @@ import yaml
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import config_dir
+from bild_lab.lab.config.compose import config_dir
 from bild_lab.lab.data.dataset_spec import DatasetSpec, Template
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.training.batches import IGNORED
@@ -35,7 +35,8 @@ SPEC = DatasetSpec(**yaml.safe_load((config_dir() / "dataset/sharegpt.yaml").rea
 
 LOAD = """
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_config, typed
+from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 for words in ([], ["dataset.hub_data_dir=ShareGPT_V4.json"]):
@@ -61,7 +62,7 @@ def file(folder: Path, *talks: list[tuple[str, Any]]) -> str:
 
 
 def spec(path: str, **changes: Any) -> DatasetSpec:
-    templates = {"chat_template": CHAT.first, "next_turn_template": CHAT.next_turn}
+    templates = {"chat_template": CHAT.first_turn, "next_turn_template": CHAT.next_turn}
     return replace(SPEC, path=path, **templates, **changes)
 
 
@@ -148,7 +149,11 @@ def test_heads_train_on_a_file_of_conversations(
         "train.batch_size=4",
         "train.accumulate=1",
     ]
-    line += ["train.evaluate_every=null", "train.device=cpu", f"dataset.chat_template={CHAT.first}"]
+    line += [
+        "train.evaluate_every=null",
+        "train.device=cpu",
+        f"dataset.chat_template={CHAT.first_turn}",
+    ]
     code, printed = command(train_lm_heads, *line, f"dataset.next_turn_template={CHAT.next_turn}")
     assert code == 0, printed
     metrics = json.loads(Path("outputs/heads/metrics.json").read_text())

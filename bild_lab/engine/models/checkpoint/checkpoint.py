@@ -51,7 +51,7 @@ from bild_lab.engine.models.checkpoint.weight_files import (
 from bild_lab.engine.models.checkpoint.weights import StoredWeights
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError, require_unicode
-from bild_lab.files import file_digest, pin_of, shipped
+from bild_lab.files import file_digest, pin_of, shipped_folder
 
 PICKLE_REMEDY = (
     "set runtime.allow_pickles=true (in scripts/finetune.py model.allow_pickles=true) to read"
@@ -92,7 +92,7 @@ class Checkpoint:
     @property
     def location(self) -> str:
         """The folder or hub id to read from."""
-        return str(Path(shipped(self.path)).expanduser())
+        return str(Path(shipped_folder(self.path)).expanduser())
 
     @property
     def in_folder(self) -> bool:

@@ -30,7 +30,7 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Scores, TreeSpec
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_policy, resolved
+from bild_lab.lab.config.compose import compose_policy, resolved_policy
 from bild_lab.lab.store.hashing import named_files
 from tests.engine.methods.drafters.naive import eagle_behind, grown, texts_before
 from tests.engine.methods.modules.tiny import files_of, random_eagle
@@ -268,7 +268,7 @@ def test_a_drafter_of_states_reads_those_of_the_text_whatever_else_ran() -> None
 
 
 def test_files_of_the_second_policy_count_with_their_content() -> None:
-    policy = resolved(
+    policy = resolved_policy(
         compose_policy("hybrid", {"second": "medusa", "second_knobs": {"heads": "some/folder"}})
     )
     assert named_files(policy) == {"second_knobs.heads": "some/folder"}

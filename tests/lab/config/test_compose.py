@@ -17,8 +17,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config import groups as config
-from bild_lab.lab.config.groups import compose_config, compose_policy, config_dir
+from bild_lab.lab.config import compose as config
+from bild_lab.lab.config.compose import compose_config, compose_policy, config_dir
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_what_is_composed_from_files_that_were_kept_is_what_hydra_composes(
 ) -> None:
     compose_config([])
     ours = compose_config(list(words))
-    with initialize_config_dir(str(config_dir()), **config.BASE):
+    with initialize_config_dir(str(config_dir()), **config.HYDRA_VERSION):
         theirs = compose("config", list(words))
     assert ours == theirs and OmegaConf.to_yaml(ours) == OmegaConf.to_yaml(theirs)
     assert OmegaConf.is_struct(ours) and OmegaConf.get_type(ours, "pair") == OmegaConf.get_type(
@@ -105,6 +105,10 @@ def test_what_is_composed_from_files_that_were_kept_is_what_hydra_composes(
     )
     ours.policy.name = "changed"
     assert compose_config(list(words)) == theirs, "what a caller changes is the caller's own"
+    with initialize_config_dir(str(config_dir()), **config.HYDRA_VERSION):
+        assert config.in_our_application()
+        for _ in range(2):  # with files that were read, and with kept ones
+            assert config.without_hydra(compose_config(list(words))) == theirs
 
 
 @pytest.mark.parametrize(
@@ -112,7 +116,7 @@ def test_what_is_composed_from_files_that_were_kept_is_what_hydra_composes(
 )
 def test_what_cannot_be_composed_is_refused_in_hydras_words(words: tuple[str, ...]) -> None:
     with (
-        initialize_config_dir(str(config_dir()), **config.BASE),
+        initialize_config_dir(str(config_dir()), **config.HYDRA_VERSION),
         pytest.raises(HydraException) as theirs,
     ):
         compose("config", list(words))

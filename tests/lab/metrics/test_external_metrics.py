@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics.own_function import warn
-from bild_lab.lab.metrics.quality import judge, measure_of, score
+from bild_lab.lab.metrics.external_metrics import warn_once
+from bild_lab.lab.metrics.quality import metric_sums, score, score_with_baseline
 from bild_lab.lab.metrics.text_metrics import metric_named
 from bild_lab.screening.guarantee import losses_of
 
@@ -42,12 +42,12 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_metric.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_metric", raising=False)
-    warn.cache_clear()
+    warn_once.cache_clear()
 
 
 @pytest.mark.usefixtures("own")
 def test_a_plain_function_of_ones_own_is_a_metric() -> None:
-    found = judge("own_metric.share", ["a b", "c"], ["a", "c"], [["a b c d"], ["c"]])
+    found = score_with_baseline("own_metric.share", ["a b", "c"], ["a", "c"], [["a b c d"], ["c"]])
     assert (found.score.metric, found.score.value, found.per_example) == (
         "share",
         75.0,
@@ -96,7 +96,7 @@ def test_numbers_from_0_to_1_without_a_scale_are_cautioned(
 @pytest.mark.usefixtures("own")
 def test_a_function_can_be_certified_as_each_text_has_its_loss() -> None:
     assert metric_named("own_metric.share").bounded and not metric_named("bleu").bounded
-    pool = measure_of("own_metric.errors", ["a", "b"], [["a"], ["a"]], False)
-    assert losses_of("own_metric.errors", pool, [[0, 0], [1, 0]]).per_text == pytest.approx(
+    pool = metric_sums("own_metric.errors", ["a", "b"], [["a"], ["a"]], False)
+    assert losses_of("own_metric.errors", pool, [[0, 0], [1, 0]]).each == pytest.approx(
         np.array([[1.0, 0.0]])
     )

@@ -10,19 +10,18 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
-from bild_lab.lab import sweep
-from bild_lab.lab.config.cli import Refused
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab import preflight
+from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.config.entrypoint import Refused
 from bild_lab.lab.point.load import load_model
-from bild_lab.lab.sweep import (
+from bild_lab.lab.preflight import (
     MOST_CHECKED,
     NO_GRAPHS,
-    Composer,
-    _check_points,
-    _share_a_regime,
     alternatives,
-    checked_points,
+    check_points,
+    points_to_check,
     require_one_folder,
+    share_graph_regime,
 )
 from tests.pretended import pretended_gpu
 
@@ -86,17 +85,17 @@ def test_a_later_point_that_cannot_be_measured_is_refused_and_named(
     lists: list[list[str]], named: str
 ) -> None:
     with pytest.raises(Refused) as refused:
-        _check_points([*TOY, ["policy=bild"], *lists], "config")
+        check_points([*TOY, ["policy=bild"], *lists], "config")
     assert refused.value.message.startswith(named)
     assert not Path("outputs").exists(), "nothing is written"
 
 
 def test_points_that_differ_in_knobs_read_the_data_once(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = []
-    prepare = sweep.prepare
-    monkeypatch.setattr(sweep, "prepare", lambda cfg: prepared.append(cfg) or prepare(cfg))
+    prepare = preflight.prepare
+    monkeypatch.setattr(preflight, "prepare", lambda cfg: prepared.append(cfg) or prepare(cfg))
     knobs = [values("policy.fallback", 0.1, 0.2, 0.3), values("policy.rollback", 1, 2)]
-    configs = _check_points([*TOY, ["policy=bild"], *knobs], "config")
+    configs = check_points([*TOY, ["policy=bild"], *knobs], "config")
     assert len(prepared) == 1
     found = {(one.policy.fallback, one.policy.rollback) for one in configs}
     assert found == {(fallback, rollback) for fallback in (0.1, 0.2, 0.3) for rollback in (1, 2)}
@@ -123,26 +122,12 @@ def test_what_points_share_is_checked_once(
 ) -> None:
     calls = []
     for name in ("prepare", "requests_of"):
-        real = getattr(sweep, name)
+        real = getattr(preflight, name)
         monkeypatch.setattr(
-            sweep, name, lambda *given, name=name, real=real: calls.append(name) or real(*given)
+            preflight, name, lambda *given, name=name, real=real: calls.append(name) or real(*given)
         )
-    _check_points([*TOY, ["policy=bild"], *lists], "config")
+    check_points([*TOY, ["policy=bild"], *lists], "config")
     assert (calls.count("prepare"), calls.count("requests_of")) == (prepared, tokenized)
-
-
-def test_a_point_is_composed_as_hydra_composes_it() -> None:
-    compose = Composer("config")
-    words = [
-        "pair=toy",
-        "policy=bild",
-        "dataset.metrics=[bleu,chrf]",
-        "policy.fallback=0.25",
-        "+mine=3",
-        "name='a b'",
-    ]
-    compose([*words[:3], "policy.fallback=0.5", *words[4:]])
-    assert compose(words) == compose_config(words)
 
 
 def test_of_many_points_each_value_and_each_combination_of_files_is_checked() -> None:
@@ -152,7 +137,7 @@ def test_of_many_points_each_value_and_each_combination_of_files_is_checked() ->
         values("policy.x", *range(40)),
         values("seed.y", *range(40)),
     ]
-    found = checked_points(jobs)
+    found = points_to_check(jobs)
     assert (
         found[0] == tuple(several[0] for several in jobs) and len(found) == len(set(found)) < 2 * 84
     )
@@ -161,7 +146,7 @@ def test_of_many_points_each_value_and_each_combination_of_files_is_checked() ->
     }
     assert {words[:2] for words in found} == {(one, other) for one in jobs[0] for other in jobs[1]}
     few = [values("policy", "a", "b"), values("policy.x", *range(MOST_CHECKED // 2))]
-    assert len(checked_points(few)) == math.prod(map(len, few)) == MOST_CHECKED
+    assert len(points_to_check(few)) == math.prod(map(len, few)) == MOST_CHECKED
 
 
 @pytest.mark.parametrize(
@@ -209,6 +194,6 @@ def test_a_sweep_on_a_gpu_has_one_regime(words: list[str], added: list[str]) -> 
         ["pair=toy", "dataset=toy", "dataset.limit=2", "runtime.device=cuda"],
     )
     with pretended_gpu():
-        _share_a_regime(config, [compose_config([*base, *one.split()]) for one in words])
+        share_graph_regime(config, [compose_config([*base, *one.split()]) for one in words])
     load_model.cache_clear()
     assert config.hydra.overrides.task == ["policy=…", *added]

@@ -28,15 +28,10 @@ from safetensors.torch import load_file, save_file
 import run
 from bild_lab.errors import UserError
 from bild_lab.lab import application
-from bild_lab.lab.config import cli
-from bild_lab.lab.config.cli import (
-    options_first,
-    quote_free_text,
-    require_overrides,
-    several_values,
-    wanted_value,
-)
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config import console as console_module
+from bild_lab.lab.config.command_line import options_first, quote_free_text, require_overrides
+from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.config.entrypoint import values_outside_sweep, wrong_type
 from bild_lab.lab.measure import runner
 from bild_lab.lab.point.environment import DeviceUse
 from bild_lab.lab.store.progress import read_commands
@@ -447,12 +442,14 @@ def test_what_hydra_takes_and_free_text_is_no_wrong_word() -> None:
 def test_values_of_a_wrong_kind_and_lists_without_a_sweep_are_named_in_plain_words() -> None:
     said = "Value '{}' of type 'float' could not be converted to Integer"
     assert (
-        wanted_value(said.format("1000.0"))
+        wrong_type(said.format("1000.0"))
         == "a whole number without point or exponent is wanted: 1000"
     )
-    assert wanted_value(said.format("auto")).endswith("is wanted, got auto")
-    assert "a decimal has a point, policy.fallback=0.5" in several_values("policy.fallback=0,5")
-    assert "add -m to sweep" in several_values("policy=bild,vanilla")
+    assert wrong_type(said.format("auto")).endswith("is wanted, got auto")
+    assert "a decimal has a point, policy.fallback=0.5" in values_outside_sweep(
+        "policy.fallback=0,5"
+    )
+    assert "add -m to sweep" in values_outside_sweep("policy=bild,vanilla")
 
 
 BAD_INPUT = {
@@ -538,20 +535,20 @@ def test_without_a_word_a_first_experiment_runs_and_ends_with_a_hint(
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
     """The error stream as a terminal that keeps what it was sent."""
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
-    monkeypatch.setattr(cli, "console", console)
+    monkeypatch.setattr(console_module, "console", console)
     return console
 
 
 def test_a_stage_is_shown_at_once_and_goes_before_output(
     terminal: Console, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cli.stages.enter("loading libraries")
+    console_module.status_line.enter("loading libraries")
     assert "loading libraries …" in terminal.file.getvalue()
     before = len(terminal.file.getvalue())
-    cli.output.print("a result")
+    console_module.output.print("a result")
     assert capsys.readouterr().out == "a result\n"
     assert "\x1b[2K" in terminal.file.getvalue()[before:]  # the line is erased
-    cli.stages.leave()  # nothing is left to leave
+    console_module.status_line.leave()  # nothing is left to leave
 
 
 def test_several_processes_that_would_measure_the_same_points_are_refused(
@@ -571,13 +568,13 @@ def test_a_bar_in_a_pipe_is_a_line_after_a_minute_without_one(
 ) -> None:
     """Fault: nothing is said until all is done, as on a bar that no terminal shows."""
     clock = iter([0.0, 30.0, 61.0, 61.0, 100.0, 110.0, 165.0, 171.0, 171.0])
-    monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    with cli.progress() as bar:
+    monkeypatch.setattr(console_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with console_module.progress_bar() as bar:
         task = bar.add_task("answers", total=None)
         bar.advance(task)
         bar.update(task, advance=1, total=1500)
         bar.advance(task)
-        bar.say("a line of another kind")
+        bar.print_line("a line of another kind")
         bar.advance(task)
         bar.update(task, advance=2, total=None)
     said = [line.strip() for line in capsys.readouterr().err.splitlines() if line.strip()]

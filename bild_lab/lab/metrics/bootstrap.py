@@ -1,4 +1,4 @@
-"""A metric's values: of all examples, of some of them, and of resamples."""
+"""A metric's value over all examples, over some of them, and over bootstrap resamples."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Float
 
 RESAMPLES = 1000
-CORPUS_RESAMPLES = 100  # of a metric that must be computed anew for each of them
+CORPUS_RESAMPLES = 100  # for a metric that must be computed anew for each resample
 
 
 @dataclass(frozen=True)
-class Measure:
+class MetricSums:
     """A metric of outputs: statistics of each example that add up, and the function from their sums
     to the value.
 
@@ -33,59 +33,64 @@ class Measure:
 
     @property
     def resamples(self) -> int:
+        """How many bootstrap resamples the metric gets."""
         return CORPUS_RESAMPLES if self.statistics is None else RESAMPLES
 
     def value(self, picks: Sequence[int] | None = None) -> float:
-        """Of the examples at these places, of all if None."""
-        every = np.ones((1, self.count if picks is None else len(picks)))
-        return float(self.value_of(self._sums(every, picks)[0]))
+        """The metric of the examples at these places; of all examples if None."""
+        once_each = np.ones((1, self._count(picks)))
+        sums = self._sums(once_each, picks)
+        return float(self.value_of(sums[0]))
 
     def resampled(
         self, seed: int, picks: Sequence[int] | None = None
     ) -> Float[np.ndarray, " resamples"]:
-        """Of resamples of these examples.
+        """The metric of each bootstrap resample of these examples.
 
         The same seed and number of examples give the same draws.
         """
-        drawn = times_drawn(self.count if picks is None else len(picks), seed)
-        return self.weighted(drawn[: self.resamples], picks)
+        counts = resample_counts(self._count(picks), seed)
+        return self.weighted(counts[: self.resamples], picks)
 
     def weighted(
-        self, times: Float[np.ndarray, "m n"], picks: Sequence[int] | None = None
+        self, counts: Float[np.ndarray, "m n"], picks: Sequence[int] | None = None
     ) -> Float[np.ndarray, " m"]:
-        """Of these examples, each as often as a row of `times` says."""
-        return self.value_of(self._sums(times, picks))
+        """The metric of these examples, each as often as a row of `counts` says."""
+        return self.value_of(self._sums(counts, picks))
+
+    def _count(self, picks: Sequence[int] | None) -> int:
+        return self.count if picks is None else len(picks)
 
     def _sums(
-        self, times: Float[np.ndarray, "m n"], picks: Sequence[int] | None
+        self, counts: Float[np.ndarray, "m n"], picks: Sequence[int] | None
     ) -> Float[np.ndarray, "m k"]:
-        """times: how often each of the picked examples counts."""
-        chosen = np.arange(self.count) if picks is None else np.array(picks)
+        """The sums that `value_of` takes. counts: how often each of the picked examples counts."""
+        indices = np.arange(self.count) if picks is None else np.array(picks)
         if self.statistics is not None:
-            return times @ self.statistics[chosen]
-        return np.array([np.bincount(chosen, weights=row, minlength=self.count) for row in times])
+            return counts @ self.statistics[indices]
+        return np.array([np.bincount(indices, weights=row, minlength=self.count) for row in counts])
 
 
-def mean_of(metric: str, values: Sequence[float], signature: str | None = None) -> Measure:
+def mean_metric(metric: str, values: Sequence[float], signature: str | None = None) -> MetricSums:
     """The mean of a value of each example, such as 100 for a right answer and 0 for a wrong one."""
-    return ratio_of(metric, [(value, 1.0) for value in values], signature)
+    return ratio_metric(metric, [(value, 1.0) for value in values], signature)
 
 
-def ratio_of(
+def ratio_metric(
     metric: str, sums: Sequence[tuple[float, float]], signature: str | None = None
-) -> Measure:
+) -> MetricSums:
     """A sum over all examples, divided by a count over all of them: nats per token, or tokens per
     text.
     """
-    counted = np.array(sums, dtype=float).reshape(-1, 2)
-    each = tuple(counted[:, 0].tolist()) if (counted[:, 1] == 1).all() else None
-    return Measure(
+    statistics = np.array(sums, dtype=float).reshape(-1, 2)
+    values, divisors = statistics[:, 0], statistics[:, 1]
+    return MetricSums(
         metric,
-        len(counted),
-        lambda totals: totals[..., 0] / totals[..., 1],
-        counted,
-        signature,
-        each,
+        len(statistics),
+        value_of=lambda totals: totals[..., 0] / totals[..., 1],
+        statistics=statistics,
+        signature=signature,
+        per_example=tuple(values.tolist()) if (divisors == 1).all() else None,
     )
 
 
@@ -97,11 +102,11 @@ def resampled_sums(
     The same seed and n give the same resamples, so two systems are compared in pairs. `sacrebleu`
     draws the same resamples; its default seed is 12345.
     """
-    return times_drawn(len(statistics), seed) @ statistics
+    return resample_counts(len(statistics), seed) @ statistics
 
 
 @lru_cache(maxsize=1)
-def times_drawn(count: int, seed: int) -> Float[np.ndarray, "resamples n"]:
+def resample_counts(count: int, seed: int) -> Float[np.ndarray, "resamples n"]:
     """How often each resample holds each of n examples. Every system of a sweep shares them."""
     generator = np.random.default_rng(seed)
     drawn = [
@@ -111,7 +116,7 @@ def times_drawn(count: int, seed: int) -> Float[np.ndarray, "resamples n"]:
     return np.array(drawn, dtype=float)
 
 
-def interval(values: Float[np.ndarray, " resamples"]) -> tuple[float, float]:
+def central_interval(values: Float[np.ndarray, " resamples"]) -> tuple[float, float]:
     """The central 95 %, from the same order statistics as `sacrebleu.significance`."""
     ordered = np.sort(values)
     cut = len(ordered) // 40

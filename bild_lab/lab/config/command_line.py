@@ -1,0 +1,239 @@
+"""The words of a command line: options, overrides and free text, as Hydra's grammar needs them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from bild_lab.errors import UserError, did_you_mean
+from bild_lab.files import existing_path
+
+ESCAPES = {"n": "\n", "t": "\t"}
+# a part of an override's value: quoted text, or what lies between quotes, commas and brackets
+PART_OF_VALUE = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,\[\]'"]+"""
+CONSOLE_COMMAND = "bild-lab"  # how commands begin where the package is installed
+MULTIRUN = ("-m", "--multirun")
+VALUED_OPTIONS = (
+    *("--cfg", "-c", "--package", "-p", "--config-path", "-cp"),
+    *("--config-name", "-cn", "--config-dir", "-cd"),
+)
+FLAGS = (
+    "--hydra-help",
+    "--version",
+    "--resolve",
+    "--run",
+    "-r",
+    "--experimental-rerun",
+    *MULTIRUN,
+    *VALUED_OPTIONS,
+)
+FREE_OPTIONS = ("--info", "-i", "--shell-completion", "-sc")  # words after them are not ours
+LONG_DASHES = ("\u2013", "\u2014", "\u2212")
+CURLED_QUOTES = ("\u201c", "\u201d", "\u2018", "\u2019")
+SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
+SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hub
+
+
+def as_typed(text: str) -> str:
+    """The text with our commands as they were typed:
+
+    `bild-lab screen` for `python scripts/screen.py`.
+    """
+    if not sys.argv[0].startswith(f"{CONSOLE_COMMAND} "):
+        return text
+    return re.sub(r"python (?:scripts/)?(\w+)\.py", rf"{CONSOLE_COMMAND} \1", text)
+
+
+def options_first(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Hydra's options that have a value, each with it, and all other words."""
+    options, other_words, remaining_words = [], [], list(words)
+    while remaining_words:
+        word = remaining_words.pop(0)
+        if word in VALUED_OPTIONS and remaining_words:
+            options += [word, remaining_words.pop(0)]
+        elif word.partition("=")[0] in VALUED_OPTIONS:
+            options.append(word)
+        else:
+            other_words.append(word)
+    return options, other_words
+
+
+def require_overrides(words: Sequence[str]) -> None:
+    """Raise UserError for a word that is no KEY=VALUE, by what a shell, a keyboard or another
+    tool's habits make.
+
+    Hydra itself only names the place in its grammar where it stopped.
+    """
+    if any(word.partition("=")[0] in FREE_OPTIONS for word in words):
+        return
+    for index, word in enumerate(words):
+        key, equals, value = word.partition("=")
+        next_word = words[index + 1] if index + 1 < len(words) else ""
+        if word[:1] in LONG_DASHES:
+            raise UserError(
+                f"{word!r} begins with a long dash; write it with a hyphen: -{word[1:]}"
+            )
+        if word[:2] == "--" and equals:
+            raise UserError(
+                f"{word!r} is no option; keys have no hyphens before them: {word.lstrip('-')}"
+            )
+        # an option may be shortened
+        if word[:1] == "-" and not any(flag.startswith(word) for flag in FLAGS):
+            meant = did_you_mean(word, FLAGS) or "keys are KEY=VALUE without hyphens"
+            raise UserError(f"there is no option {word!r}; {meant}")
+        if word[:1] in ("-", "~"):
+            continue
+        space_before_equals = not equals and next_word[:1] == "="
+        space_after_equals = (
+            equals and not value and next_word and "=" not in next_word and next_word[:1] != "-"
+        )
+        if space_before_equals or space_after_equals:
+            joined = "".join([word, *words[index + 1 : index + (3 if next_word == "=" else 2)]])
+            raise UserError(
+                f"a space around = parts the key from its value; write them together: {joined}"
+            )
+        if not equals:
+            raise UserError(_no_override(word, words[index - 1] if index else ""))
+        if key.endswith("template"):  # free text
+            continue
+        if value[:1] in CURLED_QUOTES:
+            raise UserError(f"{word!r} has curled quotes; write straight ones, ' or \", or none")
+        if value.endswith(",") and len(value) > 1:
+            remedy = (
+                f"{word}{next_word}" if next_word and "=" not in next_word else word.rstrip(",")
+            )
+            raise UserError(
+                f"{word!r} ends with a comma; values have no space between them: {remedy}"
+            )
+
+
+def _no_override(word: str, previous_word: str) -> str:
+    """What to do about a word that has no =. previous_word: the word before it."""
+    if "=" in previous_word:
+        return (
+            f"{word!r} is no KEY=VALUE; a value with spaces needs quotes: '{previous_word} {word}'"
+        )
+    return f"{word!r} is no KEY=VALUE, such as policy=bild; `{this_script()} --help` lists the keys"
+
+
+def quote_free_text(word: str) -> str:
+    """Put an override's free text in quotes: Hydra's grammar needs them, but the shell removes
+    them.
+
+    Free text is a template, and a path. Without quotes `dataset.prompt_template=German: {source}`
+    does not parse. Quoted values, and lists of paths to sweep over, are unchanged, but for \\n and
+    \\t (`with_line_breaks`).
+    """
+    word = with_line_breaks(word)
+    key, equals, value = word.partition("=")
+    if not equals or re.fullmatch(r"[\w./~:-]*", value) or value[:1] in "'\"":
+        return word
+    kind = re.split(r"[._]", key)[-1]
+    # `template` alone is a group, whose files may be swept over
+    is_free_text = (kind == "template" and key != kind and value[:1] != "[") or (
+        "," not in value and kind in ("path", "target", "draft", "tokenizer")
+    )
+    if not is_free_text and existing_path(value, Path()) is None:
+        return word
+    # the grammar reads a backslash as itself, unless a quote follows
+    escaped = re.sub(
+        r"(\\*)('|$)",
+        lambda backslashes: backslashes[1] * 2 + backslashes[2].replace("'", "\\'"),
+        value,
+    )
+    return f"{key}='{escaped}'"
+
+
+def with_line_breaks(word: str) -> str:
+    """An override of a template or of stop strings, with line breaks and tabs for \\n and \\t.
+
+    Hydra's grammar has no such escapes, and would take a backslash and a letter. Two backslashes
+    before the letter stand for these.
+    """
+    key, _, value = word.partition("=")
+    kind = re.split(r"[._]", key)[-1]
+    if kind not in ("template", "cut", "stop") or not re.search(r"\\[nt]", value):
+        return word
+    # one free text, which is put in quotes afterwards
+    if kind == "template" and value[:1] not in "['\"":
+        return f"{key}={unescaped(value)}"
+    return f"{key}={re.sub(PART_OF_VALUE, lambda segment: _quoted(segment[0]), value)}"
+
+
+def _quoted(segment: str) -> str:
+    """A part of an override's value, in quotes if it needs them for its line breaks."""
+    text = unescaped(segment)
+    if text == segment or segment[:1] in "'\"":
+        return text
+    return "'" + text.replace("'", "\\'") + "'"
+
+
+def unescaped(text: str) -> str:
+    return re.sub(
+        r"\\(\\?)([nt])",
+        lambda escape: escape[1] + escape[2] if escape[1] else ESCAPES[escape[2]],
+        text,
+    )
+
+
+def require_no_secrets(words: list[str]) -> None:
+    """Raise UserError for a word with an access token, a key or a password: overrides are saved
+    with the results.
+    """
+    environment_secrets = {
+        value for name, value in os.environ.items() if SECRET_NAME.search(name) and len(value) >= 8
+    }
+    for word in words:
+        key, _, value = word.partition("=")
+        copies_secret = any(
+            SECRET_NAME.search(name) for name in re.findall(r"oc\.env:\s*['\"]?(\w+)", value)
+        )
+        sets_secret = SECRET_NAME.search(key) and value not in ("", "null")
+        if (
+            copies_secret
+            or sets_secret
+            or SECRET_VALUE.search(word)
+            or any(secret in word for secret in environment_secrets)
+        ):
+            named_key = key.lstrip("+~") if "=" in word else "a word of the command line"
+            raise UserError(
+                f"{named_key} would save a secret with the results; leave it out and set it in the"
+                " environment only: `export HF_TOKEN=…` or `hf auth login`, `export"
+                " WANDB_API_KEY=…` or `wandb login`"
+            )
+
+
+def words_as_list(words: list[str], key: str) -> list[str]:
+    """The command line with its plain words collected in the list `key`.
+
+    Overrides and options are unchanged.
+    """
+    # the word before each word: in `--cfg job`, job is the value of an option
+    previous_words = ["", *words]
+    plain = [
+        "=" not in word and word[:1] != "-" and previous_word[:1] != "-"
+        for previous_word, word in zip(previous_words, words, strict=False)
+    ]
+    plain_words = [word for word, is_plain in zip(words, plain, strict=True) if is_plain]
+    other_words = [word for word, is_plain in zip(words, plain, strict=True) if not is_plain]
+    values = ",".join(
+        "'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in plain_words
+    )
+    return [*other_words, f"{key}=[{values}]"] if plain_words else other_words
+
+
+def this_script() -> str:
+    """How this command was started, without its words, as it can be typed again where it was
+    typed.
+    """
+    if sys.argv[0].startswith(f"{CONSOLE_COMMAND} "):
+        return sys.argv[0]
+    script = Path(sys.argv[0])
+    with suppress(ValueError):
+        script = script.absolute().relative_to(Path.cwd())
+    return shlex.join(["python", str(script)])

@@ -1,0 +1,340 @@
+"""Runs an application: help, one clear message for bad input, and the exit code.
+
+Hydra's and OmegaConf's errors are told in plain words.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.logging import RichHandler
+from rich.markup import escape
+
+from bild_lab.errors import UserError, suggestion
+from bild_lab.lab.config.command_line import (
+    MULTIRUN,
+    as_typed,
+    options_first,
+    quote_free_text,
+    require_no_secrets,
+    require_overrides,
+    this_script,
+)
+from bild_lab.lab.config.compose import compose_config, config_dir
+from bild_lab.lab.config.console import console, output, status_line, tolerate_streams
+from bild_lab.lab.schema.glossary import terms_text
+from bild_lab.ranks import launched
+
+FAILED_POINTS, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes
+WIDTH = 80  # columns of help
+STORED_KEPT = "the same command goes on from what it has stored, if anything"
+POINTS_KEPT = "finished points are kept, the same command runs the rest"
+
+
+class Refused(SystemExit):
+    """The input was refused with this message, which is printed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(BAD_INPUT)
+        self.message = message
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked a sweep to stop. code: the exit status, 130 for SIGINT and 143 for SIGTERM.
+    finish: ends it.
+    """
+
+    def __init__(self, code: int, finish: Callable[[int], None]) -> None:
+        super().__init__()
+        self.code, self.finish = code, finish
+
+
+def require_words(required_words: str) -> None:
+    """Refuse a command line without a word for a command that takes long: nobody said what it is
+    to work on.
+
+    required_words: what the words say, and an example.
+    """
+    if not sys.argv[1:]:
+        console.quiet = not launched().is_main
+        refuse(UserError(f"{required_words}; got no word, --help says more"))
+
+
+def run_application(
+    main: Callable[[], Any],
+    config_name: str | None = "config",
+    required_words: str = "",
+    stop_notice: str = STORED_KEPT,
+) -> NoReturn:
+    """Run an application and exit with its code. Bad input gives one message and no traceback.
+
+    config_name: the application's configuration, all words being its overrides. `--help` shows its
+    keys, and they are suggested for misspelt ones. None: the application reads its words itself,
+    which need not be KEY=VALUE. required_words: as in `require_words`, for an application that does
+    nothing without a word. stop_notice: what is left when it is stopped.
+    """
+    tolerate_streams()
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print_and_exit(help_text(sys.modules[main.__module__].__doc__ or "", config_name))
+    if required_words:
+        require_words(required_words)
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its exceptions instead of printing them
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)]
+    )
+    logging.captureWarnings(True)
+    # its warnings are about our calls, not the user's
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    multirun = [word for word in sys.argv[1:] if word in MULTIRUN]
+    options, words = options_first([word for word in sys.argv[1:] if word not in multirun])
+    try:
+        if config_name is not None:
+            require_overrides(words)
+        # Hydra wants its options first
+        sys.argv[1:] = [*multirun[:1], *options, *map(quote_free_text, words)]
+        require_no_secrets(sys.argv[1:])
+        if launched().is_main and all(word[:1] != "-" or word in multirun for word in sys.argv[1:]):
+            status_line.enter("reading the configuration")  # options make Hydra itself print
+        main()
+        sys.stdout.flush()
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        refuse(error, config_name)
+    except BrokenPipeError:  # `--cfg job | head`: the reader has stopped reading
+        _discard_output()
+    except Exception as error:
+        if not raised_by_hydra(error):
+            raise
+        refuse(error, config_name)
+    except Stopped as stop:
+        stop.finish(stop.code)
+    except KeyboardInterrupt:
+        console.print(f"[bold]stopped[/bold]; {stop_notice}")
+        sys.exit(INTERRUPTED)
+    finally:
+        status_line.leave()
+    sys.exit(0)
+
+
+def help_text(docstring: str, config_name: str | None) -> str:
+    """Help for a script.
+
+    docstring: the script's, whose first line ends in a command. config_name: the configuration
+    whose keys are shown; None for a script without keys.
+    """
+    summary_line, _, details = docstring.strip().partition("\n")
+    purpose, _, command = summary_line.partition(": python ")
+    sections = [
+        f"usage: python {command}",
+        f"{purpose}.",
+        *([details.strip("\n")] if details.strip() else []),
+    ]
+    if config_name is not None:
+        file = config_dir() / f"{config_name}.yaml"
+        keys = file.read_text(encoding="utf-8").partition("\n")[2].partition("\nhydra:")[0]
+        wrapper = textwrap.TextWrapper(WIDTH, break_on_hyphens=False, subsequent_indent=" " * 13)
+        group_lines = []
+        for group in sorted(folder for folder in config_dir().iterdir() if folder.is_dir()):
+            files = sorted(file.stem for file in group.glob("*.yaml"))
+            folders = sorted(f"{folder.name}/…" for folder in group.iterdir() if folder.is_dir())
+            group_lines.append(wrapper.fill(f"  {group.name:10} {', '.join([*files, *folders])}"))
+        sections.append(f"Keys (KEY=VALUE), from conf/{file.name}\n\n{keys.strip()}")
+        sections.append("Groups (GROUP=FILE)\n\n" + "\n".join(group_lines))
+        sections.append(
+            f"Every key with its value, without running anything: python {command.split()[0]}"
+            " --cfg job"
+        )
+    if config_name == "config":  # run.py writes reports, which use the terms
+        sections.append(f"Words of the reports\n\n{terms_text(WIDTH)}")
+    return "\n\n".join(sections)
+
+
+def print_and_exit(text: str) -> NoReturn:
+    """Print a text on standard output and exit, also if the reader stops early: `--help | head`."""
+    with suppress(BrokenPipeError):
+        sys.stdout.write(f"{as_typed(text)}\n")
+        sys.stdout.flush()
+        sys.exit(0)
+    _discard_output()
+    sys.exit(0)
+
+
+def _discard_output() -> None:
+    """Send standard output nowhere: its reader has stopped reading, and Python flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def refuse(error: BaseException, config_name: str | None = "config") -> NoReturn:
+    """Print what is wrong with the input and exit with code 2."""
+    status_line.leave()
+    message = plain_message(error, config_name)
+    console.print(f"[bold red]error[/bold red]: {escape(message)}")
+    raise Refused(message)
+
+
+@contextmanager
+def refusing(config_name: str = "config") -> Iterator[None]:
+    """Turn bad input in the block into one message and exit code 2. With several processes, only
+    the first prints.
+
+    Use it inside the function that Hydra calls: Hydra prints an extra line before an error that
+    passes through it. The block loads its libraries itself, late, so that bad words of the command
+    line are refused at once.
+    """
+    if not launched().is_main:
+        console.quiet = output.quiet = True
+    status_line.enter("loading libraries")
+    try:
+        yield
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        refuse(error, config_name)
+
+
+def require_one_process() -> None:
+    """Exit with a message under `torchrun`: all its processes would measure the same points at
+    once.
+    """
+    if (count := launched().count) > 1:
+        refuse(
+            UserError(f"points are measured in one process, got {count}; run it without torchrun")
+        )
+
+
+def raised_by_hydra(error: BaseException) -> bool:
+    """Whether the error comes from Hydra itself, not from the code that it runs."""
+    names = [
+        frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    packages = [name.partition(".")[0] for name in names]
+    innermost_package = next(
+        (name for name in reversed(packages) if name not in sys.stdlib_module_names), ""
+    )
+    return innermost_package in ("hydra", "omegaconf", "antlr4")
+
+
+def plain_message(error: BaseException, config_name: str | None = "config") -> str:
+    """The error in words that a user can act on. config_name: the configuration whose keys are
+    suggested.
+    """
+    if isinstance(error, UserError):
+        return str(error)
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    text = "\n".join(str(cause) for cause in causes)
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return unknown_key(match[1], config_name)
+    if match := re.search(r"Could not find '([^']+)'", text):
+        options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+        return unknown_choice(match[1], options)
+    if match := re.search(r"Error merging override (.+)\n(.+)", text):
+        return f"{match[1]}: {wrong_type(match[2])}"
+    if match := re.search(r"LexerNoViableAltException: (.+)", text):
+        signs = " ".join(dict.fromkeys(sign for sign in match[1] if not sign.isascii()))
+        return (
+            f"{match[1]} cannot be read{signs and f' because of {signs}'}; write plain signs, or"
+            " quote the value"
+        )
+    if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        return values_outside_sweep(match[1])
+    return " ".join(
+        line.strip() for line in str(error).splitlines() if line.strip() and "full_key" not in line
+    )
+
+
+def wrong_type(omegaconf_message: str) -> str:
+    """OmegaConf's words for a value of a wrong type, with the value that was wanted."""
+    match = re.fullmatch(
+        r"Value '(.*)' of type '\w+' could not be converted to (Integer|Float|Boolean)",
+        omegaconf_message.strip(),
+    )
+    if match is None:
+        return omegaconf_message
+    kinds = {
+        "Integer": "a whole number without point or exponent",
+        "Float": "a number",
+        "Boolean": "true or false",
+    }
+    value, kind = match[1], match[2]
+    if kind == "Integer" and re.fullmatch(r"-?\d+\.0", value):  # 1e3 has become 1000.0
+        return f"{kinds[kind]} is wanted: {value.removesuffix('.0')}"
+    return f"{kinds[kind]} is wanted, got {value}"
+
+
+def values_outside_sweep(word: str) -> str:
+    """A message about values with commas outside a sweep."""
+    key, _, values = word.partition("=")
+    if re.fullmatch(r"-?\d+,\d+", values):
+        decimal = f"{key}={values.replace(',', '.')}"
+        return (
+            f"{word} has two values: a decimal has a point, {decimal}; to sweep over both, add -m"
+        )
+    return (
+        f"{word} has several values: add -m to sweep over them, or write a list as {key}=[{values}]"
+    )
+
+
+def unknown_key(key: str, config_name: str | None) -> str:
+    """A message about a configuration key that does not exist, with the most similar key that does.
+
+    config_name: None for a command that passes its words on as those of run.py.
+    """
+    keys = known_keys(config_name or "config")
+    if key in keys:
+        return (
+            f"not every chosen configuration has the key {key}; run policies with different knobs"
+            " one by one"
+        )
+    script = this_script() if config_name is not None else "python run.py"
+    meant = suggestion(key, keys) or ";"
+    return f"there is no configuration key {key}{meant} `{script} --cfg job` lists them all"
+
+
+def unknown_choice(choice: str, options: list[str]) -> str:
+    """A message about a file that is not in its config group, or that is a folder there.
+
+    options: what Hydra found in the group, a user's own files included.
+    """
+    group, _, name = choice.partition("/")
+    folder = config_dir() / group
+    files = [
+        file.relative_to(folder).with_suffix("").as_posix()
+        for file in sorted(folder.rglob("*.yaml"))
+    ]
+    if files_in_folder := [file for file in files if file.startswith(f"{name}/")]:
+        return f"{group}={name} is a folder; choose one of its files: {', '.join(files_in_folder)}"
+    meant = suggestion(name, [*files, *options]) or "."
+    return (
+        f"there is no {group or 'config'} {name!r}{meant} There are"
+        f" {', '.join(dict.fromkeys([*options, *files]))}"
+    )
+
+
+def known_keys(config_name: str) -> list[str]:
+    """Every dotted key of the configuration, with the chosen policy, dataset and so on."""
+    config = compose_config([], config_name)
+    # a sweep over several policies takes the first
+    group_choices = [match for word in sys.argv[1:] if (match := re.match(r"(\w+)=\w+", word))]
+    groups = [match[0] for match in group_choices if OmegaConf.is_dict(config.get(match[1]))]
+    with suppress(HydraException):  # the choice does not exist either
+        config = compose_config(groups, config_name)
+
+    def walk(node: DictConfig, prefix: str) -> list[str]:
+        keys = []
+        for name in node:
+            keys.append(f"{prefix}{name}")
+            if OmegaConf.is_dict(node._get_node(name)):
+                keys += walk(node._get_node(name), f"{prefix}{name}.")
+        return keys
+
+    return walk(config, "")

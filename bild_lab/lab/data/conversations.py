@@ -1,0 +1,115 @@
+"""Conversations: the messages of a row as questions and answers, and an example for each turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+
+from bild_lab.errors import UserError
+from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template, fill_template
+from bild_lab.lab.data.formats import Row, first_value
+from bild_lab.lab.data.prompts import Continuation, Example
+
+# the speakers in ShareGPT's files, {"from", "value"}, and in those of chat models, {"role",
+# "content"}
+ASKING, ANSWERING = ("human", "user"), ("gpt", "chatgpt", "assistant", "bing", "bard")
+SYSTEM = ("system", "developer")
+
+
+Message = tuple[str, str]  # a speaker and a text
+
+
+def messages_of(spec: DatasetSpec, where: str, row: Row) -> list[Message] | None:
+    """The source as messages, each with its speaker; None if it is not a conversation of such.
+
+    Raises UserError for a message that is not text alone.
+    """
+    value = first_value(row, spec.source_column)[1] if spec.source_column else None
+    if not isinstance(value, list | tuple) or (not value and spec.history != REFERENCES):
+        return None
+    for speaker, text in (("from", "value"), ("role", "content")):
+        if all(
+            isinstance(message, Mapping) and {speaker, text} <= set(message) for message in value
+        ):
+            return [
+                (str(message[speaker]), _message_text(where, message[text])) for message in value
+            ]
+    return None
+
+
+def _message_text(where: str, content: object) -> str:
+    """The text of a message, which may be parts such as {"type": "text", "text"}; empty for
+    null.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list | tuple) else [content]
+    texts = [
+        content_part.get("text") if isinstance(content_part, Mapping) else content_part
+        for content_part in parts
+    ]
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError(
+            f"{where}: the content of a message must be text, got {content!r:.200}; correct the row"
+        )
+    return "".join(texts)
+
+
+def _answered(spec: DatasetSpec) -> bool:
+    """Whether a conversation's own answers are used: as references, or as history."""
+    return spec.history == REFERENCES or spec.reference_column == spec.source_column
+
+
+def questions_and_answers(
+    spec: DatasetSpec, messages: Sequence[Message]
+) -> tuple[list[str], list[str]]:
+    """The questions of a conversation, and the answer to each where these are used, else no
+    answers.
+
+    A system message first stands before the first question, with an empty line between. Another
+    message before that is skipped, as FastChat does (`train.py`, `preprocess`). The conversation
+    ends at the first message that is empty, of another speaker or out of turn, which FastChat does
+    not take. Where its answers are used, a question without one is left out.
+    """
+    system_texts = [text for _, text in takewhile(lambda message: message[0] in SYSTEM, messages)]
+    turns = messages[len(system_texts) :]
+    if turns and turns[0][0] not in ASKING:
+        turns = turns[1:]
+    texts = []
+    for index, (speaker, text) in enumerate(turns):
+        expected_speakers = ASKING if index % 2 == 0 else ANSWERING
+        if speaker not in expected_speakers or not text.strip():
+            break
+        texts.append(text)
+    questions, answers = texts[::2][: spec.turns], []
+    if _answered(spec):
+        answers = texts[1::2][: spec.turns]
+        questions = questions[: len(answers)]
+    if questions:
+        instructions = [text.strip() for text in system_texts if text.strip()]
+        questions[0] = "\n\n".join([*instructions, questions[0]])
+    return questions, answers
+
+
+def conversation(
+    first_turn: Example, questions: Sequence[str], template: Template
+) -> list[Example]:
+    """An example for each question: the first with a complete prompt, later ones without the
+    previous turns.
+    """
+    between, _, question_template = template.next_turn.partition("{answer}")
+    turns = [replace(first_turn, prompt=fill_template(template.first_turn, question=questions[0]))]
+    for number, question in enumerate(questions[1:], start=2):
+        turns.append(
+            replace(
+                first_turn,
+                id=f"{first_turn.id}/{number}",
+                source=question,
+                prompt=fill_template(question_template, question=question),
+                references=(),
+                turn=number,
+                continues=Continuation(turns[-1].id, between),
+            )
+        )
+    return turns
