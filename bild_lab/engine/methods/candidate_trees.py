@@ -77,14 +77,14 @@ def full_tree(widths: Sequence[int]) -> list[CandidateNode]:
     return nodes
 
 
-Growth = Callable[[Sequence[int]], list[CandidateNode]]
-GROWTHS: dict[str, Growth] = {
+TreeBuilder = Callable[[Sequence[int]], list[CandidateNode]]
+TREE_BUILDERS: dict[str, TreeBuilder] = {
     "efficient_tree": efficient_tree,
     "full_tree": full_tree,
     "narrowing_tree": narrowing_tree,
 }
 TreeFile = Annotated[
-    str, NamesFile((*GROWTHS, "straightforward", "chain", "dynamic", "eagle_tree"))
+    str, NamesFile((*TREE_BUILDERS, "straightforward", "chain", "dynamic", "eagle_tree"))
 ]
 
 
@@ -128,7 +128,7 @@ class ProbedTree:
 
 
 def trees_by_depth(
-    grow: Growth, widths: Sequence[int], probes: int = 0, probe_nodes: bool = True
+    grow: TreeBuilder, widths: Sequence[int], probes: int = 0, probe_nodes: bool = True
 ) -> tuple[ProbedTree, ...]:
     """The trees of one kind, by how many positions have candidates: from none to one for each
     width.

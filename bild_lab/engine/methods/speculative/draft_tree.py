@@ -60,7 +60,7 @@ class ModelTreeDrafter(Drafter):
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
         self._model = draft if vocabulary is None else NarrowModel(draft, vocabulary)
-        self._growth = tree_spec_of_policy(
+        self._tree_spec = tree_spec_of_policy(
             nodes, window, width, children, min_prob, require_confidence(stop)
         )
 
@@ -73,7 +73,7 @@ class ModelTreeDrafter(Drafter):
 
     def propose(self, tokens: list[int]) -> Draft:
         self._session.rollback(len(tokens) - 1)
-        tree_spec = tree_spec_of_round(self._growth, self._request, tokens)
+        tree_spec = tree_spec_of_round(self._tree_spec, self._request, tokens)
         feed = tokens[self._session.length :]
         grown = self._session.grow(feed, tree_spec)
         self._grown = (
