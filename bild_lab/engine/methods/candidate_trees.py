@@ -136,7 +136,7 @@ def trees_by_depth(
     probes: how many follow the last committed token and, with probe_nodes, each node. Raises
     UserError for a full tree of more than MAX_NODES nodes.
     """
-    count = sum(accumulate(widths, mul))  # of a full tree's nodes
+    count = sum(accumulate(widths, mul))  # how many nodes a full tree has
     if grow is full_tree and count > MAX_NODES:
         raise UserError(
             f"a full tree of top_k {list(widths)} has {count} nodes, more than {MAX_NODES}; lower"

@@ -155,7 +155,7 @@ class CandidateDrafter(Drafter):
         self._trees = TokenTrees(trees, self._target_size, self._device)
 
     def drafting(self, trees: Sequence[ProbedTree], width: int | None = None) -> Self:
-        """The same drafter with other trees. width: how many candidates to find at each depth."""
+        """This drafter with other trees. width: how many candidates to find at each depth."""
         drafter = copy.copy(self)
         drafter._trees = TokenTrees(trees, self._target_size, self._device, width)
         return drafter

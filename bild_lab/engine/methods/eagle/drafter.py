@@ -72,7 +72,7 @@ class EagleSession(StateSession):
         self._cache = KeyValueCache(shape, weight.dtype, weight.device)
         self._pairs = 0
         self._received = []
-        # of the last pair, and of the tree's rows
+        # the outputs of the last pair and of the tree's rows
         self._outputs = weight.new_empty(0, layer.hidden_size)
 
     @property

@@ -113,7 +113,7 @@ class EagleConfig:
 
     @property
     def vocabulary(self) -> int:
-        """Of the target."""
+        """The size of the target's vocabulary."""
         return self.layer.vocab_size
 
 
@@ -153,7 +153,7 @@ class Eagle(nn.Module):
         if config.embeds:
             self.register_buffer("embed_tokens", torch.zeros(config.vocabulary, dim))
         self._target: tuple[Tensor, Tensor] | None = None
-        self.bias: Tensor | None = None  # of ids without a token (`head_bias`)
+        self.bias: Tensor | None = None  # −inf for ids without a token (`head_bias`)
 
     def attach(
         self, embedding: Float[Tensor, "vocab dim"], head: Float[Tensor, "vocab dim"]

@@ -170,7 +170,7 @@ class HybridDrafter(Drafter):
             self._first.rollback(len(tokens))
             draft, self._asked = self._second.propose(tokens), self._second
         else:
-            self._second.rollback(len(tokens) - 1)  # as the text may have become shorter
+            self._second.rollback(len(tokens) - 1)  # the text may have become shorter
         second = self._asked is self._second
         return replace(draft, calls=calls + draft.calls, stats={**draft.stats, "second": second})
 
