@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 GPU_TESTS := tests/pretended/test_policies.py tests/engine/models/test_compiled.py tests/engine/methods/ppd/test_pipeline.py \
-  tests/engine/lossless/test_random_models.py tests/engine/models/test_rounded.py
+  tests/engine/lossless/test_random_models.py tests/engine/models/test_quantized_matrix.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup peers run test test-slow lint format bench gpu toy figures docs clean

@@ -46,7 +46,7 @@ def run(cfg: DictConfig) -> None:
 def alignment(cfg: DictConfig) -> Alignment:
     """The configuration, typed."""
     from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-    from bild_lab.lab.point.prepare import sweep_folder
+    from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.lab.store.records import require_writable
     from bild_lab.training.align import Alignment
     from bild_lab.training.answers import read_calibration

@@ -287,9 +287,8 @@ def main() -> None:
         why_without_peers,
     )
     from bild_lab.engine.models.device import DTYPES, resolve_device
-    from bild_lab.lab.point.environment import environment
+    from bild_lab.lab.point.environment import BUSY_REMEDY, environment
     from bild_lab.lab.schema.formatting import counted
-    from bild_lab.lab.schema.result import BUSY_REMEDY
     from bild_lab.lab.store.progress import roughly
 
     runtime = typed(RuntimeSpec, compose_config([*DEFAULTS, *overrides]).runtime, "runtime")

@@ -34,7 +34,7 @@ def compare(cfg: DictConfig) -> None:
     require_flag("latex", cfg.latex)
     # imported late: drawing and scoring libraries take seconds, and bad input should not wait for
     # them
-    from bild_lab.lab.point.prepare import sweep_folder
+    from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.lab.schema.examples import read_examples
     from bild_lab.lab.store.inputs import SharedTexts, shared_texts
     from bild_lab.lab.store.records import Sweep, require_writable

@@ -80,7 +80,7 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
     is read.
     """
     from bild_lab.lab.data.dataset_spec import DatasetSpec
-    from bild_lab.lab.point.prepare import sweep_folder
+    from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.lab.store.records import require_writable
     from bild_lab.training.finetune import LIKELIHOOD, FinetuningJob, best_score
     from bild_lab.training.reports import training_logger

@@ -29,10 +29,11 @@ def fit(cfg: DictConfig) -> None:
     import torch  # late, as it takes seconds to load
 
     from bild_lab.engine.methods.candidates import CandidateDrafter
-    from bild_lab.lab.measure.score import requests_of
     from bild_lab.lab.point.decoder import METHOD
-    from bild_lab.lab.point.prepare import prepare, sweep_folder
-    from bild_lab.screening.tree_fitting import fit_tree, summary
+    from bild_lab.lab.point.history import requests_of
+    from bild_lab.lab.point.identity import sweep_folder
+    from bild_lab.lab.point.prepare import prepare
+    from bild_lab.screening.tree_fitting import describe_tree, fit_tree
 
     point = prepare(cfg)
     decoder = point.decoders[METHOD]
@@ -57,7 +58,7 @@ def fit(cfg: DictConfig) -> None:
     stages.leave()
     file = sweep_folder(cfg) / "tree.json"
     write_atomically(file, json.dumps(tree).encode())
-    output.print(escape(summary(tree)))
+    output.print(escape(describe_tree(tree)))
     output.print(escape(f"decode with it: policy={point.policy} policy.tree={file}"))
 
 

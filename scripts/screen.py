@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 
 from bild_lab.lab.config.cli import escape, output, refusing, run_application
 from bild_lab.lab.config.groups import hydra_main, typed
-from bild_lab.screening.candidates import as_overrides, given_lists
+from bild_lab.screening.candidates import as_overrides, command_line_lists
 
 WANTED = (
     "lists of knobs to screen are needed; python scripts/screen.py name=grid policy=bild"
@@ -41,7 +41,7 @@ def run(cfg: DictConfig) -> None:
     from bild_lab.screening.screened_sweep import screen
 
     spec = typed(ScreenSpec, cfg.screen, "screen")
-    task, lists = given_lists(HydraConfig.get())
+    task, lists = command_line_lists(HydraConfig.get())
     grid = grid_of(task, [*lists, *spec.space], "screen")
     screening = Screening(grid, spec.select, "screen", spec.batch)
     certifies = spec.guarantee.loss is not None

@@ -77,7 +77,7 @@ def merge(cfg: DictConfig) -> None:
     Raises UserError for bad input.
     """
     sources = given_sweeps(cfg)
-    from bild_lab.lab.point.prepare import sweep_folder
+    from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.lab.store.progress import record_command
     from bild_lab.lab.store.records import Sweep, require_writable
     from bild_lab.report.sweep import report_sweep

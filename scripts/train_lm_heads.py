@@ -50,7 +50,7 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
     """The configuration as a job on the dataset's references, or on the model's own answers."""
     from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
-    from bild_lab.lab.point.prepare import sweep_folder
+    from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.training.modules.frozen import (
         FrozenJob,
         frozen_model,

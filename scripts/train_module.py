@@ -85,7 +85,7 @@ def checked(cfg: DictConfig) -> tuple[PairSpec, Path, DatasetSpec]:
     """The pair, the folder of the result and the dataset."""
     from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
     from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
-    from bild_lab.lab.point.prepare import sweep_folder
+    from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.lab.store.records import require_writable
 
     pair = typed(PairSpec, cfg.pair, "pair")

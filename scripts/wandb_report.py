@@ -26,7 +26,7 @@ def report(cfg: DictConfig) -> None:
     """
     # imported late: torch and wandb take seconds
     from bild_lab.files import write_atomically
-    from bild_lab.lab.point.prepare import sweep_folder
+    from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.lab.store.records import require_writable
     from bild_lab.report.wandb.report import (
         connect,

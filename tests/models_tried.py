@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
-from bild_lab.engine.models.checkpoint.checkpoint import LoadedCheckpoint
+from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.engine.models.hf.admission import (
     BRANCHING,
     KEPT,
@@ -171,7 +171,7 @@ def prompt_of(request: Request) -> Prompt:
 
 def in_memory(module: PreTrainedModel, name: str) -> HuggingFaceModel:
     """The module as a model of the engine hf."""
-    checkpoint = LoadedCheckpoint(name, module=module, own_tokenizer=word_tokenizer())
+    checkpoint = LoadedCheckpoint(name, module=module, loaded_tokenizer=word_tokenizer())
     return HuggingFaceModel(checkpoint, torch.device("cpu"), module.dtype)
 
 

@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from bild_lab.engine.models.checkpoint.checkpoint import LoadedCheckpoint
+from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 
 VOCABULARY = 40
 PAD, END, START = 0, 1, 2

@@ -54,9 +54,16 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LAST_LOGITS, Session
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.measure.runner import time_methods, warm_up
-from bild_lab.lab.measure.score import precision_of, prepare_method
+from bild_lab.lab.measure.score import precision_of
 from bild_lab.lab.measure.summary import log_probabilities
+from bild_lab.lab.measure.timing import (
+    Timed,
+    TimingOptions,
+    prepare_method,
+    time_methods,
+    token_count,
+    warm_up,
+)
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +72,8 @@ BUFFER_BYTES = 2**29  # larger than caches
 QUERY_LENGTHS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (64, 256, 1024, 2048)
 PROMPTS = (100, 500, 1000, 2000, 4000)  # tokens
-HIGHEST_MADE_UP = 1000  # of token ids
-SPANS = ((0, 100), (900, 1000))  # new tokens of one long text
+HIGHEST_MADE_UP = 1000  # the highest token id of made-up texts
+SPANS = ((0, 100), (900, 1000))  # where new tokens of one long text are timed
 ASSISTED = ("hf_assisted_workaround", "hf_assisted")  # the better one first
 Models = tuple[NativeModel, HuggingFaceModel]
 
@@ -84,7 +91,7 @@ class Bench:
     judge: Callable[[Sequence[Sequence[int]]], float] | None = None
 
     def precision(self, name: str) -> str:
-        """Of the weights that the method decodes with."""
+        """The precision of the weights that the method decodes with."""
         method = self.methods[name]
         target = getattr(method, "target", self.native)
         return precision_of(method, target, str(self.native.dtype).removeprefix("torch."))
@@ -107,47 +114,30 @@ def bench_of(
     other weights.
     """
     native, hf = models
-    compiled = native.as_compiled()
-    kernels = native.by_kernels() if why_no_kernels(native.device, native.dtype) is None else None
-    quantized = (
-        {}
-        if kernels is None
-        else {f"kernels_int{bits}": native.by_kernels(bits) for bits in (8, 4)}
+    kernels = (
+        native.with_backend(kernels=True)
+        if why_no_kernels(native.device, native.dtype) is None
+        else None
     )
+    engines = {"native": native, "native_compiled": native.with_backend(compiled=True)}
+    if kernels is not None:
+        engines["kernels"] = kernels
+    if native.device.type == "cuda":
+        engines["native_graphs"] = native.with_backend(graphs=True)
+    quantized = {}
+    if kernels is not None:
+        quantized = {
+            f"kernels_int{bits}": native.with_backend(kernels=True, bits=bits) for bits in (8, 4)
+        }
     methods: dict[str, Method] = {
         "hf_generate": HuggingFaceGenerate(hf),
         "hf_loop": DraftThenVerify(hf, NoDraft(hf), ExactMatch()),
     }
-    ours = {
-        "native": native,
-        "native_compiled": compiled,
-        **({"kernels": kernels} if kernels is not None else {}),
-    }
-    if native.device.type == "cuda":
-        ours["native_graphs"] = native.as_graphs()
-    for name, model in (ours | quantized | files).items():
+    for name, model in (engines | quantized | files).items():
         methods[name] = DraftThenVerify(model, NoDraft(model), ExactMatch())
     if drafts is not None:
-        native_draft, hf_draft = drafts
-        try:
-            methods["hf_assisted"] = HuggingFaceAssisted(hf, hf_draft, window=WINDOW)
-            if hf.checkpoint.encoder_decoder:
-                methods["hf_assisted_workaround"] = HuggingFaceAssisted(
-                    hf, hf_draft, decoder_mask=True, window=WINDOW
-                )
-        except UserError as error:  # another vocabulary
-            log.warning("hf_assisted is left out: %s", error)
-        drafters = {"native": lambda: native_draft, "kernels": native_draft.by_kernels}
-        if native.device.type == "cuda":  # a window is one CUDA graph
-            drafters |= {
-                "native_compiled": native_draft.as_compiled,
-                "native_graphs": native_draft.as_graphs,
-            }
-        for name in drafters.keys() & ours.keys():
-            drafter = ModelDrafter(drafters[name](), WINDOW)
-            methods[f"{name}_speculative"] = DraftThenVerify(
-                ours[name], drafter, SpeculativeSampling()
-            )
+        methods |= assisted_methods(hf, drafts[1])
+        methods |= speculative_methods(engines, drafts[0])
     with ExitStack() as ending:
         for name, make in peers.items():
             try:
@@ -160,6 +150,42 @@ def bench_of(
             peer.pause()
             methods[name] = peer
         yield Bench(shape, native, requests, methods, kernels, judge)
+
+
+def assisted_methods(hf: HuggingFaceModel, hf_draft: HuggingFaceModel) -> dict[str, Method]:
+    """Assisted decoding by Transformers; nothing for a drafter with another vocabulary."""
+    methods: dict[str, Method] = {}
+    try:
+        methods["hf_assisted"] = HuggingFaceAssisted(hf, hf_draft, window=WINDOW)
+        if hf.checkpoint.encoder_decoder:
+            methods["hf_assisted_workaround"] = HuggingFaceAssisted(
+                hf, hf_draft, decoder_mask=True, window=WINDOW
+            )
+    except UserError as error:
+        log.warning("hf_assisted is left out: %s", error)
+    return methods
+
+
+def speculative_methods(
+    engines: Mapping[str, NativeModel], native_draft: NativeModel
+) -> dict[str, Method]:
+    """Our speculative decoding on each engine that drafts. A GPU's window is one CUDA graph."""
+    drafters = {
+        "native": lambda: native_draft,
+        "kernels": partial(native_draft.with_backend, kernels=True),
+    }
+    if native_draft.device.type == "cuda":
+        drafters |= {
+            "native_compiled": partial(native_draft.with_backend, compiled=True),
+            "native_graphs": partial(native_draft.with_backend, graphs=True),
+        }
+    return {
+        f"{name}_speculative": DraftThenVerify(
+            engines[name], ModelDrafter(drafter(), WINDOW), SpeculativeSampling()
+        )
+        for name, drafter in drafters.items()
+        if name in engines
+    }
 
 
 def why_without_peers(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -211,12 +237,12 @@ def synthetic_bench(
     )
     request = synthetic_request(target[1].checkpoint, shape.new_tokens, device)
     with TemporaryDirectory() as folder:
-        others = {}
+        makers = {}
         if peers:
             saved = save(target[1].module, Path(folder, "target"))
             small = None if drafts is None else save(drafts[1].module, Path(folder, "draft"))
-            others = peer_methods(saved, small, dtype, Path(folder))
-        with bench_of(name, target, drafts, (request,), others) as bench:
+            makers = peer_methods(saved, small, dtype, Path(folder))
+        with bench_of(name, target, drafts, (request,), makers) as bench:
             yield bench
 
 
@@ -253,22 +279,19 @@ def run(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict
     read_ms = None
     if bench.kernels is not None:
         read_ms = 1000 * median_s(bench.kernels.packed.read_weights, synchronize)
+    options = TimingOptions(synchronize=synchronize)
     # warms up: every step of these texts is compiled
-    time_methods(bench.methods, bench.requests, 1, 0, synchronize)
-    found = time_methods(bench.methods, bench.requests, rounds, 0, synchronize)
-    per_token: dict[str, list[float]] = {}
-    for name, texts in found.items():
-        emitted = sum(len(one.token_ids) for one in texts)
-        per_token[name] = [
-            1000 * sum(each) / emitted
-            for each in zip(*(one.latency_s for one in texts), strict=True)
-        ]
+    time_methods(bench.methods, bench.requests, 1, options)
+    timed = time_methods(bench.methods, bench.requests, rounds, options)
+    per_token = {name: ms_per_token(texts) for name, texts in timed.items()}
+    tokens = {name: [text.token_ids for text in texts] for name, texts in timed.items()}
     assisted = next((per_token[name] for name in ASSISTED if name in per_token), None)
-    nats = log_probabilities(bench.kernels or bench.native, bench.requests, found)
+    nats = log_probabilities(bench.kernels or bench.native, bench.requests, timed)
     rows = []
     for name, times in per_token.items():
-        calls = sum(one.trace.target_calls for one in found[name])
-        texts = [[one.token_ids for one in found[each]] for each in (name, "hf_generate")]
+        target_calls = sum(text.trace.target_calls for text in timed[name])
+        emitted = sum(map(len, tokens[name]))
+        equal = list(map(eq, tokens[name], tokens["hf_generate"]))
         rows.append(
             {
                 "shape": bench.shape,
@@ -281,19 +304,26 @@ def run(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict
                 "ratio_to_assisted": None if assisted is None else ratio(assisted, times),
                 # above 1 for some speculative methods: they read the weights less than once a token
                 "bandwidth_share": None if read_ms is None else read_ms / statistics.median(times),
-                "tokens_per_target_call": sum(map(len, texts[0])) / calls if calls else None,
-                "same_tokens": texts[0] == texts[1],
-                "agreement": sum(map(eq, *texts)) / len(texts[0]),
-                "log_probability": sum(nats[name]) / sum(map(len, texts[0])),
-                "quality": None if bench.judge is None else bench.judge(texts[0]),
+                "tokens_per_target_call": emitted / target_calls if target_calls else None,
+                "same_tokens": all(equal),
+                "agreement": sum(equal) / len(equal),
+                "log_probability": sum(nats[name]) / emitted,
+                "quality": None if bench.judge is None else bench.judge(tokens[name]),
             }
         )
     return rows
 
 
-def ratio(others: Sequence[float], own: Sequence[float]) -> float:
+def ms_per_token(texts: Sequence[Timed]) -> list[float]:
+    """Milliseconds of a token over all texts, in each round."""
+    rounds = zip(*(text.latency_s for text in texts), strict=True)
+    return [1000 * sum(round_s) / token_count(texts) for round_s in rounds]
+
+
+def ratio(reference: Sequence[float], times: Sequence[float]) -> float:
     """The median of the rounds' ratios."""
-    return statistics.median(other / one for other, one in zip(others, own, strict=True))
+    pairs = zip(reference, times, strict=True)
+    return statistics.median(reference_ms / own_ms for reference_ms, own_ms in pairs)
 
 
 def median_s(work: Callable[[], Any], synchronize: Callable[[], None], runs: int = 7) -> float:
@@ -351,30 +381,40 @@ def long_texts(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> li
     Methods: `generate`, our fastest engine without drafts, and peers, prompt after prompt in turn.
     Tokens are made up, and end tokens do not end a text.
     """
-    model, ours = bench.native, "native" if bench.kernels is None else "kernels"
-    chosen = {
-        "hf_generate",
-        ours,
-        *(name for name, method in bench.methods.items() if isinstance(method, Peer)),
+    fastest = "native" if bench.kernels is None else "kernels"
+    methods = {
+        name: method
+        for name, method in bench.methods.items()
+        if name in ("hf_generate", fastest) or isinstance(method, Peer)
     }
-    methods = {name: bench.methods[name] for name in bench.methods if name in chosen}
-    found: list[tuple[str, str, int, int, list[float]]] = []
+    model, options = bench.native, TimingOptions(synchronize=synchronize)
+    rows: list[dict[str, Any]] = []
+
+    def add(name: str, by: str, start: int, stop: int, seconds: Sequence[float]) -> None:
+        rows.append(
+            {
+                "shape": bench.shape,
+                "method": name,
+                "precision": bench.precision(name),
+                "by": by,
+                "from": start,
+                "to": stop,
+                "ms": 1000 * statistics.median(seconds),
+            }
+        )
+
     for length in PROMPTS:
         request = synthetic_request(model.checkpoint, 1, model.device, length)
-        warm_up(methods, [request], 1, 0)
-        timed = time_methods(methods, [request], rounds, 0, synchronize)
-        found += [(name, "prompt", 0, length, one.latency_s) for name, (one,) in timed.items()]
+        warm_up(methods, [request], 1, options)
+        for name, (text,) in time_methods(methods, [request], rounds, options).items():
+            add(name, "prompt", 0, length, text.latency_s)
+    long_request = synthetic_request(model.checkpoint, SPANS[-1][1], model.device)
     for name, method in methods.items():
-        times = emission_s(
-            method, synthetic_request(model.checkpoint, SPANS[-1][1], model.device), model
-        )
-        steps = [after - before for before, after in pairwise(times)]
-        found += [(name, "new token", start, end, steps[start : end - 1]) for start, end in SPANS]
-    return [
-        {"shape": bench.shape, "method": name, "precision": bench.precision(name)}
-        | {"by": by, "from": start, "to": end, "ms": 1000 * statistics.median(seconds)}
-        for name, by, start, end, seconds in found
-    ]
+        times = emission_s(method, long_request, model)
+        steps = [later - earlier for earlier, later in pairwise(times)]
+        for start, stop in SPANS:
+            add(name, "new token", start, stop, steps[start : stop - 1])
+    return rows
 
 
 def emission_s(method: Method, request: Request, model: NativeModel) -> list[float]:
@@ -412,12 +452,12 @@ _STORED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding=
 SHAPES = {name: Shape(**values) for name, values in _STORED.items() if not name.startswith(".")}
 
 
-METHODS = 10  # that a shape usually has
-# how many times the reading of the weights a token takes, over all methods: drafts less, generate
+METHODS = 10  # how many a shape usually has
+# how often a token takes the time of reading the weights, over all methods: drafts less, generate
 # more
 READS = 2.0
-# of a token, beside that; of a bench, to make models and compile them
-STEP_S, BEGIN_S = 0.003, 60.0
+STEP_S = 0.003  # what a token takes beside that
+BEGIN_S = 60.0  # what a bench takes to make models and compile them
 
 
 def decoding_seconds(
@@ -446,7 +486,8 @@ def shape_seconds(shape: Shape, dtype: torch.dtype, gb_per_s: float) -> float:
 def weight_bytes(bench: Bench) -> int:
     """The size of the target's weights, which are loaded."""
     return sum(
-        one.numel() * one.element_size() for one in bench.native.transformers.module.parameters()
+        weight.numel() * weight.element_size()
+        for weight in bench.native.transformers.module.parameters()
     )
 
 
@@ -492,8 +533,8 @@ class SyntheticCheckpoint(Checkpoint):
             # ones once
             numbers = block[index * 9973 % size :][:size] * scale
             for start in range(0, flat.numel(), size):
-                part = flat[start : start + size]
-                part.copy_(numbers[: part.numel()])
+                block_weights = flat[start : start + size]
+                block_weights.copy_(numbers[: block_weights.numel()])
         return model.eval()
 
 

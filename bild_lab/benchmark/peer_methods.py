@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import torch
 
 from bild_lab.benchmark.peer_process import Worker, converted, package_versions
-from bild_lab.engine.models.checkpoint.checkpoint import same_vocabulary
 from bild_lab.engine.models.checkpoint.gguf_file import SUFFIX, GgufCheckpoint
+from bild_lab.engine.models.checkpoint.vocabulary import same_vocabulary
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
@@ -25,7 +25,7 @@ from bild_lab.files import FilePath
 
 log = logging.getLogger(__name__)
 
-TRIALS = 3  # of each of several settings; the quickest counts
+TRIALS = 3  # decodings with each of several settings; the quickest counts
 
 
 class Peer:
@@ -46,7 +46,7 @@ class Peer:
     packages: ClassVar[tuple[str, ...]]
     precisions: ClassVar[tuple[torch.dtype, ...]]
     known_bits: ClassVar[tuple[int, ...]] = ()
-    # environment variables; the quickest are kept
+    # environment variables to try; the quickest stay
     settings: ClassVar[tuple[Mapping[str, str], ...]] = ({},)
     draft_shape: ClassVar[None] = None
     _draft: LoadedModel | None = None
@@ -93,11 +93,13 @@ class Peer:
 
     def decode(self, request: Request, trace: Trace) -> list[int]:
         self.prepare(request)
-        return request.limits.append(request.source.prompt, self._worker.decode(asked(request)))
+        return request.limits.append(
+            request.source.prompt, self._worker.decode(worker_request(request))
+        )
 
     @property
     def precision(self) -> str:
-        """Of the weights that it decodes with, such as float32 or int8."""
+        """The precision of the weights that it decodes with, such as float32 or int8."""
         return _plain(self._target.dtype) if self.bits is None else f"int{self.bits}"
 
     @property
@@ -127,7 +129,10 @@ class Peer:
         workers = [Worker(self._job(), variables) for variables in self.settings]
         if len(workers) == 1:
             return workers[0]
-        times = [min(seconds(worker, asked(request)) for _ in range(TRIALS)) for worker in workers]
+        times = [
+            min(decoding_s(worker, worker_request(request)) for _ in range(TRIALS))
+            for worker in workers
+        ]
         best = times.index(min(times))
         log.info(
             "%s decodes with %s here: %s s",
@@ -154,7 +159,7 @@ class Peer:
         }
 
     def _files(self) -> tuple[Path, Path | None]:
-        """What the engine reads: of the target, and of the drafter if there is one."""
+        """The folder or file of the target, and that of the drafter if there is one."""
         options = {"versions": self.versions, "cache": self._cache, "bits": self.bits}
         convert = partial(converted, engine=self.engine, **options)
         return convert(self._target.checkpoint), (
@@ -236,11 +241,12 @@ class LlamaCpp(Peer):
     """
 
     engine = "llama_cpp"
+    reads_gguf_blocks: ClassVar[bool] = True
     packages = ("llama_cpp_python",)
-    # of the baseline: its own is the file's
+    # the baseline's precisions: its own is the file's
     precisions = (torch.float32, torch.bfloat16, torch.float16)
     precision = ""
-    _positions = 4096  # for which its cache has room
+    _positions = 4096  # tokens for which its cache has room
     _draft_file: Path | None = None
 
     def __init__(
@@ -307,41 +313,41 @@ def _gguf(file: str, target: LoadedModel, knob: str) -> tuple[Path, str]:
 
     Raises UserError if it is none, or has another vocabulary than the target.
     """
-    path, wanted = Path(file).expanduser().resolve(), target.checkpoint
+    path, checkpoint = Path(file).expanduser().resolve(), target.checkpoint
     if path.suffix != SUFFIX:
         raise UserError(
             f"llama.cpp reads a GGUF file, got {file}; set policy.{knob}=FILE.gguf or give one in"
             " the pair"
         )
-    changed = path.stat().st_mtime_ns if path.is_file() else 0
-    own = (
-        wanted
-        if isinstance(wanted, GgufCheckpoint) and file == wanted.path
-        else _opened(path, changed)
-    )
-    pieces = {token: piece for piece, token in own.vocabulary.items()}
-    if differing := [
+    if isinstance(checkpoint, GgufCheckpoint) and file == checkpoint.path:
+        gguf_checkpoint = checkpoint
+    else:
+        changed_ns = path.stat().st_mtime_ns if path.is_file() else 0
+        gguf_checkpoint = _gguf_checkpoint(path, changed_ns)
+    pieces = {token: piece for piece, token in gguf_checkpoint.vocabulary.items()}
+    differing = [
         (token, piece)
-        for piece, token in wanted.vocabulary.items()
+        for piece, token in checkpoint.vocabulary.items()
         if pieces.get(token, piece) != piece
-    ]:
+    ]
+    if differing:
         token, piece = min(differing)
         raise UserError(
-            f"{file} has another vocabulary than {wanted.path}, as token {token} is"
+            f"{file} has another vocabulary than {checkpoint.path}, as token {token} is"
             f" {pieces[token]!r} in the file and {piece!r} in the checkpoint; set policy.{knob} to"
             " a file of the same model"
         )
-    return path, own.precision
+    return path, gguf_checkpoint.precision
 
 
 @lru_cache(maxsize=4)
-def _opened(path: Path, changed_ns: int) -> GgufCheckpoint:
+def _gguf_checkpoint(path: Path, changed_ns: int) -> GgufCheckpoint:
     """The file, whose vocabulary takes seconds to build."""
     return GgufCheckpoint(str(path))
 
 
-def asked(request: Request) -> dict[str, Any]:
-    """A request in the words of `worker.py`."""
+def worker_request(request: Request) -> dict[str, Any]:
+    """A request in the words of `peer_worker.py`."""
     source, limits = request.source, request.limits
     return {
         "encoder": None if source.encoder_ids is None else source.encoder_ids[0].tolist(),
@@ -351,7 +357,7 @@ def asked(request: Request) -> dict[str, Any]:
     }
 
 
-def seconds(worker: Worker, question: dict[str, Any]) -> float:
+def decoding_s(worker: Worker, question: dict[str, Any]) -> float:
     """How long a process takes to decode this, once it is awake."""
     worker.wake()
     started = time.perf_counter()

@@ -54,10 +54,13 @@ def package_versions(names: Sequence[str]) -> dict[str, str]:
     if (reason := why_no_peers()) is not None:
         raise UserError(reason)
     places = [str(place) for place in FOLDER.glob("lib/python*/site-packages")]
-    found = {one.name.lower(): one.version for one in distributions(path=places)}
-    if missing := [name for name in names if name not in found]:
+    installed = {
+        distribution.name.lower(): distribution.version
+        for distribution in distributions(path=places)
+    }
+    if missing := [name for name in names if name not in installed]:
         raise UserError(f"{FOLDER} lacks {missing[0]}; remove it and run make peers")
-    return {name: found[name] for name in names}
+    return {name: installed[name] for name in names}
 
 
 def converted(
@@ -75,12 +78,13 @@ def converted(
     the hub must have been read once, so that they are in the hub's cache. Raises UserError if the
     engine cannot convert the checkpoint.
     """
-    decisive = (
+    inputs = (
         checkpoint.fingerprint,
         *(f"{name} {version}" for name, version in versions.items()),
         SCRIPT.read_text(encoding="utf-8"),
     )
-    name = f"{engine}{bits or ''}-{hashlib.sha256(chr(0).join(decisive).encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(chr(0).join(inputs).encode()).hexdigest()
+    name = f"{engine}{bits or ''}-{digest[:16]}"
     folder = (cache or cache_folder() / "peers") / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
@@ -92,18 +96,23 @@ def converted(
 
 def _convert(checkpoint: Checkpoint, engine: str, folder: Path, bits: int | None) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        made = Path(temporary) / "made"
-        job = {"engine": engine, "source": str(checkpoint.files), "folder": str(made), "bits": bits}
+        new_folder = Path(temporary) / "made"
+        job = {
+            "engine": engine,
+            "source": str(checkpoint.files),
+            "folder": str(new_folder),
+            "bits": bits,
+        }
         command = _command("convert", job | {"encoder_decoder": checkpoint.encoder_decoder})
-        done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", env=_surroundings()
+        process = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", env=_environment()
         )
-        if done.returncode:
+        if process.returncode:
             raise UserError(
-                f"{engine} cannot convert {checkpoint.path}: {last_line(done.stderr)}; "
+                f"{engine} cannot convert {checkpoint.path}: {last_line(process.stderr)}; "
                 "use another policy for this model"
             )
-        os.rename(made, folder)
+        os.rename(new_folder, folder)
 
 
 class Worker:
@@ -125,7 +134,7 @@ class Worker:
             stderr=self._errors,
             encoding="utf-8",
             bufsize=1,
-            env=_surroundings() | dict(variables or {}),
+            env=_environment() | dict(variables or {}),
         )
         self.close = weakref.finalize(self, _end, self._process, self._errors)
         self._stopped = False
@@ -144,8 +153,8 @@ class Worker:
         """What it has used of the CPU so far; 0.0 once it has ended."""
         if not self.alive:
             return 0.0
-        used = psutil.Process(self._process.pid).cpu_times()
-        return used.user + used.system
+        cpu_times = psutil.Process(self._process.pid).cpu_times()
+        return cpu_times.user + cpu_times.system
 
     def stop(self) -> None:
         """Take the process off the cores until `wake`."""
@@ -205,7 +214,7 @@ def _command(work: str, job: dict[str, Any]) -> list[str]:
     return [str(python()), "-I", str(SCRIPT), work, json.dumps(job)]
 
 
-def _surroundings() -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Our environment variables, with everything read from disk."""
     return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
 

@@ -327,8 +327,8 @@ def load_llama_cpp(job: dict[str, Any]) -> Decode:
     model = open_gguf(job["model"], draft_model=drafter, logits_all=drafter is not None, **options)
 
     def decode(request: dict[str, Any]) -> Iterator[int]:
-        for each in filter(None, (model, small)):
-            each.reset()  # each text is read anew
+        for llama in filter(None, (model, small)):
+            llama.reset()  # each text is read anew
         for token in itertools.islice(model.generate(request["prompt"], temp=0.0), request["most"]):
             yield token
             if token in request["end"]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from bild_lab.engine.batch_scheduler import Batch
-from bild_lab.engine.models.free_memory import free_bytes
+from bild_lab.engine.models.device import free_bytes
 from bild_lab.engine.models.native.layers import cache_bytes
 from bild_lab.engine.protocols import DecodesBatches, Method
 from bild_lab.engine.request import Request

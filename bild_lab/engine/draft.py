@@ -31,7 +31,7 @@ class Draft:
     (`sampling.pick`), so that a certificate can draw it again; None for tokens that were not drawn
     in this way.
     calls: how many forwards the drafter ran for this draft.
-    own_probs: [n vocab], the drafter's distribution at temperature 1, for a rule that needs it.
+    unscaled_probs: [n vocab], the drafter's distribution at temperature 1, for a rule that needs it.
     probes: [p], token ids: BiTA's masks, at or beyond the vocabulary's size, or the window of
     lookahead decoding. The target runs them after the others, and the drafter makes later drafts
     from their scores. Acceptance rules and text rows do not see them, and they are never kept in
@@ -47,7 +47,7 @@ class Draft:
     parents: Int[Tensor, " n"] | None = None
     probs: Float[Tensor, "n vocab"] | None = None
     calls: int = 0
-    own_probs: Float[Tensor, "n vocab"] | None = None
+    unscaled_probs: Float[Tensor, "n vocab"] | None = None
     probes: Int[Tensor, " p"] | None = None
     shape: Tree | None = None
     stats: Stats = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Draft:
             tokens=selected(self.tokens),
             parents=parents,
             probs=selected(self.probs),
-            own_probs=selected(self.own_probs),
+            unscaled_probs=selected(self.unscaled_probs),
             uniforms=selected(self.uniforms),
             shape=None,
             known_parents=None,

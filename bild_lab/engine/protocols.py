@@ -29,7 +29,7 @@ class Drafter(Protocol):
     then unchanged. A draft continues the given tokens.
 
     required_outputs: what it needs of the target's forwards. gives: which fields of its drafts it
-    fills for rules that need them, such as "own_probs". draws_from: the model whose distribution
+    fills for rules that need them, such as "unscaled_probs". draws_from: the model whose distribution
     each sampled token is drawn from, if a session of its own can tell. greedy_only: it drafts for
     no sampled text. hybrid_places: which of a `HybridDrafter`'s two drafters it can be. A drafter
     with rows of its own in the target's forward cannot be the first: they do not run where the
@@ -143,7 +143,8 @@ class External(Protocol):
     """A method that runs in a process of its own, with packages of another environment.
 
     versions: of these packages. They are part of a point's name. precision: of the weights that it
-    decodes with.
+    decodes with. A class that reads the blocks of a GGUF file itself, and so decodes with
+    `runtime.weights=gguf`, says `reads_gguf_blocks = True`.
     """
 
     versions: Mapping[str, str]

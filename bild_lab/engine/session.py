@@ -161,15 +161,68 @@ class ChainSpec:
     vocabulary: DraftVocabulary | None = None
 
 
+@dataclass
+class ChainProgress:
+    """How far a chain is drafted, and whether it has ended: the one rule of where a draft ends.
+
+    After each forward, in this order (BiLD, Kim et al., 2023, §3.3, for the fallback):
+
+    1. A confidence below the threshold ends the chain before the forward's token (`fallback`). A
+       confidence that equals the threshold does not.
+    2. Otherwise the token is drafted.
+    3. An end token ends the chain, and so does the last of its `steps` tokens.
+
+    Every way of drafting a chain follows it: this class one forward after another, and after a
+    program of fixed shape; `choose` in `models/native/cpu/drafting.h` within the CPU kernels.
+    """
+
+    chain: ChainSpec
+    forwards: int = 0
+    drafted: int = 0
+    fallback: bool = False
+    drafted_end_token: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.fallback or self.drafted_end_token or self.drafted >= self.chain.steps
+
+    def add(self, token: int | None, confidence: float | None) -> bool:
+        """Count one more forward, and return whether its token is drafted.
+
+        token: None for one that is not read, which ends nothing. confidence: the largest
+        probability of the forward at temperature 1; None without a threshold.
+        """
+        self.forwards += 1
+        if self.chain.threshold is not None and confidence < self.chain.threshold:
+            self.fallback = True
+            return False
+        self.drafted += 1
+        self.drafted_end_token = token in self.chain.end_tokens
+        return True
+
+    @staticmethod
+    def after(
+        chain: ChainSpec, tokens: Sequence[int], confidences: Sequence[float]
+    ) -> ChainProgress:
+        """The progress after a program that ran all steps, given each forward's token and
+        confidence.
+        """
+        progress = ChainProgress(chain)
+        for token, confidence in zip(tokens, confidences, strict=True):
+            if progress.ended:
+                break
+            progress.add(token, confidence)
+        return progress
+
+
 @dataclass(frozen=True)
 class ChainResult:
     """What was drafted of a chain; by default nothing.
 
     tokens: on the host if a program read them. forwards: how many ran, up to the chain's end.
     fallback: the last one's confidence was below the threshold. confidences: of every forward,
-    empty without a threshold. probs,
-    own_probs: of the drafted tokens, as in `Draft`. states: of every row that ran, after the last
-    of the chain's layers, if these are given.
+    empty without a threshold. probs, unscaled_probs: of the drafted tokens, as in `Draft`. states:
+    of every row that ran, after the last of the chain's layers, if these are given.
     """
 
     tokens: list[int] | Int[Tensor, " n"] = field(default_factory=list)
@@ -177,7 +230,7 @@ class ChainResult:
     fallback: bool = False
     confidences: list[float] = field(default_factory=list)
     probs: Float[Tensor, "n vocab"] | None = None
-    own_probs: Float[Tensor, "n vocab"] | None = None
+    unscaled_probs: Float[Tensor, "n vocab"] | None = None
     states: Float[Tensor, "rows dim"] | None = None
 
 

@@ -51,7 +51,7 @@ class StopStrings:
             lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True)
         )
         object.__setattr__(self, "_decode", decode)
-        special = self.checkpoint.unwritten
+        special = self.checkpoint.silent_special_tokens
         for stop in set(self.strings) - special.keys():
             if inside := [piece for piece in special if piece in stop]:
                 raise UserError(

@@ -52,12 +52,14 @@ from bild_lab.lab.config.groups import (
     without_hydra,
 )
 from bild_lab.lab.measure.runner import run_point
-from bild_lab.lab.measure.score import requests_of
 from bild_lab.lab.point.decoder import METHOD
-from bild_lab.lab.point.load import build, decided, load_model, replays, runs_in_graphs
-from bild_lab.lab.point.prepare import Point, Specs, prepare, require_decoder, sweep_folder
+from bild_lab.lab.point.environment import BUSY_REMEDY
+from bild_lab.lab.point.history import requests_of
+from bild_lab.lab.point.identity import Specs, sweep_folder
+from bild_lab.lab.point.load import build, load_model, replays, resolve_auto, runs_in_graphs
+from bild_lab.lab.point.prepare import Point, prepare, require_decoder
 from bild_lab.lab.schema.formatting import knob_label, percent, short_name, times
-from bild_lab.lab.schema.result import BUSY_REMEDY, Failure, FailureCause, Result
+from bild_lab.lab.schema.result import Failure, FailureCause, Result
 from bild_lab.lab.store.hashing import content_hash
 from bild_lab.lab.store.progress import PointProgress, Progress, record_command, roughly
 from bild_lab.lab.store.records import Sweep
@@ -530,7 +532,7 @@ def _share_a_regime(config: DictConfig, points: Sequence[DictConfig]) -> None:
 
 def _decodes_in_graphs(config: DictConfig) -> bool:
     specs = Specs.of(config)
-    return decided(specs.runtime, config.policy, specs.pair).compile == "graphs"
+    return resolve_auto(specs.runtime, config.policy, specs.pair).compile == "graphs"
 
 
 def _log_sweep(cfg: DictConfig, sweep: Sweep, stopped: bool) -> bool:

@@ -51,8 +51,8 @@ from bild_lab.lab.data.prompts import cut_sources
 from bild_lab.lab.metrics.measures import interval, resampled_sums
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.point.environment import environment
+from bild_lab.lab.point.identity import sweep_folder
 from bild_lab.lab.point.load import load_model
-from bild_lab.lab.point.prepare import sweep_folder
 from bild_lab.lab.schema.formatting import short_name
 from bild_lab.lab.store.hashing import data_hash, file_hash
 from bild_lab.lab.store.records import require_writable

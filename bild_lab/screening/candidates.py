@@ -28,7 +28,7 @@ from bild_lab.lab.config.groups import (
 Values = tuple[str, ...]  # overrides such as policy.window=3
 KNOB = "policy."
 NOT_A_POINTS = ("hydra", "screen")
-MOST_DIGITS = 14  # of a number that somebody typed
+MOST_DIGITS = 14  # more digits than anybody types
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Space:
     base: DictConfig
     lists: Mapping[str, Values]
 
-    def candidate(self, chosen: Sequence[str] = ()) -> Candidate:
-        """With these overrides of knobs."""
+    def candidate(self, knob_words: Sequence[str] = ()) -> Candidate:
+        """The candidate with these overrides of knobs."""
         policy = copy.deepcopy(self.base)
-        for word in chosen:
+        for word in knob_words:
             OmegaConf.update(policy, word.partition("=")[0].removeprefix(KNOB), _value(word))
         knobs = knob_values(OmegaConf.to_container(policy, resolve=False))
-        return Candidate((*self.words, *chosen), policy_label(self.base), knobs, policy)
+        return Candidate((*self.words, *knob_words), policy_label(self.base), knobs, policy)
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class CandidateGrid:
     @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
         """Every combination of the values of every policy."""
-        chosen = [
+        combinations = [
             (space, words)
             for space in self.spaces
             for words in itertools.product(*space.lists.values())
         ]
-        return tuple(space.candidate(words) for space, words in chosen)
+        return tuple(space.candidate(words) for space, words in combinations)
 
     def config(self, candidate: Candidate, split: str, name: str) -> DictConfig:
         """A point's whole configuration, composed as `python run.py` does."""
@@ -110,12 +110,12 @@ def grid_of(task: Sequence[str], lists: Sequence[str], config_name: str) -> Cand
     spaces = []
     for words in [(f"policy={policy}",) for policy in policies] or [()]:
         base = compose_config([*shared, *words], config_name).policy
-        own = {
-            key: several
-            for key, several in values.items()
+        space_lists = {
+            key: words_of_key
+            for key, words_of_key in values.items()
             if key.removeprefix(KNOB).split(".")[0] in base
         }
-        spaces.append(Space(words, base, own))
+        spaces.append(Space(words, base, space_lists))
     if unknown := sorted(set(values) - {key for space in spaces for key in space.lists}):
         names = ", ".join(space.base.name for space in spaces)
         knobs = dict.fromkeys(knob for space in spaces for knob in knob_values(space.base))
@@ -152,7 +152,7 @@ def read_lists(words: Sequence[str]) -> dict[str, Values]:
             ) from error
         values = list(dict.fromkeys(_rounded(job[0]) for job in jobs))
         with suppress(ValueError):  # words keep their order
-            values.sort(key=lambda one: float(one.partition("=")[2]))
+            values.sort(key=lambda override_word: float(override_word.partition("=")[2]))
         lists[override.get_key_element()] = tuple(values)
     return lists
 
@@ -185,12 +185,12 @@ def as_overrides(words: Sequence[str], key: str) -> list[str]:
         return False
 
     lists = [word for word in words if is_list(word)]
-    others = [word for word in words if word not in ("-m", "--multirun", *lists)]
+    other_words = [word for word in words if word not in ("-m", "--multirun", *lists)]
     quoted = ",".join("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in lists)
-    return [*others, *([f"{key}=[{quoted}]"] if lists else []), "hydra.mode=RUN"]
+    return [*other_words, *([f"{key}=[{quoted}]"] if lists else []), "hydra.mode=RUN"]
 
 
-def given_lists(hydra_config: DictConfig) -> tuple[Values, list[str]]:
+def command_line_lists(hydra_config: DictConfig) -> tuple[Values, list[str]]:
     """The command line's overrides with single values, and the lists of an experiment that they do
     not fix.
     """
@@ -199,5 +199,7 @@ def given_lists(hydra_config: DictConfig) -> tuple[Values, list[str]]:
         word for word in hydra_config.overrides.task if not word.lstrip("+~").startswith(groups)
     )
     keys = {word.partition("=")[0] for word in task}
-    given = [f"{key}={value}" for key, value in (hydra_config.sweeper.get("params") or {}).items()]
-    return task, [word for word in given if word.partition("=")[0] not in keys]
+    list_words = [
+        f"{key}={value}" for key, value in (hydra_config.sweeper.get("params") or {}).items()
+    ]
+    return task, [word for word in list_words if word.partition("=")[0] not in keys]

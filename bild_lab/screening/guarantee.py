@@ -2,7 +2,7 @@
 §2).
 
 A text's loss is how much less its metric is than that of the target's own text, as a share of the
-metric's scale. Of log_probability it is 1 - exp(nats a token gained): the share of a token's
+metric's scale. For log_probability it is 1 - exp(nats a token gained): the share of a token's
 probability that is lost. No text loses more than 1, and a gain of more than 1 counts as 1.
 
 The settings on the front of one split are tested on the texts of another, the surest first, until
@@ -26,8 +26,12 @@ from bild_lab.lab.metrics.measures import Measure
 from bild_lab.lab.metrics.text_metrics import LENGTH, LOG_PROBABILITY, metric_named
 from bild_lab.lab.schema.statistics import pareto_front
 
-MOST_STAKED = 0.9  # of the capital that a lost text may cost
-DRAWS = 200  # of a bootstrap
+PerSetting = Float[np.ndarray, " settings"]
+TextLosses = Float[np.ndarray, "settings texts"]
+# how often each text counts, and what the settings lose then
+TextWeights, SettingLosses = Float[np.ndarray, "m texts"], Float[np.ndarray, "m settings"]
+MOST_STAKED = 0.9  # the share of the capital that a lost text may cost
+DRAWS = 200  # how many a bootstrap makes
 STRICTER = 40  # losses below the asked one, down to its negative, that a bootstrap tries
 
 
@@ -64,17 +68,26 @@ class GuaranteeSpec:
 class Losses:
     """What several settings lose on the same texts.
 
-    of: given how often each text counts, the loss of every setting. each: of single texts; None if
-    the metric is no mean over texts.
+    weighted: given how often each text counts, the loss of every setting. per_text: the losses of
+    single texts; None if the metric is no mean over texts.
     """
 
     count: int
-    of: Callable[[Float[np.ndarray, "m texts"]], Float[np.ndarray, "m settings"]]
-    each: Float[np.ndarray, "settings texts"] | None
+    weighted: Callable[[TextWeights], SettingLosses]
+    per_text: TextLosses | None
 
     @property
-    def mean(self) -> Float[np.ndarray, " settings"]:
-        return self.of(np.ones((1, self.count)))[0]
+    def mean(self) -> PerSetting:
+        return self.weighted(np.ones((1, self.count)))[0]
+
+
+def mean_losses(per_text: TextLosses) -> Losses:
+    """The losses of a metric that is a mean over texts."""
+
+    def weighted(times: TextWeights) -> SettingLosses:
+        return times @ per_text.T / times.sum(axis=1, keepdims=True)
+
+    return Losses(per_text.shape[1], weighted, per_text)
 
 
 def require_losses(metric: str, turns: int) -> None:
@@ -93,26 +106,27 @@ def require_losses(metric: str, turns: int) -> None:
 
 
 def losses_of(metric: str, pool: Measure, picks: Sequence[Sequence[int]]) -> Losses:
-    """pool: every distinct text. picks: which of them the target alone has for each example, then
+    """What settings lose against the target alone.
+
+    pool: every distinct text. picks: which of them the target alone has for each example, then
     every setting.
     """
-    alone, *others = np.array(picks)
+    target_picks, *setting_picks = np.array(picks)
     if metric == LOG_PROBABILITY or metric_named(metric).bounded:
         values = pool.value_of(pool.statistics)[np.array(picks)]
-        gained = values[1:] - values[0]
-        each = np.maximum(-np.expm1(gained) if metric == LOG_PROBABILITY else -gained / 100, -1)
-        return Losses(
-            len(alone), lambda times: times @ each.T / times.sum(axis=1, keepdims=True), each
-        )
+        gains = values[1:] - values[0]
+        losses = -np.expm1(gains) if metric == LOG_PROBABILITY else -gains / 100
+        return mean_losses(np.maximum(losses, -1))
 
-    def of(times: Float[np.ndarray, "m texts"]) -> Float[np.ndarray, "m settings"]:
-        own = [pool.weighted(times, one) for one in others]
-        return (pool.weighted(times, alone)[:, None] - np.stack(own, axis=1)) / 100
+    def weighted(times: TextWeights) -> SettingLosses:
+        target_values = pool.weighted(times, target_picks)
+        values = [pool.weighted(times, chosen_texts) for chosen_texts in setting_picks]
+        return (target_values[:, None] - np.stack(values, axis=1)) / 100
 
-    return Losses(len(alone), of, None)
+    return Losses(len(target_picks), weighted, None)
 
 
-def spread_of(losses: Float[np.ndarray, "settings n"]) -> Float[np.ndarray, " settings"]:
+def loss_variance(losses: TextLosses) -> PerSetting:
     """The variance of every setting's losses, drawn towards 1/4 (Waudby-Smith and Ramdas,
     2010.09686, §3.2).
     """
@@ -121,9 +135,9 @@ def spread_of(losses: Float[np.ndarray, "settings n"]) -> Float[np.ndarray, " se
 
 
 def p_values(
-    asked: GuaranteeSpec,
-    others: Float[np.ndarray, "settings m"],
-    each: Float[np.ndarray, "settings n"],
+    spec: GuaranteeSpec,
+    earlier_losses: TextLosses,
+    losses: TextLosses,
 ) -> list[float]:
     """How surprising the losses of each setting, none above 1, would be if its mean were above the
     asked one.
@@ -131,68 +145,69 @@ def p_values(
     One over the largest capital of a player who begins with 1 and stakes on one text after the
     other that it loses less than is asked: who can expect no gain if the mean is above (the same
     paper, §4; Ville's inequality). He stakes √(2 ln(what he lacks) / (texts left · σ²)), truncated,
-    so that the last text decides (Voracek and Orabona, 2025, STaR-Bets). others: losses of other
-    texts, for σ². each: of texts in random order.
+    so that the last text decides (Voracek and Orabona, 2025, STaR-Bets). earlier_losses: losses on
+    other texts, for σ². losses: on texts in random order.
     """
-    spread, count, goal = spread_of(others), each.shape[1], -math.log(asked.error)
-    capital = np.zeros(len(each))  # all are logarithms
+    variance, count = loss_variance(earlier_losses), losses.shape[1]
+    goal = -math.log(spec.error)  # this and the capital are logarithms
+    capital = np.zeros(len(losses))
     largest = capital
     for place in range(count):
         lacks = np.maximum(goal - capital, 0)
-        stake = np.minimum(
-            np.sqrt(2 * lacks / ((count - place) * spread)), MOST_STAKED / (1 - asked.loss)
-        )
-        capital = capital + np.log1p(stake * (asked.loss - each[:, place]))
+        stake = np.sqrt(2 * lacks / ((count - place) * variance))
+        stake = np.minimum(stake, MOST_STAKED / (1 - spec.loss))
+        capital = capital + np.log1p(stake * (spec.loss - losses[:, place]))
         largest = np.maximum(largest, capital)
     return np.exp(-largest).tolist()
 
 
-def passing(p_values: Sequence[float], error: float) -> list[int]:
-    """The places of those before the first that fails."""
-    return list(range(next((at for at, one in enumerate(p_values) if one > error), len(p_values))))
+def accepted_prefix(p_values: Sequence[float], error: float) -> list[int]:
+    """The places of the tests before the first that fails."""
+    for place, p_value in enumerate(p_values):
+        if p_value > error:
+            return list(range(place))
+    return list(range(len(p_values)))
 
 
-def sequence(
-    asked: GuaranteeSpec, speeds: Float[np.ndarray, " settings"], select: Losses
-) -> list[int]:
+def testing_order(spec: GuaranteeSpec, speeds: PerSetting, select: Losses) -> list[int]:
     """The places of the settings on the front, the surest first."""
-    mean, spread = select.mean, 1.0 if select.each is None else spread_of(select.each)
-    risk = (mean - asked.loss) / np.sqrt(spread)
+    mean = select.mean
+    variance = 1.0 if select.per_text is None else loss_variance(select.per_text)
+    risk = (mean - spec.loss) / np.sqrt(variance)
     front = pareto_front([(1 / speed, -loss) for speed, loss in zip(speeds, mean, strict=True)])
-    return sorted(front, key=lambda at: (risk[at], speeds[at]))
+    return sorted(front, key=lambda place: (risk[place], speeds[place]))
 
 
-def enough(losses: Float[np.ndarray, " texts"], asked: GuaranteeSpec) -> int | None:
-    """Texts that would certify a setting whose losses have the mean and the variance of these, and
-    have to spare.
+def required_n(losses: Float[np.ndarray, " texts"], spec: GuaranteeSpec) -> int | None:
+    """How many texts would certify a setting whose losses have the mean and the variance of these,
+    and have to spare.
 
     ln(1/δ) (8 σ² + g / MOST_STAKED) / g², where g is how far the mean is below what may be lost:
     what stakes by σ² and truncated ones take, the first for half of g, so that chance may take the
     other. None if no number would do.
     """
-    gap = asked.loss - losses.mean()
-    needed = -math.log(asked.error) * (8 * losses.var() + gap / MOST_STAKED)
-    return math.ceil(needed / gap**2) if gap > 0 else None
+    gap = spec.loss - losses.mean()
+    if gap <= 0:
+        return None
+    return math.ceil(-math.log(spec.error) * (8 * losses.var() + gap / MOST_STAKED) / gap**2)
 
 
-def bootstrapped(
-    asked: GuaranteeSpec, speeds: Float[np.ndarray, " settings"], losses: Losses, seed: int
-) -> list[int]:
+def bootstrapped(spec: GuaranteeSpec, speeds: PerSetting, losses: Losses, seed: int) -> list[int]:
     """The settings within a stricter loss, by a bootstrap over the whole choice: no certificate.
 
-    Of texts that are drawn anew, the fastest setting within the stricter loss is chosen. It is as
+    On texts that are drawn anew, the fastest setting within the stricter loss is chosen. It is as
     strict as keeps the asked loss on the texts left out in the asked share of draws.
     """
     count = losses.count
-    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=DRAWS)
-    seen, left_out = losses.of(drawn.astype(float)), losses.of((drawn == 0).astype(float))
+    times = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=DRAWS)
+    drawn_losses = losses.weighted(times.astype(float))
+    left_out_losses = losses.weighted((times == 0).astype(float))
     fastest_first = np.argsort(-speeds, kind="stable")
-    for stricter in np.linspace(asked.loss, -asked.loss, STRICTER + 1):
-        within = seen[:, fastest_first] <= stricter
-        chosen = fastest_first[within.argmax(axis=1)]
-        if (
-            within.any(axis=1) & (left_out[np.arange(DRAWS), chosen] > asked.loss)
-        ).mean() <= asked.error:
+    for stricter in np.linspace(spec.loss, -spec.loss, STRICTER + 1):
+        within = drawn_losses[:, fastest_first] <= stricter
+        fastest_within = fastest_first[within.argmax(axis=1)]
+        lost_more = left_out_losses[np.arange(DRAWS), fastest_within] > spec.loss
+        if (within.any(axis=1) & lost_more).mean() <= spec.error:
             return np.flatnonzero(losses.mean <= stricter).tolist()
     return []
 
@@ -201,38 +216,40 @@ def bootstrapped(
 class Guarantee:
     """What was found of settings in the order of their tests.
 
-    kept: their places, of those that keep the loss. chosen: the fastest of them. mean: losses on
-    the tested texts.
-    p_values: None for a bootstrap. enough: texts with which the first setting would pass.
+    certified: the places of those that keep the loss. fastest: the fastest of them. mean: losses on
+    the tested texts. p_values: None for a bootstrap. required_n: texts with which the first setting
+    would pass.
     """
 
-    kept: list[int]
-    chosen: int | None
+    certified: list[int]
+    fastest: int | None
     mean: list[float]
     p_values: list[float] | None
-    enough: int | None
+    required_n: int | None
 
 
 def guarantee(
-    asked: GuaranteeSpec,
-    speeds: Float[np.ndarray, " settings"],
-    others: Float[np.ndarray, "settings m"] | None,
+    spec: GuaranteeSpec,
+    speeds: PerSetting,
+    earlier_losses: TextLosses | None,
     losses: Losses,
     seed: int,
 ) -> Guarantee:
-    """Of settings in the order of their tests. others: their losses on other texts, from which the
+    """Test settings in their order. earlier_losses: their losses on other texts, from which the
     order is.
     """
-    if losses.each is None:
-        kept, surprises = bootstrapped(asked, speeds, losses, seed), None
+    if losses.per_text is None:
+        surprises, texts = None, None
+        certified = bootstrapped(spec, speeds, losses, seed)
     else:
         shuffled = np.random.default_rng(seed).permutation(losses.count)
-        surprises = p_values(asked, others, losses.each[:, shuffled])
-        kept = passing(surprises, asked.error)
+        surprises = p_values(spec, earlier_losses, losses.per_text[:, shuffled])
+        certified = accepted_prefix(surprises, spec.error)
+        texts = required_n(losses.per_text[0], spec)
     return Guarantee(
-        kept=kept,
-        chosen=max(kept, key=lambda at: speeds[at], default=None),
+        certified=certified,
+        fastest=max(certified, key=lambda place: speeds[place], default=None),
         mean=losses.mean.tolist(),
         p_values=surprises,
-        enough=None if losses.each is None else enough(losses.each[0], asked),
+        required_n=texts,
     )

@@ -116,13 +116,17 @@ class Store:
     def append(self, text: str, entries: Sequence[Entry], forwards: Mapping[str, int]) -> None:
         """Save new rows of a text, and have them survive a kill and a power cut."""
         kinds = {
-            one.kind: (one.kind, str(one.row.dtype).removeprefix("torch."), one.row.shape[1])
-            for one in entries
+            entry.kind: (
+                entry.kind,
+                str(entry.row.dtype).removeprefix("torch."),
+                entry.row.shape[1],
+            )
+            for entry in entries
         }
         names = list(kinds)
-        order = [(one.parent, one.token, names.index(one.kind)) for one in entries]
+        order = [(entry.parent, entry.token, names.index(entry.kind)) for entry in entries]
         content = b"".join(
-            one.row.contiguous().view(torch.uint8).numpy().tobytes() for one in entries
+            entry.row.contiguous().view(torch.uint8).numpy().tobytes() for entry in entries
         )
         block = SavedRows(
             self._end,
@@ -150,15 +154,15 @@ class Store:
         if not self.folder.is_dir():
             return
         try:
-            found = json.loads(file.read_bytes())
+            stored_key = json.loads(file.read_bytes())
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{self.folder} is no record, as {file} cannot be read: {error}; remove the folder"
             ) from error
-        if changed := [name for name in self._key if found.get(name) != self._key[name]]:
+        if changed := [name for name in self._key if stored_key.get(name) != self._key[name]]:
             name = changed[0]
             raise UserError(
-                f"the record in {self.folder} has the {name} {found.get(name)}, and this run"
+                f"the record in {self.folder} has the {name} {stored_key.get(name)}, and this run"
                 f" {self._key[name]}; choose another name=NAME, or remove the folder"
             )
 
@@ -183,11 +187,11 @@ class Store:
             self._blocks.setdefault(text, []).append(block)
             self._end, self._index_end = block.start + block.size, self._index_end + len(line)
         if lost:
-            kept = sum(map(len, self._blocks.values()))
+            saved_count = sum(map(len, self._blocks.values()))
             log.warning(
                 "%s was cut short or damaged: %d texts are kept, %d recorded anew",
                 self.folder,
-                kept,
+                saved_count,
                 lost,
             )
 
@@ -203,10 +207,10 @@ def parsed(line: bytes) -> tuple[str, SavedRows | None]:
 
 
 def checksum(order: Sequence[Sequence[int]], content: Any) -> int:
-    """Of a block's rows and of what they are."""
+    """A checksum of a block's rows and of what they are."""
     return zlib.crc32(
         np.ascontiguousarray(content) if isinstance(content, np.ndarray) else content,
-        zlib.crc32(json.dumps([list(one) for one in order]).encode()),
+        zlib.crc32(json.dumps([list(row_key) for row_key in order]).encode()),
     )
 
 

@@ -13,13 +13,19 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.models.cached_session import CachedSession, ForwardPass, Layers, is_first
+from bild_lab.engine.models.cached_session import (
+    CachedSession,
+    ForwardPass,
+    Layers,
+    are_first_layers,
+)
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import (
     ALL_LOGITS,
     DEFAULT_OPTIONS,
+    ChainProgress,
     ChainResult,
     ChainSpec,
     LoadedModel,
@@ -57,7 +63,7 @@ class RecordedModel:
         self.config, self.depth = model.checkpoint.config, model.depth
         self._memory_bytes, self._held = memory_bytes, 0
         self._texts: dict[str, RecordedText] = {}
-        # by the loops of texts that decode at once, the texts that they ask
+        # the texts that are asked, by the loops of texts that decode at once
         self._used: dict[Any, set[str]] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -78,7 +84,9 @@ class RecordedModel:
                 self.model.device,
                 lambda: self.model.start(plain, room, SessionOptions(prefix=prefix)),
                 blocks,
-                self.depth if self.model.engine == "kernels" else None,  # which sum every row alike
+                self.depth
+                if self.model.engine == "kernels"
+                else None,  # the kernels sum every row alike
             )
         layers = RecordedLayers(
             self, self._texts[name], plain, 0 if prefix is None else prefix.length
@@ -117,12 +125,12 @@ class RecordedModel:
 def text_name(source: Source, prefix: Prefix | None = None) -> str:
     """A hash of the prompt, and of the keys and values before it."""
     digest = hashlib.sha256(str(source.prompt).encode())
-    for part in (
+    for tensor in (
         source.encoder_ids,
         *((prefix.keys, prefix.values, prefix.masks) if prefix is not None else ()),
     ):
-        if part is not None:
-            digest.update(part.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        if tensor is not None:
+            digest.update(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:24]
 
 
@@ -170,7 +178,7 @@ class RecordedLayers(Layers):
         self, model: RecordedModel, text: RecordedText, source: Source, reserved: int
     ) -> None:
         self.config, self.depth, self.device = model.config, model.depth, model.device
-        # as the model's own
+        # the model's own sessions say so
         self.supports_draft_vocab = (
             model.model.engine in ("kernels", "native") and not model.model.compiled
         )
@@ -180,7 +188,7 @@ class RecordedLayers(Layers):
         )
         self.cached, self._text = reserved, text
         self._first = reserved + len(source.prompt) - 1  # the first slot after the prompt
-        self._nodes: list[RecordedNode] = []  # by slot, from there on
+        self._nodes: list[RecordedNode] = []  # the nodes of the slots from there on
         self._drafted: list[int] = []  # tokens after the cached ones that ran through some layers
 
     def run(self, work: ForwardPass) -> Scores:
@@ -209,30 +217,30 @@ class RecordedLayers(Layers):
             or chain.vocabulary
         ):
             return None
-        feed, nodes, confidences, fallback = list(tokens), [], [], False
-        while len(nodes) < chain.steps and not (nodes and feed[0] in chain.end_tokens):
+        feed, nodes, confidences = list(tokens), [], []
+        progress = ChainProgress(chain)
+        while not progress.ended:
             node = self._run_text(start, feed, None, False)[-1]
             start += len(feed)
             token, confidence = node.choice
             if chain.threshold is not None:
                 confidences.append(confidence)
-                if fallback := confidence < chain.threshold:
-                    break
-            nodes.append(node)
+            if progress.add(token, confidence):
+                nodes.append(node)
             feed = [token]
-        own = self._stacked(nodes, LOGITS) if chain.keeps_probs and nodes else None
+        logits = self._stacked(nodes, LOGITS) if chain.keeps_probs and nodes else None
         return ChainResult(
             tokens=[node.choice[0] for node in nodes],
-            forwards=len(nodes) + fallback,
-            fallback=fallback,
+            forwards=progress.forwards,
+            fallback=progress.fallback,
             confidences=confidences,
             probs=None,
-            own_probs=None if own is None else precise(own).softmax(-1),
+            unscaled_probs=None if logits is None else precise(logits).softmax(-1),
         )
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
-        first = start - self._first
-        self._nodes[first:] = [self._nodes[first + row] for row in rows]
+        first_node = start - self._first
+        self._nodes[first_node:] = [self._nodes[first_node + row] for row in rows]
 
     def _node(self, slot: int) -> RecordedNode:
         return self._text.root if slot < self._first else self._nodes[slot - self._first]
@@ -244,12 +252,14 @@ class RecordedLayers(Layers):
         parents = None if tree is None else tree.parents.tolist()
         earlier = 0 if parents is None else len(parents) - len(tokens)
         trunk = self._node(start - earlier - 1)
-        prompt = max(0, self._first - start)  # how many of these rows
-        above = None
+        prompt = max(0, self._first - start)  # how many of these rows are the prompt's
+        text_parents = None
         if parents is not None:
             places = [parent - earlier for parent in parents[earlier + prompt :]]
-            above = [at - prompt if at >= prompt else self._node(start + at) for at in places]
-        nodes = self._text.rows(trunk, tokens[prompt:], above, head)
+            text_parents = [
+                place - prompt if place >= prompt else self._node(start + place) for place in places
+            ]
+        nodes = self._text.rows(trunk, tokens[prompt:], text_parents, head)
         self._nodes[max(0, start - self._first) :] = nodes
         return nodes
 
@@ -268,17 +278,20 @@ class RecordedLayers(Layers):
             ("feed-forward", skipped.feed_forward),
         ):
             name += f" without {block} {','.join(map(str, sorted(left_out)))}" if left_out else ""
-        first = is_first(layers, skipped)
-        kinds = [name if first else f"{name} {place} ahead" for place in range(len(self._drafted))]
-        part = OutputSpec(layers=layers, skipped=skipped)
-        nodes = self._text.drafted(self._node(cached - 1), self._drafted, part, kinds)
-        chosen = list(zip(nodes, kinds, strict=True))[-work.logits :]
-        return torch.cat([node.rows[kind] for node, kind in chosen]).to(self.device)
+        reads_tokens_only = are_first_layers(layers, skipped)
+        kinds = [
+            name if reads_tokens_only else f"{name} {place} ahead"
+            for place in range(len(self._drafted))
+        ]
+        output_spec = OutputSpec(layers=layers, skipped=skipped)
+        nodes = self._text.drafted(self._node(cached - 1), self._drafted, output_spec, kinds)
+        scored_nodes = list(zip(nodes, kinds, strict=True))[-work.logits :]
+        return torch.cat([node.rows[kind] for node, kind in scored_nodes]).to(self.device)
 
     def _stacked(self, nodes: Sequence[RecordedNode], kind: str) -> Tensor:
-        found = (
+        rows = (
             nodes[0].rows[kind]
             if len(nodes) == 1
             else torch.cat([node.rows[kind] for node in nodes])
         )
-        return found if self.device.type == "cpu" else found.to(self.device)
+        return rows if self.device.type == "cpu" else rows.to(self.device)

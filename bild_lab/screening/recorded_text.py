@@ -16,8 +16,13 @@ from bild_lab.screening.record_store import Entry, Row
 
 LOGITS, HEAD_INPUT = "logits", "head_input"
 STATE = "state before the head of "  # and a kind of scores, which the head makes of it
-TOGETHER = 32  # rows that the head scores at once
+HEAD_ROWS = 32  # how many rows the head scores at once
 WHOLE, PART = "whole", "part"  # forwards through all layers, and through some
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    """A copy in the CPU's memory."""
+    return tensor.to("cpu", copy=True)
 
 
 class RecordedNode:
@@ -36,6 +41,11 @@ class RecordedNode:
     def has(self, kind: str) -> bool:
         """Whether this row is known, itself or by its state."""
         return kind in self.rows or STATE + kind in self.rows
+
+    def has_short_state(self, kind: str) -> bool:
+        """Whether this row has a state that is smaller than the row itself."""
+        state = self.rows.get(STATE + kind)
+        return state is not None and state.nbytes < self.rows[kind].nbytes
 
     @property
     def choice(self) -> tuple[int, float]:
@@ -77,13 +87,15 @@ class RecordedText:
         self.root = RecordedNode(None, -1, 0)
         self.nodes = [self.root]
         self.new: list[tuple[RecordedNode, str]] = []
-        self._held, self._depth = 0, depth
+        self._grown_bytes, self._depth = 0, depth
         self.forwards: Counter[str] = Counter()  # that ran since the text was saved
         self._start, self._device, self._open = start, device, open_session
         self._session: Session | None = None
         self._fed: list[int] = []  # tokens that the session has cached after the root
-        for entry in (entry for block in blocks for entry in block):
-            self._child(self.nodes[entry.parent], entry.token).rows[entry.kind] = entry.row
+        for block in blocks:
+            for entry in block:
+                node = self._child(self.nodes[entry.parent], entry.token)
+                node.rows[entry.kind] = entry.row
 
     def close(self) -> None:
         """Free the session."""
@@ -91,22 +103,17 @@ class RecordedText:
 
     def entries(self) -> list[Entry]:
         """The new rows as they are saved."""
-        saved = {(node, kind): kind for node, kind in self.new}
-        states = [(node, kind, node.rows.get(STATE + kind)) for node, kind in self.new]
-        short = [
-            (node, kind)
-            for node, kind, s in states
-            if s is not None and s.nbytes < node.rows[kind].nbytes
-        ]
-        for first in range(0, len(short), TOGETHER):
-            some = short[first : first + TOGETHER]
-            again = self._scored([node.rows[STATE + kind] for node, kind in some])
-            for (node, kind), row in zip(some, again, strict=True):
+        saved_kinds = {(node, kind): kind for node, kind in self.new}
+        with_states = [(node, kind) for node, kind in self.new if node.has_short_state(kind)]
+        for start in range(0, len(with_states), HEAD_ROWS):
+            chunk = with_states[start : start + HEAD_ROWS]
+            rescored = self._scored([node.rows[STATE + kind] for node, kind in chunk])
+            for (node, kind), row in zip(chunk, rescored, strict=True):
                 if torch.equal(row, node.rows[kind]):
-                    saved[node, kind] = STATE + kind
+                    saved_kinds[node, kind] = STATE + kind
         return [
             Entry(node.parent.number, node.token, kind, node.rows[kind])
-            for (node, _), kind in saved.items()
+            for (node, _), kind in saved_kinds.items()
         ]
 
     def forget_new(self) -> int:
@@ -114,31 +121,34 @@ class RecordedText:
 
         Returns by how many bytes the rows in memory grew since the last time.
         """
-        size, self._held, self.new = self._held, 0, []
+        grown_bytes, self._grown_bytes, self.new = self._grown_bytes, 0, []
         self.forwards.clear()
-        return size
+        return grown_bytes
 
     def rows(
         self,
         trunk: RecordedNode,
         tokens: Sequence[int],
-        above: Sequence[int | RecordedNode] | None,
+        parents: Sequence[int | RecordedNode] | None,
         head: bool,
     ) -> list[RecordedNode]:
         """The nodes of these rows, with their logits. What was not scored before runs, in one
         forward.
 
-        trunk: what the rows follow. above: of each row the row before it, as an index or as the
-        node of a row that ran earlier; None: a chain. head: also the head's input.
+        trunk: what the rows follow. parents: the row before each row, as an index or as the node of
+        a row that ran earlier; None: a chain. head: also the head's input.
         """
         nodes: list[RecordedNode | None] = []
         missing: list[int] = []
+        kinds = (LOGITS, HEAD_INPUT) if head else (LOGITS,)
         parent: RecordedNode | None = trunk
         for place, token in enumerate(tokens):
-            if above is not None:
-                parent = nodes[one] if isinstance(one := above[place], int) else one
+            if parents is not None:
+                parent = parents[place]
+                if isinstance(parent, int):
+                    parent = nodes[parent]
             node = None if parent is None else parent.children.get(token)
-            if node is not None and not (node.has(LOGITS) and (not head or node.has(HEAD_INPUT))):
+            if node is not None and not all(map(node.has, kinds)):
                 node = None
             if node is None:
                 missing.append(place)
@@ -147,27 +157,36 @@ class RecordedText:
         if not missing:
             self._score(nodes, LOGITS)
             return nodes
-        if above is None:
-            first = missing[0]
-            self._run(nodes[first - 1] if first else trunk, tokens[first:], None, head)
+        if parents is None:
+            first_missing = missing[0]
+            self._run(
+                nodes[first_missing - 1] if first_missing else trunk,
+                tokens[first_missing:],
+                None,
+                head,
+            )
         else:
-            self._run_branches(trunk, tokens, above, nodes, missing, head)
-        return self.rows(trunk, tokens, above, head)
+            self._run_branches(trunk, tokens, parents, nodes, missing, head)
+        return self.rows(trunk, tokens, parents, head)
 
     def drafted(
-        self, trunk: RecordedNode, tokens: Sequence[int], part: OutputSpec, kinds: Sequence[str]
+        self,
+        trunk: RecordedNode,
+        tokens: Sequence[int],
+        output_spec: OutputSpec,
+        kinds: Sequence[str],
     ) -> list[RecordedNode]:
         """The nodes of a chain of drafted rows, which run through a part of the model after the
         text.
 
-        part: with its layers, and the blocks skipped. kinds: under which each row is kept.
+        output_spec: with its layers, and the blocks skipped. kinds: under which each row is kept.
         """
         nodes, node = [], trunk
         for token, kind in zip(tokens, kinds, strict=True):
             node = node.children.get(token)
             if node is None or not node.has(kind):
-                self._run_drafted(trunk, tokens, part, kinds)
-                return self.drafted(trunk, tokens, part, kinds)
+                self._run_drafted(trunk, tokens, output_spec, kinds)
+                return self.drafted(trunk, tokens, output_spec, kinds)
             self._score([node], kind)
             nodes.append(node)
         return nodes
@@ -176,33 +195,33 @@ class RecordedText:
         self,
         trunk: RecordedNode,
         tokens: Sequence[int],
-        above: Sequence[int | RecordedNode],
+        parents: Sequence[int | RecordedNode],
         nodes: Sequence[RecordedNode | None],
         missing: Sequence[int],
         head: bool,
     ) -> None:
         """Run the missing rows of a tree, and those between them and the text."""
         fed: list[int] = []
-        parents: list[int] = []
+        fed_parents: list[int] = []
         row_of: dict[RecordedNode | int, int] = {trunk: -1}
 
-        def ensure(one: RecordedNode) -> int:
-            if one not in row_of:
-                row = ensure(one.parent)
-                fed.append(one.token)
-                parents.append(row)
-                row_of[one] = len(fed) - 1
-            return row_of[one]
+        def feed(key: RecordedNode | int, token: int, parent_row: int) -> None:
+            row_of[key] = len(fed)
+            fed.append(token)
+            fed_parents.append(parent_row)
+
+        def ensure(node: RecordedNode) -> int:
+            if node not in row_of:
+                feed(node, node.token, ensure(node.parent))
+            return row_of[node]
 
         for place in missing:
-            parent = above[place]
-            if isinstance(parent, int):
-                parent = parent if nodes[parent] is None else nodes[parent]
-            row = ensure(parent) if isinstance(parent, RecordedNode) else row_of[parent]
-            fed.append(tokens[place])
-            parents.append(row)
-            row_of[place] = len(fed) - 1
-        self._run(trunk, fed, parents, head)
+            parent = parents[place]
+            if isinstance(parent, int) and nodes[parent] is not None:
+                parent = nodes[parent]
+            parent_row = row_of[parent] if isinstance(parent, int) else ensure(parent)
+            feed(place, tokens[place], parent_row)
+        self._run(trunk, fed, fed_parents, head)
 
     def _run(
         self, trunk: RecordedNode, tokens: Sequence[int], parents: Sequence[int] | None, head: bool
@@ -211,24 +230,25 @@ class RecordedText:
         chain.
         """
         context = trunk.context
-        behind = self._reach(context)
-        rows = Rows([*behind, *tokens])
+        lacking = self._reach(context)
+        rows = Rows([*lacking, *tokens])
         if parents is not None:
-            shifted = [*range(-1, len(behind) - 1), *(parent + len(behind) for parent in parents)]
+            count = len(lacking)
+            shifted = [*range(-1, count - 1), *(parent + count for parent in parents)]
             rows = Rows(rows.tokens, Tree(torch.tensor(shifted, device=self._device)))
-        last = () if self._depth is None else (self._depth,)
+        hidden = () if self._depth is None else (self._depth,)
         scores = self._session.extend(
-            rows, OutputSpec(logits=len(tokens), head_input=head, hidden=last)
+            rows, OutputSpec(logits=len(tokens), head_input=head, hidden=hidden)
         )
         self.forwards[WHOLE] += 1
-        outputs = {LOGITS: scores.logits.to("cpu", copy=True)}
+        outputs = {LOGITS: on_cpu(scores.logits)}
         if head:
-            outputs[HEAD_INPUT] = scores.head_input[-len(tokens) :].to("cpu", copy=True)
+            outputs[HEAD_INPUT] = on_cpu(scores.head_input[-len(tokens) :])
         states = self._states_of(scores, len(tokens))
         nodes: list[RecordedNode] = []
         for place, token in enumerate(tokens):
-            above = place - 1 if parents is None else parents[place]
-            nodes.append(self._child(trunk if above < 0 else nodes[above], token))
+            parent = place - 1 if parents is None else parents[place]
+            nodes.append(self._child(trunk if parent < 0 else nodes[parent], token))
             for kind, output in outputs.items():
                 self._keep(nodes[-1], kind, output, states if kind == LOGITS else None, place)
         if parents is None:
@@ -238,17 +258,21 @@ class RecordedText:
             self._fed = context
 
     def _run_drafted(
-        self, trunk: RecordedNode, tokens: Sequence[int], part: OutputSpec, kinds: Sequence[str]
+        self,
+        trunk: RecordedNode,
+        tokens: Sequence[int],
+        output_spec: OutputSpec,
+        kinds: Sequence[str],
     ) -> None:
         context = trunk.context
-        if behind := self._reach(context):
-            self._session.extend(behind, OutputSpec(logits=1))
+        if lacking := self._reach(context):
+            self._session.extend(lacking, OutputSpec(logits=1))
             self.forwards[WHOLE] += 1
             self._fed = context
         rows = Rows(tokens, position=self._start + len(context))
-        last = () if self._depth is None else (part.layers[-1] + 1,)
-        scores = self._session.extend(rows, replace(part, hidden=last))
-        logits, states = scores.logits.to("cpu", copy=True), self._states_of(scores, len(tokens))
+        hidden = () if self._depth is None else (output_spec.layers[-1] + 1,)
+        scores = self._session.extend(rows, replace(output_spec, hidden=hidden))
+        logits, states = on_cpu(scores.logits), self._states_of(scores, len(tokens))
         self.forwards[PART] += 1
         node = trunk
         for place, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
@@ -261,10 +285,10 @@ class RecordedText:
         Returns the tokens that it still lacks.
         """
         session = self._opened()
-        same = common_prefix(self._fed, context)
-        session.rollback(self._start + same)
-        self._fed = self._fed[:same]
-        return context[same:]
+        shared_length = common_prefix(self._fed, context)
+        session.rollback(self._start + shared_length)
+        self._fed = self._fed[:shared_length]
+        return context[shared_length:]
 
     def _opened(self) -> Session:
         if self._session is None:
@@ -277,14 +301,14 @@ class RecordedText:
         """Keep one of these rows, with its state if the model gives one."""
         if not node.has(kind):
             node.rows[kind] = rows[place : place + 1]
-            self._held += node.rows[kind].nbytes
+            self._grown_bytes += node.rows[kind].nbytes
             if states is not None:
                 node.rows[STATE + kind] = states[place : place + 1]
             self.new.append((node, kind))
 
     def _states_of(self, scores: Scores, count: int) -> Tensor | None:
         """The states of the last rows, if the model gives them."""
-        return scores.hidden[0][-count:].to("cpu", copy=True) if scores.hidden else None
+        return on_cpu(scores.hidden[0][-count:]) if scores.hidden else None
 
     def _score(self, nodes: Sequence[RecordedNode], kind: str) -> None:
         """Have the head score these nodes where a state alone was saved, and the nodes recorded
@@ -292,23 +316,20 @@ class RecordedText:
         """
         lacking = [node for node in dict.fromkeys(nodes) if kind not in node.rows]
         while lacking:
-            some, lacking = lacking[:TOGETHER], lacking[TOGETHER:]
-            later = self.nodes[some[-1].number + 1 :][: TOGETHER - len(some)]
-            some += [
-                one for one in later if one not in some and kind not in one.rows and one.has(kind)
-            ]
-            for node, row in zip(
-                some, self._scored([one.rows[STATE + kind] for one in some]), strict=True
-            ):
+            chunk, lacking = lacking[:HEAD_ROWS], lacking[HEAD_ROWS:]
+            for node in self.nodes[chunk[-1].number + 1 :][: HEAD_ROWS - len(chunk)]:
+                if node not in chunk and kind not in node.rows and node.has(kind):
+                    chunk.append(node)
+            rows = self._scored([node.rows[STATE + kind] for node in chunk])
+            for node, row in zip(chunk, rows, strict=True):
                 node.rows[kind] = row
-                self._held += row.nbytes
+                self._grown_bytes += row.nbytes
 
     def _scored(self, states: Sequence[Row]) -> Sequence[Row]:
         """The head's scores of these states."""
         rows = Rows([0] * len(states), states=torch.cat(list(states)).to(self._device))
-        return (
-            self._opened().extend(rows, OutputSpec(layers=())).logits.to("cpu", copy=True).split(1)
-        )
+        scores = self._opened().extend(rows, OutputSpec(layers=()))
+        return on_cpu(scores.logits).split(1)
 
     def _child(self, parent: RecordedNode, token: int) -> RecordedNode:
         node = parent.children.get(token)

@@ -41,18 +41,18 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
 from bild_lab.lab.measure.cost import dimensions
-from bild_lab.lab.measure.recorder import difference
+from bild_lab.lab.measure.recorder import relative_difference
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.store.hashing import code_hash, content_hash
 from bild_lab.screening.candidates import Candidate
 from bild_lab.screening.record_store import Store
 from bild_lab.screening.recorded_model import RecordedModel
 
-FOLDER = "record"  # in the folder of a sweep
+FOLDER = "record"  # its name in the folder of a sweep
 
 
 def versions() -> dict[str, str]:
-    """Of the code that scores and records."""
+    """The versions of the code that scores and records."""
     return {
         "code": code_hash((RecordedModel.__module__,)),
         "torch": torch.__version__,
@@ -74,7 +74,7 @@ class Records:
     models: dict[int, RecordedModel] = field(default_factory=dict)
 
     def __call__(self, model: LoadedModel) -> RecordedModel:
-        """The model with its record. The same model has one."""
+        """The model with its record, one for each model."""
         if id(model) not in self.models:
             self.models[id(model)] = RecordedModel(model, self._store(model), self.memory_bytes)
         return self.models[id(model)]
@@ -120,14 +120,14 @@ class ReplayedPoint:
     @property
     def counts(self) -> Counter[str]:
         """Over all texts."""
-        return sum((one.counts for one in self.texts), Counter())
+        return sum((text.counts for text in self.texts), Counter())
 
     @property
     def features(self) -> Counter[str]:
-        return sum((Counter(one.features) for one in self.texts), Counter())
+        return sum((Counter(text.features) for text in self.texts), Counter())
 
 
-def decoded(policy: str, decoder: Decoder, request: Request) -> ReplayedText:
+def replay_text(policy: str, decoder: Decoder, request: Request) -> ReplayedText:
     """One example over the record."""
     trace = Trace()
     try:
@@ -146,7 +146,8 @@ def decoded(policy: str, decoder: Decoder, request: Request) -> ReplayedText:
         draft_calls=trace.draft_calls,
         drafted=trace.drafted,
         accepted=trace.accepted,
-        judged=trace.accepted + sum(one.accepted < one.depth for one in trace.rounds),
+        judged=trace.accepted
+        + sum(decoding_round.accepted < decoding_round.depth for decoding_round in trace.rounds),
         fallbacks=trace.fallbacks,
         rollbacks=trace.rollbacks,
     )
@@ -168,7 +169,7 @@ class ReplayVerdict:
     largest: float
 
 
-def judge(
+def judge_replay(
     decoder_over: Callable[[Wrap], Decoder], records: Wrap, request: Request, tokens: Sequence[int]
 ) -> ReplayVerdict:
     """Decode a replayed text again with the models themselves beside the record.
@@ -184,9 +185,9 @@ def judge(
     decoder = decoder_over(
         lambda model: compared.setdefault(id(model), ComparedModel(records(model)))
     )
-    again = decoder.method.decode(request, Trace())[request.limits.prompt_length :]
+    replayed_again = decoder.method.decode(request, Trace())[request.limits.prompt_length :]
     largest = max(model.largest for model in compared.values())
-    if list(again) != list(tokens):
+    if list(replayed_again) != list(tokens):
         return ReplayVerdict(DEFECT, float("inf"))
     rounding = all(
         model.largest <= most_noise(model.dtype, model.depth) for model in compared.values()
@@ -206,16 +207,15 @@ class ComparedModel:
     def start(
         self, source: Any, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
     ) -> ComparedSession:
-        target = session_options.target
-        served, own = (
-            (target.served, target.own) if isinstance(target, ComparedSession) else (target, target)
-        )
+        recorded_target = live_target = session_options.target
+        if isinstance(recorded_target, ComparedSession):
+            recorded_target, live_target = recorded_target.recorded, recorded_target.live
+        recorded_options = replace(session_options, target=recorded_target)
+        live_options = replace(session_options, forwards=None, target=live_target)
         return ComparedSession(
             self,
-            self.recorded.start(source, room, replace(session_options, target=served)),
-            self.recorded.model.start(
-                source, room, replace(session_options, forwards=None, target=own)
-            ),
+            self.recorded.start(source, room, recorded_options),
+            self.recorded.model.start(source, room, live_options),
         )
 
 
@@ -224,24 +224,28 @@ class ComparedSession:
     one does.
     """
 
-    def __init__(self, model: ComparedModel, served: Session, own: Session) -> None:
-        self._model, self.served, self.own, self.forwards = model, served, own, served.forwards
+    def __init__(self, model: ComparedModel, recorded: Session, live: Session) -> None:
+        self._model, self.recorded, self.live = model, recorded, live
+        self.forwards = recorded.forwards
 
     @property
     def length(self) -> int:
-        return self.served.length
+        return self.recorded.length
 
     def extend(
         self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
         output_spec = replace(output_spec, vocabulary=None)  # whole rows are compared
-        served, own = self.served.extend(rows, output_spec), self.own.extend(rows, output_spec)
-        for one, other in ((served.logits, own.logits), (served.head_input, own.head_input)):
-            if one is not None:
-                self._model.largest = max(
-                    self._model.largest, difference(precise(one), precise(other))
-                )
-        return served
+        recorded = self.recorded.extend(rows, output_spec)
+        live = self.live.extend(rows, output_spec)
+        self._compare(recorded.logits, live.logits)
+        self._compare(recorded.head_input, live.head_input)
+        return recorded
+
+    def _compare(self, recorded: Tensor | None, live: Tensor | None) -> None:
+        if recorded is not None:
+            distance = relative_difference(precise(recorded), precise(live))
+            self._model.largest = max(self._model.largest, distance)
 
     def draft(self, rows: Sequence[int], chain: Any) -> None:
         """Row by row, so that each can be compared."""
@@ -250,16 +254,16 @@ class ComparedSession:
         """Level by level."""
 
     def keep(self, path: Sequence[int]) -> None:
-        self.served.keep(path)
-        self.own.keep(path)
+        self.recorded.keep(path)
+        self.live.keep(path)
 
     def rollback(self, length: int) -> None:
-        self.served.rollback(length)
-        self.own.rollback(length)
+        self.recorded.rollback(length)
+        self.live.rollback(length)
 
     def prefill(self) -> None:
-        self.served.prefill()
-        self.own.prefill()
+        self.recorded.prefill()
+        self.live.prefill()
 
 
 Features = Mapping[str, float]
@@ -290,7 +294,7 @@ class CostModel:
     worst: float | None = None
 
     def seconds(self, features: Features) -> float:
-        """Of one text, or of several whose features were added up.
+        """The seconds of one text, or of several whose features were added up.
 
         A thing without a price costs nothing.
         """
@@ -324,15 +328,15 @@ def features_of(
                 share * forward.rows * (forward.cached + forward.source)
             )
         else:
-            if (part := forward.vocabulary) is not None:
-                share *= dimensions(forward.config).share_with(part)
+            if (vocabulary_size := forward.vocabulary) is not None:
+                share *= dimensions(forward.config).share_with(vocabulary_size)
             counted[f"{model} forwards"] += share
         if forward.layers is not None:
             counted[f"{model} part forwards"] += 1
     return dict(counted)
 
 
-def fit(texts: Sequence[TimedText], baseline: str) -> CostModel:
+def fit_cost_model(texts: Sequence[TimedText], baseline: str) -> CostModel:
     """Prices by non-negative least squares, and their error by leaving out one point after the
     other.
 
@@ -340,39 +344,54 @@ def fit(texts: Sequence[TimedText], baseline: str) -> CostModel:
     by their own size, and texts far from the first fit, which something else disturbed, are left
     out.
     """
-    systems = [one for one in dict.fromkeys(text.system for text in texts) if one != baseline]
+    systems = [
+        system for system in dict.fromkeys(text.system for text in texts) if system != baseline
+    ]
     errors = []
-    for left_out in systems if len(systems) > 2 else []:
-        known = [one for one in texts if one.system != left_out]
-        held = {name: [one for one in texts if one.system == name] for name in (left_out, baseline)}
-        model = CostModel(_prices(known))
-        seen = {name for one in known for name in one.features}
-        if any(name not in seen for one in held[left_out] for name in one.features):
-            continue  # the only point of its policy: its rounds would have no price
-        measured = {
-            name: np.mean([one.seconds for one in several]) for name, several in held.items()
-        }
-        predicted = {
-            name: np.mean([model.seconds(one.features) for one in several])
-            for name, several in held.items()
-        }
-        speedups = [seconds[baseline] / seconds[left_out] for seconds in (predicted, measured)]
-        errors.append(abs(float(speedups[0] / speedups[1]) - 1))
+    for system in systems if len(systems) > 2 else []:
+        error = _left_out_error(texts, system, baseline)
+        if error is not None:
+            errors.append(error)
     if not errors:
         return CostModel(_prices(texts))
     return CostModel(_prices(texts), float(np.median(errors)), max(errors))
 
 
+def _left_out_error(texts: Sequence[TimedText], system: str, baseline: str) -> float | None:
+    """The relative error of a system's speedup as predicted from the other systems' texts.
+
+    None for the only point of its policy: its rounds would have no price.
+    """
+    known = [text for text in texts if text.system != system]
+    left_out = [text for text in texts if text.system == system]
+    baseline_texts = [text for text in texts if text.system == baseline]
+    priced = {name for text in known for name in text.features}
+    if any(name not in priced for text in left_out for name in text.features):
+        return None
+    model = CostModel(_prices(known))
+    measured = mean_s(baseline_texts) / mean_s(left_out)
+    predicted = predicted_mean_s(model, baseline_texts) / predicted_mean_s(model, left_out)
+    return abs(float(predicted / measured) - 1)
+
+
+def mean_s(texts: Sequence[TimedText]) -> float:
+    return np.mean([text.seconds for text in texts])
+
+
+def predicted_mean_s(model: CostModel, texts: Sequence[TimedText]) -> float:
+    return np.mean([model.seconds(text.features) for text in texts])
+
+
 def _prices(texts: Sequence[TimedText]) -> dict[str, float]:
-    names = sorted({name for one in texts for name in one.features})
-    table = np.array([[one.features.get(name, 0.0) for name in names] for one in texts])
-    seconds = np.array([one.seconds for one in texts])
-    kept = np.ones(len(texts), dtype=bool)
+    names = sorted({name for text in texts for name in text.features})
+    table = np.array([[text.features.get(name, 0.0) for name in names] for text in texts])
+    seconds = np.array([text.seconds for text in texts])
+    undisturbed = np.ones(len(texts), dtype=bool)
     for _ in range(2):
-        prices = _solved(table[kept], seconds[kept])
+        prices = _solved(table[undisturbed], seconds[undisturbed])
         deviation = np.abs(table @ prices / seconds - 1)
-        kept = deviation <= OUTLIER * max(float(np.median(deviation)), 1e-9)
-    return dict(zip(names, _solved(table[kept], seconds[kept]).tolist(), strict=True))
+        undisturbed = deviation <= OUTLIER * max(float(np.median(deviation)), 1e-9)
+    return dict(zip(names, _solved(table[undisturbed], seconds[undisturbed]).tolist(), strict=True))
 
 
 def _solved(

@@ -55,13 +55,13 @@ class Row:
 
     def to_columns(self) -> dict[str, Any]:
         """A flat row. A knob that has the name of a number is called knob_NAME."""
-        others = {
+        fields = {
             name: value for name, value in vars(self).items() if name not in ("policy", "knobs")
         }
         knobs = {
-            f"knob_{knob}" if knob in others else knob: value for knob, value in self.knobs.items()
+            f"knob_{knob}" if knob in fields else knob: value for knob, value in self.knobs.items()
         }
-        return {"policy": self.policy, **knobs, **others}
+        return {"policy": self.policy, **knobs, **fields}
 
 
 def with_front(rows: Sequence[Row]) -> list[Row]:
@@ -87,21 +87,23 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
 
     The front is that of all rows of a split and its number of examples.
     """
-    file, found = folder / TABLE, pd.DataFrame([row.to_columns() for row in rows])
+    file, table = folder / TABLE, pd.DataFrame([row.to_columns() for row in rows])
     if file.is_file():
-        found = pd.concat([pd.read_csv(file), found], ignore_index=True)
+        table = pd.concat([pd.read_csv(file), table], ignore_index=True)
     fixed = list(Row.__dataclass_fields__)[2:]
-    knobs = [name for name in found if name not in ("policy", *fixed)]
-    own = found[["policy", *knobs, "split", "n_examples"]].map(plain).agg(" ".join, axis=1)
-    found = found[~own.duplicated(keep="last")].copy()
-    for _, group in found.groupby(["split", "n_examples"]):
-        speeds = [None if pd.isna(one) else one for one in group.predicted_speedup]
+    knobs = [name for name in table if name not in ("policy", *fixed)]
+    point_keys = (
+        table[["policy", *knobs, "split", "n_examples"]].map(plain_text).agg(" ".join, axis=1)
+    )
+    table = table[~point_keys.duplicated(keep="last")].copy()
+    for _, group in table.groupby(["split", "n_examples"]):
+        speeds = [None if pd.isna(speedup) else speedup for speedup in group.predicted_speedup]
         front = on_front(list(zip(speeds, group.quality, strict=True)))
-        found.loc[group.index, "on_front"] = [place in front for place in range(len(group))]
-    write_atomically(file, found[["policy", *knobs, *fixed]].to_csv(index=False).encode())
+        table.loc[group.index, "on_front"] = [place in front for place in range(len(group))]
+    write_atomically(file, table[["policy", *knobs, *fixed]].to_csv(index=False).encode())
 
 
-def plain(value: Any) -> str:
+def plain_text(value: Any) -> str:
     """A value as text, the same before and after a file: 2.0 as 2, and nothing for None."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
@@ -117,12 +119,17 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
     These are predicted for the texts that the points were measured on.
     """
-    errors = [abs(one["predicted_speedup"] / one["speedup"] - 1) for one in summary["confirmed"]]
-    found = {
+    errors = [
+        abs(confirmed_point["predicted_speedup"] / confirmed_point["speedup"] - 1)
+        for confirmed_point in summary["confirmed"]
+    ]
+    errors_summary = {
         "prediction_error_median": median(errors) if errors else None,
         "prediction_error_largest": max(errors, default=None),
     }
-    write_atomically(folder / SUMMARY, (json.dumps({**summary, **found}, indent=2) + "\n").encode())
+    write_atomically(
+        folder / SUMMARY, (json.dumps({**summary, **errors_summary}, indent=2) + "\n").encode()
+    )
 
 
 def require_same_setting(folder: Path, setting: Mapping[str, Any]) -> None:
@@ -130,11 +137,13 @@ def require_same_setting(folder: Path, setting: Mapping[str, Any]) -> None:
     would be mixed.
     """
     file = folder / SUMMARY
-    before = json.loads(file.read_text(encoding="utf-8"))["setting"] if file.is_file() else setting
+    earlier_setting = (
+        json.loads(file.read_text(encoding="utf-8"))["setting"] if file.is_file() else setting
+    )
     deciding = ("dataset", "weights", "dtype", "weight_bits")
-    if changed := [key for key in deciding if before.get(key) != setting.get(key)]:
+    if changed := [key for key in deciding if earlier_setting.get(key) != setting.get(key)]:
         key = changed[0]
         raise UserError(
-            f"{folder / TABLE} was screened with {key} {before.get(key)}, this command has"
+            f"{folder / TABLE} was screened with {key} {earlier_setting.get(key)}, this command has"
             f" {setting.get(key)}; choose another name=NAME"
         )

@@ -27,16 +27,18 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_finite, require_whole
 from bild_lab.lab.config.cli import progress, stages
 from bild_lab.lab.data.rows import canonical_split
-from bild_lab.lab.measure.runner import time_methods
-from bild_lab.lab.measure.score import requests_of
 from bild_lab.lab.measure.summary import log_probability, require_no_nan
+from bild_lab.lab.measure.timing import TimingOptions, time_methods
 from bild_lab.lab.metrics.quality import NO_REFERENCE, measure_of, score_pool
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
-from bild_lab.lab.point.decoder import METHOD, Decoder, with_history
-from bild_lab.lab.point.prepare import Point, prepare, sweep_folder
+from bild_lab.lab.point.decoder import METHOD, Decoder
+from bild_lab.lab.point.history import prepare_texts
+from bild_lab.lab.point.identity import sweep_folder
+from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.screening.candidates import Candidate, CandidateGrid, vanilla
 from bild_lab.screening.guarantee import GuaranteeSpec, Losses, losses_of
 from bild_lab.screening.recorded_model import text_name
+from bild_lab.screening.recorded_text import PART, WHOLE
 from bild_lab.screening.replay import (
     FOLDER,
     CostModel,
@@ -45,18 +47,18 @@ from bild_lab.screening.replay import (
     ReplayedText,
     ReplayVerdict,
     TimedText,
-    decoded,
-    judge,
+    judge_replay,
+    replay_text,
 )
 from bild_lab.screening.rows import Row, with_front
 
 VANILLA = "vanilla"
 FEWEST_TIMED, MOST_TIMED = 2, 10  # points of a policy that are decoded live for the cost model
-WARM = 32  # tokens that each of them decodes before
-REPEATS = 3  # of each of these texts; the median counts, as for any point
-# of each model's rows that stay in memory once they are on disk, or wait for it
+WARM_TOKENS = 32  # new tokens that each of these points decodes before it is timed
+REPEATS = 3  # decodings of each timed text; the median counts, as for any point
+# how much of each model's rows stays in memory once they are on disk, or waits for it
 MEMORY_BYTES = 2 * 2**30
-# about as many contexts of a token do all points ask for, and each more
+# contexts of a token that all points ask for together, and that each adds
 ROWS_A_TOKEN, ROWS_A_POINT = 3, 0.15
 
 
@@ -158,21 +160,20 @@ class Screening:
 
     @cached_property
     def requests(self) -> list[Request]:
-        """Of the examples, with the history of conversations. Loads the weights."""
-        point, decoder = self.point, self.point.decoders[METHOD]
+        """The requests of the examples, with the history of conversations. Loads the weights."""
+        point = self.point
         torch.set_num_threads(point.setting["threads"])
-        for each in point.decoders.values():
-            each.load_weights(stages.enter)
-        limit, folder = point.decoding.max_new_tokens, self.folder / "history"
-        examples = with_history(point.examples, point.vanilla, point.setting, limit, folder)
-        requests = requests_of(point, examples)
-        require_no_nan(decoder.running, requests[0])
+        for decoder in point.decoders.values():
+            decoder.load_weights(stages.enter)
+        _, requests = prepare_texts(point, self.folder)
+        require_no_nan(point.decoders[METHOD].running, requests[0])
         return requests
 
     def require_other_examples(self, split: str) -> None:
         """Raise UserError if this split has the examples that points are chosen on."""
         held_out = prepare(self.config(self.grid.candidates[0], split))
-        if {one.prompt for one in self.point.examples} == {one.prompt for one in held_out.examples}:
+        prompts = {example.prompt for example in self.point.examples}
+        if prompts == {example.prompt for example in held_out.examples}:
             raise UserError(
                 f"{self.split} and {split} are the same examples; give dataset.path a folder with a"
                 " file for each split"
@@ -186,9 +187,9 @@ class Screening:
         target = self.point.decoders[METHOD].target
         calls = {"target": 0, "draft": 0}
         for model in self.records.models.values():
-            forwards = model.forwards([one.source for one in self.requests])
-            calls["target" if model.model is target else "draft"] += forwards.get("whole", 0)
-            calls["draft"] += forwards.get("part", 0)
+            forwards = model.forwards([request.source for request in self.requests])
+            calls["target" if model.model is target else "draft"] += forwards.get(WHOLE, 0)
+            calls["draft"] += forwards.get(PART, 0)
         return calls
 
     def decoder(self, policy: DictConfig, wrap: Callable[[LoadedModel], LoadedModel]) -> Decoder:
@@ -208,43 +209,48 @@ class Screening:
         """
         candidates = [vanilla(), *candidates]
         with self.stage("load"):
-            decoders = [self.decoder(one.policy, self.records) for one in candidates]
+            decoders = [self.decoder(candidate.policy, self.records) for candidate in candidates]
             requests = self.requests
-            for decoder in {type(one.method): one for one in decoders}.values():
+            # the method's modules are loaded once for all decoders of its kind
+            for decoder in {type(decoder.method): decoder for decoder in decoders}.values():
                 decoder.load_weights(stages.enter)
         texts: list[list[ReplayedText]] = [[] for _ in requests]
-        # examples of one prompt share its record, so they run one after the other
-        alike: dict[str, list[int]] = {}
-        for index, request in enumerate(requests):
-            alike.setdefault(text_name(request.source), []).append(index)
         with self.stage("replay"), progress() as bar:
             task = bar.add_task(
                 f"recording and replaying {len(candidates)} points", total=len(requests)
             )
 
-            def loop(indices: Sequence[int]) -> None:
+            def replay_examples(indices: Sequence[int]) -> None:
                 for index in indices:
                     texts[index] = [
-                        decoded(one.name, decoder, requests[index])
-                        for one, decoder in zip(candidates, decoders, strict=True)
+                        replay_text(candidate.name, decoder, requests[index])
+                        for candidate, decoder in zip(candidates, decoders, strict=True)
                     ]
                     self.records.save()
                     bar.advance(task)
 
-            rows = self.point.decoding.max_new_tokens * (
-                ROWS_A_TOKEN + ROWS_A_POINT * len(candidates)
-            )
-            target = self.point.decoders[METHOD].target.checkpoint
-            # of scores in float32
-            row_bytes = 4 * target.config.get_text_config(decoder=True).vocab_size
-            waiting = max(1, int(MEMORY_BYTES / (rows * row_bytes)))
-            most = min(self.batch, waiting)
-            size = min(auto_batch_size(one.method, one.models, requests, most) for one in decoders)
-            Batch(size).run([partial(loop, indices) for indices in alike.values()])
+            batch = Batch(self._batch_size(decoders))
+            batch.run([partial(replay_examples, indices) for indices in by_prompt(requests)])
         return [
-            ReplayedPoint(one, list(own))
-            for one, own in zip(candidates, zip(*texts, strict=True), strict=True)
+            ReplayedPoint(candidate, list(point_texts))
+            for candidate, point_texts in zip(candidates, zip(*texts, strict=True), strict=True)
         ]
+
+    def _batch_size(self, decoders: Sequence[Decoder]) -> int:
+        """How many examples decode at once: as many as the models can, and as have room for the
+        rows that wait to be saved.
+        """
+        contexts = ROWS_A_TOKEN + ROWS_A_POINT * len(decoders)
+        rows = self.point.decoding.max_new_tokens * contexts
+        target = self.point.decoders[METHOD].target.checkpoint
+        # scores are in float32
+        row_bytes = 4 * target.config.get_text_config(decoder=True).vocab_size
+        in_memory = max(1, int(MEMORY_BYTES / (rows * row_bytes)))
+        limit = min(self.batch, in_memory)
+        return min(
+            auto_batch_size(decoder.method, decoder.models, self.requests, limit)
+            for decoder in decoders
+        )
 
     def timed(
         self, screened: Sequence[ReplayedPoint], timed_s: float
@@ -255,63 +261,79 @@ class Screening:
         looked at. A replayed text that differs from the live one is not among them; it has a
         verdict instead.
         """
-        first, names = self.requests[0], {one.candidate.name for one in screened[1:]}
-        short = replace(
-            first,
-            limits=replace(first.limits, max_new_tokens=min(WARM, first.limits.max_new_tokens)),
-        )
-        alone = self.decoder(screened[0].candidate.policy, lambda model: model).method
-        for request in (short, first):
-            started = time.perf_counter()
-            alone.decode(request, Trace())
-        text_s = time.perf_counter() - started
-        most = int(timed_s / (REPEATS * text_s * max(1, len(names))))
-        chosen = [screened[0], *spread(screened[1:], min(MOST_TIMED, max(FEWEST_TIMED, most)))]
-        over = [partial(self.decoder, one.candidate.policy) for one in chosen]
-        decoders = [decoder(lambda model: model) for decoder in over]
+        request = self.requests[0]
+        short_request = request.shorter(WARM_TOKENS)
+        text_s = self._seconds_alone(screened[0], [short_request, request])
+        policies = {point.candidate.name for point in screened[1:]}
+        affordable = int(timed_s / (REPEATS * text_s * max(1, len(policies))))
+        per_policy = min(MOST_TIMED, max(FEWEST_TIMED, affordable))
+        points = [screened[0], *farthest_points(screened[1:], per_policy)]
+        decoders_over = [partial(self.decoder, point.candidate.policy) for point in points]
+        decoders = [decoder_over(live) for decoder_over in decoders_over]
         methods = {str(place): decoder.method for place, decoder in enumerate(decoders)}
         for method in methods.values():
-            method.decode(short, Trace())  # warms up
-        started, texts, differing = time.perf_counter(), [], []
+            method.decode(short_request, Trace())  # warms up
+        options = TimingOptions(self.point.seed, decoders[0].synchronize)
+        started = time.perf_counter()
+        texts: list[TimedText] = []
+        differing: list[ReplayVerdict] = []
         for index, request in enumerate(self.requests):
-            found = time_methods(
-                methods, [request], REPEATS, self.point.seed, decoders[0].synchronize
-            )
-            for place, one in enumerate(chosen):
-                (live,) = found[str(place)]
-                replayed = one.texts[index]
-                if tuple(live.token_ids) == replayed.token_ids:
-                    texts.append(TimedText(str(place), replayed.features, median(live.latency_s)))
+            timed = time_methods(methods, [request], REPEATS, options)
+            for place, point in enumerate(points):
+                (live_text,) = timed[str(place)]
+                replayed = point.texts[index]
+                if tuple(live_text.token_ids) == replayed.token_ids:
+                    seconds = median(live_text.latency_s)
+                    texts.append(TimedText(str(place), replayed.features, seconds))
                 else:
-                    differing.append(judge(over[place], self.records, request, replayed.token_ids))
+                    differing.append(
+                        judge_replay(
+                            decoders_over[place], self.records, request, replayed.token_ids
+                        )
+                    )
             if time.perf_counter() - started > timed_s:
                 break
         self.records.save()
         return texts, differing
 
+    def _seconds_alone(self, point: ReplayedPoint, requests: Sequence[Request]) -> float:
+        """The seconds of the last of these texts, which the point's method decodes live."""
+        method = self.decoder(point.candidate.policy, live).method
+        for request in requests:
+            started = time.perf_counter()
+            method.decode(request, Trace())
+        return time.perf_counter() - started
+
     def rows(self, screened: Sequence[ReplayedPoint], model: CostModel | None) -> list[Row]:
         """The points' rows. screened: the target alone first. model: None predicts no speeds."""
         pool, references, picks = self._pool(screened)
-        scoring, seed = self.point.scoring, self.point.seed
-        judged = (scoring.lead, pool, references, picks, picks[0])
-        scores = score_pool(*judged, seed, scoring.run_code, scoring.writing)
-        seconds = [None if model is None else model.seconds(one.features) for one in screened]
+        scoring = self.point.scoring
+        scores = score_pool(
+            scoring.lead,
+            pool,
+            references,
+            picks,
+            picks[0],
+            self.point.seed,
+            scoring.run_code,
+            scoring.writing,
+        )
         rows = []
-        for one, own_s, (score, difference) in zip(
-            screened[1:], seconds[1:], scores[1:], strict=True
-        ):
-            counts = one.counts
+        for point, (score, difference) in zip(screened[1:], scores[1:], strict=True):
+            counts, speedup = point.counts, None
+            if model is not None:
+                speedup = model.seconds(screened[0].features) / model.seconds(point.features)
             rows.append(
                 Row(
-                    policy=one.candidate.name,
-                    knobs=one.candidate.knobs,
+                    policy=point.candidate.name,
+                    knobs=point.candidate.knobs,
                     split=self.split,
-                    n_examples=len(one.texts),
+                    n_examples=len(point.texts),
                     quality=score.value,
                     quality_low=score.low,
                     quality_high=score.high,
                     quality_difference=difference.value,
-                    predicted_speedup=None if own_s is None else seconds[0] / own_s,
+                    predicted_speedup=speedup,
                     tokens_per_target_call=counts["tokens"] / max(1, counts["target_calls"]),
                     acceptance_rate=(
                         counts["accepted"] / counts["judged"] if counts["judged"] else None
@@ -335,70 +357,85 @@ class Screening:
     ) -> tuple[list[Any], list[Sequence[str]], list[list[int]]]:
         """Every distinct text of every example, its references, and which of them each point has.
 
-        Of a metric of tokens, in place of the texts what it takes.
+        For a metric of tokens the pool holds what it takes in place of the texts.
         """
         decoder, scoring = self.point.decoders[METHOD], self.point.scoring
-        lead, counted = scoring.lead, metric_named(scoring.lead).of_tokens
-        texts = [
-            [(index, text.token_ids) for index, text in enumerate(one.texts)] for one in screened
+        keys_by_point = [
+            [(index, text.token_ids) for index, text in enumerate(point.texts)]
+            for point in screened
         ]
-        # by example, so that each record is read once
-        found = sorted({key for keys in texts for key in keys})
-        place = {key: at for at, key in enumerate(found)}
-        references = [one.references or NO_REFERENCE for one in self.point.examples]
-        if lead == AGREEMENT:
+        # sorted by example, so that each record is read once
+        distinct_keys = sorted({key for keys in keys_by_point for key in keys})
+        place_of = {key: place for place, key in enumerate(distinct_keys)}
+        references = [example.references or NO_REFERENCE for example in self.point.examples]
+        if scoring.lead == AGREEMENT:
             references = [(decoder.text(list(text.token_ids)),) for text in screened[0].texts]
-        if counted is None:
-            pool = [decoder.text(list(tokens)) for _, tokens in found]
+        token_statistic = metric_named(scoring.lead).of_tokens
+        if token_statistic is None:
+            pool = [decoder.text(list(tokens)) for _, tokens in distinct_keys]
         else:
-            nats = [
-                self._log_probability(*key) if lead == LOG_PROBABILITY else None for key in found
-            ]
-            pool = [
-                counted(len(tokens), known) for (_, tokens), known in zip(found, nats, strict=True)
-            ]
+            pool = []
+            for index, tokens in distinct_keys:
+                nats = None
+                if scoring.lead == LOG_PROBABILITY:
+                    nats = self._log_probability(index, tokens)
+                pool.append(token_statistic(len(tokens), nats))
             self.records.save()
         return (
             pool,
-            [references[index] for index, _ in found],
-            [[place[key] for key in keys] for keys in texts],
+            [references[index] for index, _ in distinct_keys],
+            [[place_of[key] for key in keys] for keys in keys_by_point],
         )
 
     def _log_probability(self, index: int, tokens: Sequence[int]) -> float:
         """What the target gives to a text of an example, in nats, from its record as far as that
         goes.
         """
-        source, target = (
-            self.requests[index].source,
-            self.records(self.point.decoders[METHOD].target),
-        )
-        rows = target.start(replace(source, processors=None), len(tokens)).extend(
-            [source.prompt[-1], *tokens[:-1]]
-        )
-        return log_probability(rows.logits, tokens)
+        source = self.requests[index].source
+        target = self.records(self.point.decoders[METHOD].target)
+        session = target.start(replace(source, processors=None), len(tokens))
+        scores = session.extend([source.prompt[-1], *tokens[:-1]])
+        return log_probability(scores.logits, tokens)
 
 
 COUNTS = ("target_calls", "draft_calls", "tokens", "drafted", "accepted", "fallbacks", "rollbacks")
 
 
-def spread(screened: Sequence[ReplayedPoint], most: int = MOST_TIMED) -> list[ReplayedPoint]:
-    """For each policy a few points that differ most in their calls, the fewest and the most among
-    them.
+def live(model: LoadedModel) -> LoadedModel:
+    """The model itself, without a record."""
+    return model
+
+
+def by_prompt(requests: Sequence[Request]) -> list[list[int]]:
+    """The requests' places, those of one prompt together: they share its record, so they run one
+    after the other.
     """
-    chosen = []
-    for name in dict.fromkeys(one.candidate.name for one in screened):
-        own = [one for one in screened if one.candidate.name == name]
+    places: dict[str, list[int]] = {}
+    for index, request in enumerate(requests):
+        places.setdefault(text_name(request.source), []).append(index)
+    return list(places.values())
+
+
+def farthest_points(
+    screened: Sequence[ReplayedPoint], per_policy: int = MOST_TIMED
+) -> list[ReplayedPoint]:
+    """For each policy a few points that differ most in their calls (farthest-point sampling), the
+    fewest and the most among them.
+    """
+    sampled = []
+    for name in dict.fromkeys(point.candidate.name for point in screened):
+        points = [point for point in screened if point.candidate.name == name]
         calls = np.array(
-            [[one.counts["target_calls"], one.counts["draft_calls"]] for one in own], dtype=float
+            [[point.counts["target_calls"], point.counts["draft_calls"]] for point in points],
+            dtype=float,
         )
         calls /= np.maximum(calls.max(axis=0), 1)
         places = [int(calls.sum(axis=1).argmin())]
-        while len(places) < min(most, len(own)):
-            distance = np.min(
-                [np.linalg.norm(calls - calls[place], axis=1) for place in places], axis=0
-            )
-            if distance.max() == 0:
+        while len(places) < min(per_policy, len(points)):
+            distances = [np.linalg.norm(calls - calls[place], axis=1) for place in places]
+            nearest = np.min(distances, axis=0)
+            if nearest.max() == 0:
                 break
-            places.append(int(distance.argmax()))
-        chosen += [own[place] for place in places]
-    return chosen
+            places.append(int(nearest.argmax()))
+        sampled += [points[place] for place in places]
+    return sampled

@@ -20,8 +20,14 @@ from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.schema.formatting import point_label
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
-from bild_lab.screening.guarantee import guarantee, sequence
-from bild_lab.screening.replay import CostModel, ReplayedPoint, ReplayVerdict, TimedText, fit
+from bild_lab.screening.guarantee import guarantee, testing_order
+from bild_lab.screening.replay import (
+    CostModel,
+    ReplayedPoint,
+    ReplayVerdict,
+    TimedText,
+    fit_cost_model,
+)
 from bild_lab.screening.rows import (
     Row,
     require_same_setting,
@@ -33,9 +39,9 @@ from bild_lab.screening.screen import Screening, ScreenSpec
 
 
 @dataclass
-class Found:
-    """Screened points. chosen: the places of the rows to measure on the other split. summary: for
-    `screen.json`.
+class ScreeningResult:
+    """Screened points. to_measure: the places of the rows to measure on the other split. summary:
+    for `screen.json`.
     """
 
     screening: Screening
@@ -43,22 +49,24 @@ class Found:
     rows: list[Row]
     model: CostModel | None
     summary: dict[str, Any]
-    chosen: list[int]
+    to_measure: list[int]
 
     def confirm(self, split: str, measure: Callable[[DictConfig], Any]) -> None:
-        """Measure the chosen points live, and write everything. measure: measures a point and
+        """Measure the points of `to_measure` live, and write everything. measure: measures a point and
         stores its result.
 
         They are decoded over the record too, as other texts have other counts.
         """
         started, sweep = time.perf_counter(), Sweep(self.screening.folder)
-        candidates = [self.screened[place + 1].candidate for place in self.chosen]
+        candidates = [self.screened[place + 1].candidate for place in self.to_measure]
         decoded = []
         if candidates:
             with sweep.search_lock():
                 decoded = replace(self.screening, split=split).decode(candidates)
-        predicted_s = [self.model.seconds(one.features) for one in decoded]
-        for place, candidate, seconds in zip(self.chosen, candidates, predicted_s[1:], strict=True):
+        predicted_s = [self.model.seconds(point.features) for point in decoded]
+        for place, candidate, seconds in zip(
+            self.to_measure, candidates, predicted_s[1:], strict=True
+        ):
             cfg = self.screening.config(candidate, split)
             measure(cfg)
             result = sweep.newest(prepare(cfg).id)
@@ -75,53 +83,53 @@ class Found:
 
         Returns it in words.
         """
-        asked, split = spec.guarantee, spec.confirm
+        goal, split = spec.guarantee, spec.confirm
         speeds = np.array([row.predicted_speedup for row in self.rows])
-        select = self.screening.losses(self.screened)
-        order = sequence(asked, speeds, select)
+        select_losses = self.screening.losses(self.screened)
+        order = testing_order(goal, speeds, select_losses)
         held_out = replace(self.screening, split=split)
         with Sweep(self.screening.folder).search_lock():
-            decoded = held_out.decode([self.screened[at + 1].candidate for at in order])
+            decoded = held_out.decode([self.screened[place + 1].candidate for place in order])
         with self.screening.stage("guarantee", "certifying"):
-            others, losses = (
-                None if select.each is None else select.each[order],
-                held_out.losses(decoded),
-            )
-            found = guarantee(asked, speeds[order], others, losses, self.screening.point.seed)
-        certified = found.chosen is not None and found.p_values is not None
+            per_text = select_losses.per_text
+            earlier_losses = None if per_text is None else per_text[order]
+            losses = held_out.losses(decoded)
+            seed = self.screening.point.seed
+            tests = guarantee(goal, speeds[order], earlier_losses, losses, seed)
+        certified = tests.fastest is not None and tests.p_values is not None
         if certified:
-            words = f"mean loss at most {asked.loss:g} with probability {asked.probability:g}"
-            for at in found.kept:
-                self.rows[order[at]] = replace(self.rows[order[at]], certified=words)
-        if found.chosen is not None and spec.confirmations:
-            self.chosen = list(dict.fromkeys([*self.chosen, order[found.chosen]]))
-        tested = [self.rows[at] for at in order]
-        shown = 0 if found.chosen is None else found.chosen
-        best = None if found.chosen is None else tested[shown]
+            words = f"mean loss at most {goal.loss:g} with probability {goal.probability:g}"
+            for place in tests.certified:
+                self.rows[order[place]] = replace(self.rows[order[place]], certified=words)
+        if tests.fastest is not None and spec.confirmations:
+            self.to_measure = list(dict.fromkeys([*self.to_measure, order[tests.fastest]]))
+        tested_rows = [self.rows[place] for place in order]
+        shown = 0 if tests.fastest is None else tests.fastest
+        best = None if tests.fastest is None else tested_rows[shown]
         self.summary["guarantee"] = {
-            "loss": asked.loss,
-            "probability": asked.probability,
+            "loss": goal.loss,
+            "probability": goal.probability,
             "metric": self.screening.point.scoring.lead,
-            "method": "bootstrap" if found.p_values is None else "betting",
+            "method": "bootstrap" if tests.p_values is None else "betting",
             "split": split,
             "n": losses.count,
             "certified": certified,
             "policy": best and best.policy,
             "knobs": best and dict(best.knobs),
             "predicted_speedup": best and best.predicted_speedup,
-            "enough": found.enough,
+            "enough": tests.required_n,
             "tested": [
                 {
                     "policy": row.policy,
                     "knobs": dict(row.knobs),
                     "mean_loss": mean,
-                    "p_value": found.p_values and found.p_values[place],
-                    "kept": place in found.kept,
+                    "p_value": tests.p_values and tests.p_values[place],
+                    "kept": place in tests.certified,
                 }
-                for place, (row, mean) in enumerate(zip(tested, found.mean, strict=True))
+                for place, (row, mean) in enumerate(zip(tested_rows, tests.mean, strict=True))
             ],
         }
-        return in_words(self.summary["guarantee"], tested[shown], found.mean[shown])
+        return in_words(self.summary["guarantee"], tested_rows[shown], tests.mean[shown])
 
     def write(self) -> None:
         write_rows(self.screening.folder, self.rows)
@@ -152,53 +160,44 @@ def confirmation(row: Row, result: Result, alone_s: float, seconds: float) -> di
     }
 
 
-def in_words(found: Mapping[str, Any], row: Row, mean: float) -> str:
-    """A guarantee in a line. row, mean: of the point that was chosen, or else that was tested
-    first, and its loss.
+def in_words(guarantee: Mapping[str, Any], row: Row, mean: float) -> str:
+    """A guarantee in a line. guarantee: as in `screen.json`. row, mean: of the point that was
+    chosen, or else that was tested first, and its loss.
     """
     point = point_label(row, list(row.knobs))
+    metric, texts = guarantee["metric"], f"{guarantee['n']:,} texts of {guarantee['split']}"
     bound = (
-        f"mean loss of {found['metric']} at most {found['loss']:g} with probability"
-        f" {found['probability']:g}"
+        f"mean loss of {metric} at most {guarantee['loss']:g} with probability"
+        f" {guarantee['probability']:g}"
     )
-    texts = f"{found['n']:,} texts of {found['split']}"
-    if found["certified"]:
-        words = (
-            f"certified on {texts}: {point}, predicted {row.predicted_speedup:.2f}x: {bound}"
-            f" ({mean:.4f} there)"
+    predicted = f"{point}, predicted {row.predicted_speedup:.2f}x"
+    if guarantee["certified"]:
+        return f"certified on {texts}: {predicted}: {bound} ({mean:.4f} there)"
+    if guarantee["method"] == "bootstrap":
+        choice = "nothing" if guarantee["policy"] is None else predicted
+        return (
+            f"no certificate, as {metric} is no mean over texts; a bootstrap over the choice on"
+            f" {texts}: {choice}"
         )
-    elif found["method"] == "bootstrap":
-        words = (
-            f"no certificate, as {found['metric']} is no mean over texts; a bootstrap over the"
-            f" choice on {texts}: "
-        )
-        words += (
-            "nothing"
-            if found["policy"] is None
-            else f"{point}, predicted {row.predicted_speedup:.2f}x"
-        )
-    else:
-        words = (
-            f"nothing certified on {texts} ({bound}): the surest setting, {point}, lost {mean:.4f}"
-            " there; "
-        )
-        more = "no number of texts would be enough, so add stricter knobs"
-        words += (
-            more if found["enough"] is None else f"about {found['enough']:,} texts would be enough"
-        )
-    return words
+    remedy = "no number of texts would be enough, so add stricter knobs"
+    if guarantee["enough"] is not None:
+        remedy = f"about {guarantee['enough']:,} texts would be enough"
+    return (
+        f"nothing certified on {texts} ({bound}): the surest setting, {point}, lost {mean:.4f}"
+        f" there; {remedy}"
+    )
 
 
 def to_confirm(rows: Sequence[Row], spec: ScreenSpec) -> list[int]:
     """The places of the points to measure: of all rows, or of those of each policy."""
-    groups = dict.fromkeys(row.policy if spec.each_policy else "" for row in rows)
-    found = []
-    for policy in groups:
-        places = [
-            place for place, row in enumerate(rows) if not spec.each_policy or row.policy == policy
-        ]
-        found += [places[at] for at in along_front(with_front([rows[at] for at in places]), spec)]
-    return found
+    groups: dict[str, list[int]] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(row.policy if spec.each_policy else "", []).append(place)
+    confirmed = []
+    for places in groups.values():
+        group_rows = with_front([rows[place] for place in places])
+        confirmed += [places[index] for index in along_front(group_rows, spec)]
+    return confirmed
 
 
 def along_front(rows: Sequence[Row], spec: ScreenSpec) -> list[int]:
@@ -207,34 +206,36 @@ def along_front(rows: Sequence[Row], spec: ScreenSpec) -> list[int]:
 
     One point is the fastest within the loss that is allowed, or without one the fastest at no loss.
     """
-    count, most = spec.confirmations, inf if spec.max_loss is None else spec.max_loss
-    front = sorted(
-        (
-            place
-            for place, row in enumerate(rows)
-            if row.on_front and row.quality_difference >= -most
-        ),
-        key=lambda at: -rows[at].predicted_speedup,
-    )
-    distinct = list(
-        {(rows[at].predicted_speedup, rows[at].quality): at for at in reversed(front)}.values()
-    )[::-1]
-    if len(distinct) <= count:
-        return distinct
-    evenly = [distinct[int(at)] for at in np.linspace(0, len(distinct) - 1, count)]
-    lossless = next(
-        (at for at in distinct if rows[at].quality_difference >= 0),
-        distinct[-1] if distinct else None,
-    )
-    if evenly and lossless not in evenly and (count > 1 or spec.max_loss is None):
-        nearest = min(
-            range(count), key=lambda at: abs(distinct.index(evenly[at]) - distinct.index(lossless))
-        )
-        evenly[nearest] = lossless
-    return evenly
+    count = spec.confirmations
+    front = distinct_front(rows, inf if spec.max_loss is None else spec.max_loss)
+    if len(front) <= count:
+        return front
+    sampled = [front[int(index)] for index in np.linspace(0, len(front) - 1, count)]
+    without_loss = [place for place in front if rows[place].quality_difference >= 0]
+    lossless = without_loss[0] if without_loss else front[-1]
+    if sampled and lossless not in sampled and (count > 1 or spec.max_loss is None):
+        distances = [abs(front.index(place) - front.index(lossless)) for place in sampled]
+        sampled[distances.index(min(distances))] = lossless
+    return sampled
 
 
-def screen(screening: Screening, spec: ScreenSpec) -> Found:
+def distinct_front(rows: Sequence[Row], max_loss: float) -> list[int]:
+    """The places of the front's rows within this loss, the fastest first, the first of equal
+    rows.
+    """
+    front = [
+        place
+        for place, row in enumerate(rows)
+        if row.on_front and row.quality_difference >= -max_loss
+    ]
+    first_places: dict[tuple[float | None, float], int] = {}
+    for place in sorted(front, key=lambda place: -rows[place].predicted_speedup):
+        key = (rows[place].predicted_speedup, rows[place].quality)
+        first_places.setdefault(key, place)
+    return list(first_places.values())
+
+
+def screen(screening: Screening, spec: ScreenSpec) -> ScreeningResult:
     """Decode the points over the record, predict their speeds, and write what was found.
 
     Raises UserError if another process screens under the same name, if it holds rows of other data,
@@ -246,29 +247,37 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
         )
     with Sweep(screening.folder).search_lock():
         require_same_setting(screening.folder, screening.point.setting)
-        timed: list[TimedText] = []
-        # verdicts on texts that were decoded live too, with another outcome; largest: of the
-        # differences between rows in these texts, relative to the largest score
-        differing: list[ReplayVerdict] = []
         screened, model = screening.decode(screening.grid.candidates), None
+        timed: list[TimedText] = []
+        differing: list[ReplayVerdict] = []  # on texts whose live decoding had another outcome
         if spec.timed_s:
             with screening.stage("cost model", "timing a few points live"):
                 timed, differing = screening.timed(screened, spec.timed_s)
-                model = fit(timed, "0")
+                model = fit_cost_model(timed, "0")
         with screening.stage("quality", "scoring"):
             rows = screening.rows(screened, model)
-        summary = summary_of(screening, screened, model)
-        verdicts = [one.verdict for one in differing]
-        summary |= {
-            "replayed_live": len(timed) + len(differing),
-            "replayed_differently": len(differing),
-            "replayed_ties": verdicts.count(TIE),
-            "replayed_defects": verdicts.count(DEFECT),
-            "replayed_largest": max((one.largest for one in differing), default=None),
-        }
-        found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec))
-        found.write()
-    return found
+        summary = summary_of(screening, screened, model) | differences_of(timed, differing)
+        result = ScreeningResult(screening, screened, rows, model, summary, to_confirm(rows, spec))
+        result.write()
+    return result
+
+
+def differences_of(
+    timed: Sequence[TimedText], differing: Sequence[ReplayVerdict]
+) -> dict[str, Any]:
+    """How the replayed texts compare with live ones: entries of `screen.json`.
+
+    replayed_largest: of the differences between rows in texts that differ, relative to the largest
+    score; None without such texts.
+    """
+    verdicts = [verdict.verdict for verdict in differing]
+    return {
+        "replayed_live": len(timed) + len(differing),
+        "replayed_differently": len(differing),
+        "replayed_ties": verdicts.count(TIE),
+        "replayed_defects": verdicts.count(DEFECT),
+        "replayed_largest": max((verdict.largest for verdict in differing), default=None),
+    }
 
 
 def summary_of(
@@ -280,7 +289,7 @@ def summary_of(
     run for the record of these examples, by this command and earlier ones. cost_model: seconds of
     each thing; its errors are relative ones of speedups of points that it was not fitted to.
     """
-    counts = sum((one.counts for one in screened[1:]), Counter())
+    counts = sum((point.counts for point in screened[1:]), Counter())
     forwards = screening.recorded_forwards()
     return {
         "points": len(screened) - 1,

@@ -35,20 +35,20 @@ from bild_lab.errors import UserError
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.point.environment import no_garbage_collection
 
-# to learn acceptance from; candidates of each depth; of a forward
+# rounds to learn acceptance from; candidates of each depth; the most rows of a forward
 ROUNDS, WIDEST, MOST_ROWS = 1500, 10, 64
 TIMED_TEXTS, TIMED_ROUNDS = 4, 16
 # timed rows: both sides of where a processor's tiles may make steps
 SIZES = (2, 4, 8, 16, 17, 32, 33, 48, 49, 64)
 
 Acceptance = Float[np.ndarray, "depth rank"]
-# of each depth of a tree, 0 for the target alone, seconds of a round by its rows
+# for each depth of a tree, 0 for the target alone: seconds of a round by its rows
 Costs = Sequence[Mapping[int, float]]
 
 
-def best_nodes(acceptance: Acceptance, most: int) -> Iterator[tuple[CandidateNode, float]]:
+def best_nodes(acceptance: Acceptance, max_nodes: int) -> Iterator[tuple[CandidateNode, float]]:
     """Nodes with their chances of being accepted: the first n are the best tree of n nodes, for
-    every n up to `most`.
+    every n up to `max_nodes`.
 
     acceptance: the chance of the candidate of each depth and rank, given that its parent is
     accepted.
@@ -59,7 +59,7 @@ def best_nodes(acceptance: Acceptance, most: int) -> Iterator[tuple[CandidateNod
         else []
     )
     heapq.heapify(waiting)
-    for place in range(most):
+    for place in range(max_nodes):
         if not waiting:
             return
         negative, depth, rank, parent = heapq.heappop(waiting)
@@ -74,8 +74,8 @@ def best_tree(acceptance: Acceptance, nodes: int, masks: int) -> ProbedTree:
     """The best tree of so many nodes, or of as many as there can be. masks: below the root and
     below each node.
     """
-    found = tuple(node for node, _ in best_nodes(acceptance, nodes))
-    return ProbedTree(found, (masks,) * (1 + len(found)))
+    chosen_nodes = tuple(node for node, _ in best_nodes(acceptance, nodes))
+    return ProbedTree(chosen_nodes, (masks,) * (1 + len(chosen_nodes)))
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def choices(acceptance: Acceptance, costs: Costs, most_rows: int, masked: bool) 
     the round before (BiTA): as many below every row as the tree is deep, so that the next round has
     as many candidates wherever the accepted path ends.
     """
-    found = [Choice(0, 0, 0, 1.0, costs[0][1])]
+    tree_choices = [Choice(0, 0, 0, 1.0, costs[0][1])]
     for depth in range(1, len(acceptance) + 1):
         masks, tokens = depth if masked else 0, 1.0
         measured = sorted(costs[depth].items())
@@ -115,14 +115,14 @@ def choices(acceptance: Acceptance, costs: Costs, most_rows: int, masked: bool) 
         ):
             tokens += chance
             seconds = np.interp((1 + nodes) * (1 + masks), *zip(*measured, strict=True))
-            found.append(Choice(depth, nodes, masks, tokens, float(seconds)))
-    return found
+            tree_choices.append(Choice(depth, nodes, masks, tokens, float(seconds)))
+    return tree_choices
 
 
 @dataclass(frozen=True)
 class DraftedText:
-    """A text that a `collecting` drafter drafted. start: tokens of the prompt. ended: it has its
-    end token.
+    """A text that a drafter of `collecting_drafter` drafted. start: tokens of the prompt. ended: it
+    has its end token.
     """
 
     tokens: Sequence[int]
@@ -140,24 +140,24 @@ def fit_tree(
     facts: also for the file, such as the machine and the texts.
     """
     method, drafter = decoder.method, decoder.method.drafter
-    widest, deepest = min(WIDEST, drafter.vocabulary_size), drafter.max_depth
-    collector = replace(method, drafter=collecting(drafter, widest))
+    widest, deepest = min(WIDEST, drafter.choices), drafter.most_depth
+    collector = replace(method, drafter=collecting_drafter(drafter, widest))
     texts: list[DraftedText] = []
-    seen = 0
+    rounds = 0
     for request in requests:
         trace = Trace()
         tokens = collector.decode(request, trace)
         ended = request.limits.ended(tokens)
         texts.append(DraftedText(tokens, request.limits.prompt_length, trace.rounds, ended))
-        seen += len(trace.rounds)
-        if seen >= ROUNDS:
+        rounds += len(trace.rounds)
+        if rounds >= ROUNDS:
             break
     acceptance = acceptance_of(texts, deepest, widest, drafter.markov is not None)
     timed = requests[: min(len(texts), TIMED_TEXTS)]
     costs = measured_costs(method, timed, acceptance, MOST_ROWS, decoder.synchronize)
     best = max(
-        choices(acceptance, costs, MOST_ROWS, bool(drafter.max_probes)),
-        key=lambda one: one.tokens_per_s,
+        choices(acceptance, costs, MOST_ROWS, bool(drafter.most_probes)),
+        key=lambda choice: choice.tokens_per_s,
     )
     expected = {
         "rows": best.rows,
@@ -173,11 +173,11 @@ def fit_tree(
         "acceptance": np.round(acceptance, 5).tolist(),
         "chosen": expected,
         **facts,
-        "texts": {**facts.get("texts", {}), "examples": len(texts), "rounds": seen},
+        "texts": {**facts.get("texts", {}), "examples": len(texts), "rounds": rounds},
     }
 
 
-def summary(content: Mapping[str, Any]) -> str:
+def describe_tree(content: Mapping[str, Any]) -> str:
     """One line about what was chosen."""
     rows, tokens, ms, alone_ms = (
         content["chosen"][key] for key in ("rows", "tokens", "ms", "alone_ms")
@@ -186,12 +186,12 @@ def summary(content: Mapping[str, Any]) -> str:
     return f"{tokens:.2f} tokens in a round of {rows} rows and {ms:.2f} ms: {fast}"
 
 
-def collecting(drafter: CandidateDrafter, widest: int) -> CandidateDrafter:
+def collecting_drafter(drafter: CandidateDrafter, widest: int) -> CandidateDrafter:
     """The drafter with trees that show all its candidates: those of each depth below the most
     likely one above.
     """
-    most, trees = drafter.max_depth, []
-    for depth in range(most + 1):
+    most_depth, trees = drafter.most_depth, []
+    for depth in range(most_depth + 1):
         nodes = tuple(efficient_tree([widest] * depth))
         # the others' children are not drafted
         masks = [drafter.max_probes if node.rank == 0 else 0 for node in nodes]
@@ -209,25 +209,23 @@ def acceptance_of(
     known. A depth that was never reached counts as never accepted. by_parent: candidates depend on
     their parent, and only those below the most likely one were drafted.
     """
-    found, seen = np.zeros((depth, widest)), np.zeros(depth)
+    hits, seen = np.zeros((depth, widest)), np.zeros(depth)
     for text in texts:
         length = text.start
-        for one in text.rounds:
-            for level in range(len(one.drafted) // widest):
-                rest, candidates = (
-                    text.tokens[length + level :],
-                    one.drafted[level * widest : (level + 1) * widest],
-                )
-                if not rest and not text.ended:
+        for decoding_round in text.rounds:
+            for level in range(len(decoding_round.drafted) // widest):
+                next_tokens = text.tokens[length + level :]
+                candidates = decoding_round.drafted[level * widest : (level + 1) * widest]
+                if not next_tokens and not text.ended:
                     break
                 seen[level] += 1
-                if not rest or rest[0] not in candidates:
+                if not next_tokens or next_tokens[0] not in candidates:
                     break
-                found[level, candidates.index(rest[0])] += 1
-                if by_parent and rest[0] != candidates[0]:
+                hits[level, candidates.index(next_tokens[0])] += 1
+                if by_parent and next_tokens[0] != candidates[0]:
                     break
-            length += one.accepted + (one.next_token is not None)
-    return found / np.maximum(seen, 1)[:, None]
+            length += decoding_round.accepted + (decoding_round.next_token is not None)
+    return hits / np.maximum(seen, 1)[:, None]
 
 
 def measured_costs(
@@ -246,35 +244,47 @@ def measured_costs(
     """
     trees = []
     for depth in range(len(acceptance) + 1):
-        masks = min(method.drafter.max_probes, depth)
-        sizes = (
-            {max(1, rows // (1 + masks) - 1) for rows in SIZES if rows <= most_rows}
-            if depth
-            else {0}
-        )
+        masks = min(method.drafter.most_probes, depth)
+        sizes = {0}
+        if depth:
+            sizes = {max(1, rows // (1 + masks) - 1) for rows in SIZES if rows <= most_rows}
         trees += [(depth, best_tree(acceptance[:depth], nodes, masks)) for nodes in sorted(sizes)]
     times: dict[tuple[int, ProbedTree], list[float]] = {key: [] for key in trees}
     for request in requests:
         for depth, tree in trees:
-            # for fewer candidates, as in a text's first round
-            before = [ProbedTree((), tree.probes[:1])] * depth
-            drafter, trace, stamps = method.drafter.drafting([*before, tree]), Trace(), []
-            with no_garbage_collection():
-                for _ in islice(
-                    replace(method, drafter=drafter).stream(request, trace), 1 + TIMED_ROUNDS
-                ):
-                    synchronize()
-                    stamps.append(time.perf_counter())
-            lasted = zip(np.diff(stamps), trace.rounds[1:], strict=True)
-            times[depth, tree] += [
-                float(seconds) for seconds, one in lasted if len(one.drafted) == len(tree.nodes)
-            ]
+            times[depth, tree] += round_times(method, request, depth, tree, synchronize)
     if not all(times.values()):
         raise UserError(
             "rounds are timed within texts, and none of these has enough; raise"
             " decoding.max_new_tokens"
         )
     costs: list[dict[int, float]] = [{} for _ in range(len(acceptance) + 1)]
-    for (depth, tree), several in times.items():
-        costs[depth][tree.rows] = float(np.quantile(several, 0.25))
+    for (depth, tree), seconds in times.items():
+        costs[depth][tree.rows] = float(np.quantile(seconds, 0.25))
     return costs
+
+
+def round_times(
+    method: DraftThenVerify,
+    request: Request,
+    depth: int,
+    tree: ProbedTree,
+    synchronize: Callable[[], None],
+) -> list[float]:
+    """Seconds of the first rounds of a text, without the first and those that drafted less than the
+    tree.
+    """
+    # where a round has fewer candidates, as in a text's first round, it drafts nothing
+    shallow_trees = [ProbedTree((), tree.probes[:1])] * depth
+    timed_method = replace(method, drafter=method.drafter.drafting([*shallow_trees, tree]))
+    trace, stamps = Trace(), []
+    with no_garbage_collection():
+        for _ in islice(timed_method.stream(request, trace), 1 + TIMED_ROUNDS):
+            synchronize()
+            stamps.append(time.perf_counter())
+    timed_rounds = zip(np.diff(stamps), trace.rounds[1:], strict=True)
+    return [
+        float(seconds)
+        for seconds, decoding_round in timed_rounds
+        if len(decoding_round.drafted) == len(tree.nodes)
+    ]

@@ -25,7 +25,8 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.bild import Rollback
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
-from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, LoadedCheckpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.request import Limits, Request
@@ -216,7 +217,9 @@ class Distillation:
         """All ids below `pieces` but those without a token, which an engine never chooses; None if
         there are none.
         """
-        without = {token for token in self.teacher.checkpoint.unknown if token < self.pieces}
+        without = {
+            token for token in self.teacher.checkpoint.ids_without_token if token < self.pieces
+        }
         return [token for token in range(self.pieces) if token not in without] if without else None
 
     def batch(self, examples: Sequence[TokenizedExample]) -> dict[str, Any]:
@@ -252,7 +255,7 @@ class Distillation:
         """
         device, teaching, requests = model.device, self.teaching, []
         drafter = InTraining(
-            "the drafter", module=model, own_tokenizer=self.teacher.checkpoint.tokenizer
+            "the drafter", module=model, loaded_tokenizer=self.teacher.checkpoint.tokenizer
         )
         models = (self.teacher, on_engine(drafter, device, self.teacher.dtype))
         rule = (

@@ -234,7 +234,7 @@ def shifted(rows: SideBySide) -> SideBySide:
     """Positions count from the end of the longest text."""
     late = (rows.positions.amax(1, keepdim=True) < rows.positions.max()).long()
     positions = rows.positions + late
-    return replace(rows, positions=positions, each_position=positions.flatten()[rows.row])
+    return replace(rows, positions=positions, row_positions=positions.flatten()[rows.row])
 
 
 def seeing(rows: SideBySide) -> SideBySide:

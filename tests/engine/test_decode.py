@@ -341,12 +341,12 @@ def test_a_chain_only_rule_refuses_a_tree_drafter() -> None:
 
 def test_a_rule_that_needs_what_the_drafter_does_not_give_is_refused() -> None:
     class Needy(ExactMatch):
-        needs = frozenset({"own_probs"})
+        needs = frozenset({"unscaled_probs"})
 
     model = StubModel(lambda _: torch.zeros(5))
     with pytest.raises(
         UserError,
-        match="Needy needs the own_probs of every draft, which NoDraft does not give here",
+        match="Needy needs the unscaled_probs of every draft, which NoDraft does not give here",
     ):
         DraftThenVerify(model, NoDraft(model), Needy())
     with pytest.raises(UserError, match="verify_tail must be true or false, got 3"):

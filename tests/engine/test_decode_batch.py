@@ -13,7 +13,7 @@ from bild_lab.engine.batch_decoding import decode_batch
 from bild_lab.engine.batch_scheduler import Batch, PendingOp
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.measure.runner import warm_up
+from bild_lab.lab.measure.timing import TimingOptions, warm_up
 
 
 def requests(*numbers: int) -> list[Request]:
@@ -74,5 +74,5 @@ def test_a_method_that_loses_a_text_is_an_error() -> None:
 
 def test_a_warm_up_is_one_batch_of_every_method() -> None:
     methods = {"method": Together(None), "baseline": Together(None)}
-    warm_up(methods, requests(1, 2, 3, 4, 5), 1, 0, 3)
+    warm_up(methods, requests(1, 2, 3, 4, 5), 1, TimingOptions(batch=3))
     assert [one.texts for one in methods.values()] == [[[1, 2, 3]]] * 2

@@ -55,7 +55,7 @@ def test_depths_count_from_1_along_each_branch() -> None:
 def test_a_draft_is_cut_below_a_depth_with_all_that_belongs_to_its_nodes(depth: int) -> None:
     # node 1 comes behind a branch that is cut
     parents = torch.tensor([-1, 0, 1, -1, 3])
-    given = {"probs": PROBS, "own_probs": 2 * PROBS, "uniforms": PROBS[:, 0] / 10}
+    given = {"probs": PROBS, "unscaled_probs": 2 * PROBS, "uniforms": PROBS[:, 0] / 10}
     draft = Draft(
         TOKENS,
         parents=parents,
@@ -68,7 +68,7 @@ def test_a_draft_is_cut_below_a_depth_with_all_that_belongs_to_its_nodes(depth: 
     kept = [0, 3] if depth == 1 else [0, 1, 3, 4]
     assert cut.token_list == TOKENS[kept].tolist() and cut.calls == 4
     assert cut.parents.tolist() == cut.parent_list == ([-1, -1] if depth == 1 else [-1, 0, -1, 2])
-    assert torch.equal(cut.probs, PROBS[kept]) and torch.equal(cut.own_probs, 2 * PROBS[kept])
+    assert torch.equal(cut.probs, PROBS[kept]) and torch.equal(cut.unscaled_probs, 2 * PROBS[kept])
     assert torch.equal(cut.uniforms, PROBS[kept, 0] / 10)
     assert cut.shape is None and cut.known_parents is None
     assert cut.tree.parents.tolist() == [-1, *(parent + 1 for parent in cut.parent_list)]

@@ -103,7 +103,7 @@ def test_the_kernels_draft_the_tokens_and_the_distributions_of_a_mask(
         assert list(one.tokens) == list(other.tokens) and {*one.tokens} <= {*TOKENS}
         assert (one.forwards, one.fallback) == (other.forwards, other.fallback)
         assert one.confidences == pytest.approx(other.confidences, abs=1e-6)
-        torch.testing.assert_close(one.own_probs, other.own_probs, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(one.unscaled_probs, other.unscaled_probs, atol=1e-6, rtol=1e-5)
         if not sampling.greedy:
             torch.testing.assert_close(one.probs, other.probs, atol=1e-6, rtol=1e-5)
         assert by_program.forwards == by_steps.forwards

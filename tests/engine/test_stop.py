@@ -213,7 +213,9 @@ def test_a_stop_string_that_names_a_special_token_ends_a_text_with_that_token() 
     assert stop.completed([5, 40]) and stop.completed([7]) and not stop.completed([5, 6])
     assert Limits(1, 99, stop=stop).append([2], [5, 40, 6]) == [2, 5, 40]
     # which stands for unknown text
-    assert "<s>" in checkpoint.unwritten and "w3" not in checkpoint.unwritten
+    assert (
+        "<s>" in checkpoint.silent_special_tokens and "w3" not in checkpoint.silent_special_tokens
+    )
 
 
 def test_a_stop_string_with_a_special_token_in_it_is_refused() -> None:

@@ -20,7 +20,7 @@ from bild_lab.lab.config.groups import BASE, config_dir, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example, conversation
 from bild_lab.lab.data.turns import with_answers
-from bild_lab.lab.measure.score import requests_of
+from bild_lab.lab.point.history import requests_of
 from bild_lab.lab.point.prepare import cached_examples, prepare
 from bild_lab.papers.recipes import Recipe, recipes_of
 from bild_lab.training.train_spec import TrainSpec

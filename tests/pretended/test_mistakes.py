@@ -46,7 +46,7 @@ class Desk:
 
     def decode(self, stop: float | None = None, compiled: bool = False, **others: object) -> int:
         """How many waits a second text took, for each of its rounds."""
-        draft = self.draft.as_compiled() if compiled else self.draft
+        draft = self.draft.with_backend(compiled=True) if compiled else self.draft
         method = DraftThenVerify(self.target, ModelDrafter(draft, 4, stop), SpeculativeSampling())
         request = replace(self.request, **others)
         method.decode(request, Trace())
@@ -73,7 +73,10 @@ def test_a_window_of_one_graph_ends_where_a_step_ends_if_that_is_looked_for(
     desk: Desk, looks: bool
 ) -> None:
     """Without, nothing is read."""
-    drafter, tokens = ModelDrafter(desk.draft.as_compiled(), 4), list(desk.request.source.prompt)
+    drafter, tokens = (
+        ModelDrafter(desk.draft.with_backend(compiled=True), 4),
+        list(desk.request.source.prompt),
+    )
     first = drafter.start(desk.request, desk.target.start(desk.request.source, NEW_TOKENS))
     drafted = first.propose(tokens).token_list
     del first  # frees the graph's memory
@@ -89,7 +92,7 @@ def test_a_window_of_one_graph_ends_where_a_step_ends_if_that_is_looked_for(
 
 
 def test_graphs_outlive_the_tables_that_a_longer_text_replaces(desk: Desk) -> None:
-    model = desk.target.as_compiled()
+    model = desk.target.with_backend(compiled=True)
     method = DraftThenVerify(model, NoDraft(model), ExactMatch())
     text = method.decode(desk.request, Trace())
     desk.target.decoder.reach(1000)  # of the same weights

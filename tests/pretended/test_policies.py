@@ -110,7 +110,7 @@ def pairs(
             for each in (target, *relatives)
         ]
         if engine == "graphs":
-            loaded = [each.as_graphs() for each in loaded]
+            loaded = [each.with_backend(graphs=True) for each in loaded]
         return Models(*loaded, folder / f"{family}.safetensors")
 
     @lru_cache

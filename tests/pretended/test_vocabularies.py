@@ -30,7 +30,9 @@ def on_gpu(family: str, engine: str) -> ForeignModels:
     small = [relative_of(target, 100, noise).to("cuda") for noise in (0.02, 0.4)]
     drafts = [foreign(module, kind, place, large) for place, module in enumerate(small)]
     if engine == "compiled":
-        drafts = [TranslatedModel(each.model.as_compiled(), each.overlap) for each in drafts]
+        drafts = [
+            TranslatedModel(each.model.with_backend(compiled=True), each.overlap) for each in drafts
+        ]
     return ForeignModels(large, *drafts, None)
 
 

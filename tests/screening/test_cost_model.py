@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bild_lab.engine.trace import Forward, Round, Trace
-from bild_lab.screening.replay import TimedText, features_of, fit
+from bild_lab.screening.replay import TimedText, features_of, fit_cost_model
 
 PRICES = {
     "texts": 0.002,
@@ -40,7 +40,7 @@ def texts(noise: float, systems: int = 6) -> list[TimedText]:
 
 
 def test_prices_are_those_that_the_texts_were_made_with() -> None:
-    model = fit(texts(0.0), "0")
+    model = fit_cost_model(texts(0.0), "0")
     assert model.prices_s == pytest.approx(PRICES)
     assert model.worst == pytest.approx(0.0, abs=1e-6)
     assert model.seconds({"texts": 2, "target forwards": 10}) == pytest.approx(0.064)
@@ -49,7 +49,7 @@ def test_prices_are_those_that_the_texts_were_made_with() -> None:
 def test_a_disturbed_text_changes_nothing() -> None:
     several = texts(0.0)
     several[30] = TimedText(several[30].system, several[30].features, 50 * several[30].seconds)
-    assert fit(several, "0").prices_s == pytest.approx(PRICES)
+    assert fit_cost_model(several, "0").prices_s == pytest.approx(PRICES)
 
 
 def test_features_count_what_ran() -> None:

@@ -24,22 +24,17 @@ from bild_lab.screening.guarantee import (
     GuaranteeSpec,
     Losses,
     bootstrapped,
-    enough,
     guarantee,
     losses_of,
+    mean_losses,
     p_values,
     require_losses,
-    sequence,
+    required_n,
+    testing_order,
 )
 from tests.screening.test_screen import Command
 
 ASKED = GuaranteeSpec(loss=0.1, probability=0.9)
-
-
-def means(each: np.ndarray) -> Losses:
-    return Losses(
-        each.shape[1], lambda times: times @ each.T / times.sum(axis=1, keepdims=True), each
-    )
 
 
 @pytest.mark.parametrize("lost", [1.0, 0.3])
@@ -71,11 +66,15 @@ def share_broken(settings: int, count: int, loss: float, rare: float) -> float:
     found = []
     for _ in range(150):
         others, each = (generator.random((settings, count)) < rare for _ in range(2))
-        order = sequence(asked, speeds, means(others.astype(float)))
+        order = testing_order(asked, speeds, mean_losses(others.astype(float)))
         result = guarantee(
-            asked, speeds[order], others[order].astype(float), means(each[order].astype(float)), 0
+            asked,
+            speeds[order],
+            others[order].astype(float),
+            mean_losses(each[order].astype(float)),
+            0,
         )
-        found.append(result.chosen is not None)
+        found.append(result.fastest is not None)
     return float(np.mean(found))
 
 
@@ -98,7 +97,10 @@ def along_all(asked: GuaranteeSpec, speeds: np.ndarray, select: Losses) -> list[
     ("faults", "world"),
     [
         ({"p_values": normal_p_values}, (1, 100, 0.01, 0.0101)),
-        ({"passing": every_one_that_passes, "sequence": along_all}, (40, 200, 0.1, 0.1001)),
+        (
+            {"accepted_prefix": every_one_that_passes, "testing_order": along_all},
+            (40, 200, 0.1, 0.1001),
+        ),
     ],
 )
 def test_what_is_certified_is_broken_no_more_often_than_asked_and_planted_faults_break_it(
@@ -115,12 +117,14 @@ def test_what_is_certified_is_broken_no_more_often_than_asked_and_planted_faults
 
 def test_the_number_that_would_be_enough_is_and_a_tenth_of_it_is_not() -> None:
     assert (
-        enough(np.zeros(20), GuaranteeSpec(0.02)) == math.ceil(-math.log(0.05) / 0.9 / 0.02) == 167
+        required_n(np.zeros(20), GuaranteeSpec(0.02))
+        == math.ceil(-math.log(0.05) / 0.9 / 0.02)
+        == 167
     )
-    assert enough(np.full(20, 0.02), GuaranteeSpec(0.02)) is None
+    assert required_n(np.full(20, 0.02), GuaranteeSpec(0.02)) is None
     generator = np.random.default_rng(0)
     for spread in (0.05, 0.2):
-        count = enough(np.array([0.005 - spread, 0.005 + spread]), GuaranteeSpec(0.02))
+        count = required_n(np.array([0.005 - spread, 0.005 + spread]), GuaranteeSpec(0.02))
         each = np.clip(generator.normal(0.005, spread, (2, 100, count)), -1, 1)
         certified = [
             np.array(p_values(GuaranteeSpec(0.02), *each[..., :n])) <= 0.05
@@ -137,15 +141,17 @@ def test_the_surest_settings_of_the_front_are_tested_first_until_one_fails() -> 
     others, each = (
         np.clip(generator.normal(true[:, None], 0.05, (5, 300)), -1, 1) for _ in range(2)
     )
-    order = sequence(ASKED, speeds, means(others))
+    order = testing_order(ASKED, speeds, mean_losses(others))
     assert order == [0, 2, 4, 1]
-    found = guarantee(ASKED, speeds[order], others[order], means(each[order]), 0)
-    assert (found.kept, found.chosen) == ([0, 1, 2], 2)
+    found = guarantee(ASKED, speeds[order], others[order], mean_losses(each[order]), 0)
+    assert (found.certified, found.fastest) == ([0, 1, 2], 2)
     assert found.p_values[2] < 0.1 < found.p_values[3] and found.mean[3] == pytest.approx(
         0.3, abs=0.02
     )
     each[2] += 0.2  # the next is not looked at after one that fails
-    assert guarantee(ASKED, speeds[order], others[order], means(each[order]), 0).kept == [0]
+    assert guarantee(
+        ASKED, speeds[order], others[order], mean_losses(each[order]), 0
+    ).certified == [0]
 
 
 TEXTS = ["ein mann steht", "ein mann", "eine frau geht", "ein hund"]
@@ -165,18 +171,18 @@ def test_a_text_loses_what_its_metric_says_on_a_scale_of_one() -> None:
             [(single[0] - single[1]) / 100, (single[2] - single[3]) / 100],
         ]
         found = losses_of(metric, pool, picks)
-        assert found.each == pytest.approx(np.array(lost)) and found.mean == pytest.approx(
+        assert found.per_text == pytest.approx(np.array(lost)) and found.mean == pytest.approx(
             np.mean(lost, axis=1)
         )
-        assert 0 < found.each.max() <= 1
+        assert 0 < found.per_text.max() <= 1
     nats = METRICS["log_probability"].of([(-2.0, 4), (-6.0, 4), (-1.0, 1), (-9.0, 1)], [("",)] * 4)
-    lost = losses_of("log_probability", nats, [picks[0], [1, 3], [0, 2]]).each
+    lost = losses_of("log_probability", nats, [picks[0], [1, 3], [0, 2]]).per_text
     assert lost == pytest.approx(np.array([[1 - math.exp(-1), 1 - math.exp(-8)], [0, 0]]))
-    gained = losses_of("log_probability", nats, [[1, 3], [0, 2]]).each
+    gained = losses_of("log_probability", nats, [[1, 3], [0, 2]]).per_text
     assert gained.tolist() == [[-1, -1]]  # however much is gained
     pool = measure_of("bleu", TEXTS, REFERENCES, False)
     bleu = losses_of("bleu", pool, picks)
-    assert bleu.each is None
+    assert bleu.per_text is None
     assert bleu.mean == pytest.approx(
         [(pool.value(picks[0]) - pool.value(one)) / 100 for one in picks[1:]]
     )
@@ -186,12 +192,14 @@ def test_a_bootstrap_over_the_choice_is_stricter_than_the_choice() -> None:
     generator = np.random.default_rng(0)
     each = generator.normal(np.array([[0.0], [0.05], [0.098], [0.15]]), 0.3, (4, 200))
     each += np.array([[0.0], [0.05], [0.098], [0.15]]) - each.mean(axis=1, keepdims=True)
-    losses, speeds = Losses(200, means(each).of, None), np.array([1.0, 1.5, 1.8, 2.0])
+    losses, speeds = Losses(200, mean_losses(each).weighted, None), np.array([1.0, 1.5, 1.8, 2.0])
     assert np.flatnonzero(losses.mean <= ASKED.loss).tolist() == [0, 1, 2]
     assert bootstrapped(ASKED, speeds, losses, 0) in ([0], [0, 1])
-    assert bootstrapped(ASKED, speeds[3:], Losses(200, means(each[3:]).of, None), 0) == []
+    assert (
+        bootstrapped(ASKED, speeds[3:], Losses(200, mean_losses(each[3:]).weighted, None), 0) == []
+    )
     found = guarantee(ASKED, speeds, None, losses, 0)
-    assert (found.p_values, found.enough) == (None, None) and found.chosen in (0, 1)
+    assert (found.p_values, found.required_n) == (None, None) and found.fastest in (0, 1)
 
 
 def test_random_halves_break_a_choice_by_the_mean_and_not_a_guarantee() -> None:
@@ -203,7 +211,7 @@ def test_random_halves_break_a_choice_by_the_mean_and_not_a_guarantee() -> None:
         half = each[:, generator.permutation(400)[:200]]
         # the fastest whose mean is within the loss
         (naive,) = np.flatnonzero(half.mean(axis=1) <= asked.loss)[-1:]
-        certified = guarantee(asked, speeds, others, means(half), 0).chosen
+        certified = guarantee(asked, speeds, others, mean_losses(half), 0).fastest
         broken.append(
             (own[naive] > asked.loss, certified is not None and own[certified] > asked.loss)
         )

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
-from bild_lab.lab.measure.runner import time_methods
 from bild_lab.lab.measure.summary import log_probability, text_logits
+from bild_lab.lab.measure.timing import time_methods
 from bild_lab.screening import screen
 from bild_lab.screening.candidates import Candidate, grid_of
 from bild_lab.screening.recorded_model import text_name
 from bild_lab.screening.recorded_text import LOGITS, RecordedNode
-from bild_lab.screening.replay import ReplayedPoint, ReplayVerdict, decoded, judge
+from bild_lab.screening.replay import ReplayedPoint, ReplayVerdict, judge_replay, replay_text
 from bild_lab.screening.screen import Screening
 from tests.checkpoints import write_data
 
@@ -74,8 +74,8 @@ class Replayed:
         """Whether the text changed, and the verdict on it."""
         one, request = self.screened[place], self.screening.requests[index]
         over = self.over(one.candidate)
-        text = decoded(one.candidate.name, over(self.screening.records), request).token_ids
-        return text != one.texts[index].token_ids, judge(
+        text = replay_text(one.candidate.name, over(self.screening.records), request).token_ids
+        return text != one.texts[index].token_ids, judge_replay(
             over, self.screening.records, request, text
         )
 

@@ -148,7 +148,7 @@ def test_a_grid_is_screened_confirmed_and_continued(screen: Command) -> None:
 
 _KILLED = """
 import os, runpy, signal, sys
-from bild_lab.screening import store
+from bild_lab.screening import record_store as store
 write_at, lines = store.write_at, []
 def half(file, start, content):
     lines.append(file.name)

@@ -34,7 +34,7 @@ from bild_lab.screening.tree_fitting import (
     best_nodes,
     best_tree,
     choices,
-    collecting,
+    collecting_drafter,
 )
 from scripts import fit_tree as script
 from tests.checkpoints import write_data
@@ -170,7 +170,7 @@ def test_the_chances_of_a_drafter_are_found_by_depth_and_rank() -> None:
     target = StubModel(
         lambda tokens: torch.nn.functional.one_hot(torch.tensor((tokens[-1] + 1) % 50), 50).float()
     )
-    method = DraftThenVerify(target, collecting(KnownDrafter(), 3), ExactMatch())
+    method = DraftThenVerify(target, collecting_drafter(KnownDrafter(), 3), ExactMatch())
     texts = []
     for _ in range(60):
         tokens = method.decode(Request(Source((0,)), Limits(1, 50)), trace := Trace())

@@ -25,8 +25,8 @@ from transformers import (
 )
 
 from bild_lab.engine.logits_processors import STOP_STRINGS, score_settings, search_settings
-from bild_lab.engine.models.checkpoint.checkpoint import alike, decoder_depth, without_row
-from bild_lab.engine.models.checkpoint.outline import weightless
+from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
+from bild_lab.engine.models.checkpoint.vocabulary import shares_token_ids, tokens_without_embedding
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
@@ -92,7 +92,7 @@ class HuggingFaceAssisted(GenerateMethod):
             require_cache("assisted generation", model)
         self._draft = draft.transformers
         target_checkpoint, draft_checkpoint = target.checkpoint, draft.checkpoint
-        if without_row(target_checkpoint, draft_checkpoint) or not alike(
+        if tokens_without_embedding(target_checkpoint, draft_checkpoint) or not shares_token_ids(
             target_checkpoint, draft_checkpoint
         ):
             raise UserError(
@@ -226,10 +226,12 @@ def unknown_token_masks(
     drafter one width.
     """
     checkpoint = target.checkpoint
-    if not checkpoint.unknown and (draft is None or draft.checkpoint.columns == checkpoint.columns):
+    if not checkpoint.ids_without_token and (
+        draft is None or draft.checkpoint.columns == checkpoint.columns
+    ):
         return LogitsProcessorList()
     return LogitsProcessorList(
-        [UnknownTokenMask(checkpoint.columns, checkpoint.unknown, target.device)]
+        [UnknownTokenMask(checkpoint.columns, checkpoint.ids_without_token, target.device)]
     )
 
 
@@ -366,7 +368,7 @@ def plain_generation_config(target: HuggingFaceModel, request: Request) -> Gener
 
 def require_cache(what: str, model: LoadedModel) -> None:
     """Raise UserError for a model whose state cannot go back to an earlier token."""
-    if weightless(model.checkpoint)._is_stateful:
+    if model.checkpoint.weightless()._is_stateful:
         raise UserError(
             f"{what} of transformers needs a model with a key-value cache, got {model_label(model)}; "
             "use policy=hf_generate, or policy=speculative or prompt_lookup, which save states"

@@ -33,7 +33,7 @@ from bild_lab.engine.methods.module_folder import (
     released_folder,
     shapes,
 )
-from bild_lab.engine.models.head_bias import biased, head_bias
+from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
 from bild_lab.engine.models.native.cpu import PackedHeads
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise

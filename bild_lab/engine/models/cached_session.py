@@ -44,8 +44,8 @@ class ForwardPass:
     tokens: [m]. tree: None for a chain. states: [m, dim], the input of the first layer; None: the
     tokens' embeddings.
     layers: indices, ascending; None: all. logits, head_input: for how many of the last rows; 0:
-    none. hidden, fill,
-    skipped, vocabulary: as in `OutputSpec`. prompt: how many of the first rows belong to the prompt.
+    none. hidden, fill, skipped, vocabulary: as in `OutputSpec`. prompt: how many of the first rows
+    belong to the prompt.
     """
 
     start: int
@@ -76,7 +76,7 @@ class ForwardPass:
         return max(self.logits, self.head_input)
 
     @property
-    def whole(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether it is a plain forward: all layers, from token ids to logits, without hidden
         states.
         """
@@ -88,8 +88,8 @@ class Layers(Protocol):
     has no programs.
 
     reserved: the first slots, which hold a prefix and never roll back. source: the number of
-    encoder tokens, 0 for decoder-only models. supports_draft_vocab: its head can score the tokens of a
-    `DraftVocabulary` alone.
+    encoder tokens, 0 for decoder-only models. supports_draft_vocab: its head can score the tokens
+    of a `DraftVocabulary` alone.
     """
 
     supports_draft_vocab = False
@@ -99,7 +99,7 @@ class Layers(Protocol):
     reserved: int
     source: int
 
-    def run(self, work: ForwardPass) -> Scores:
+    def run(self, forward_pass: ForwardPass) -> Scores:
         """Run the rows. `hidden` of the result has all rows."""
 
     def draft(self, start: int, tokens: Sequence[int], chain: ChainSpec) -> ChainResult | None:
@@ -128,11 +128,11 @@ class Layers(Protocol):
         """
         return None
 
-    def scored(self, work: ForwardPass) -> int:
+    def scored(self, forward_pass: ForwardPass) -> int:
         """For how many rows the head runs."""
-        return work.read
+        return forward_pass.read
 
-    def last_memory(
+    def memory_of_last_layers(
         self, layers: int
     ) -> tuple[Float[Tensor, "layers heads s dim"], Float[Tensor, "layers heads s dim"]]:
         """Keys and values of the source in the last so many layers, which have run before."""
@@ -144,7 +144,7 @@ class Layers(Protocol):
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedRows:
     """Drafted rows after the cached ones that have run through the first layers only, as in early
     exit.
 
@@ -181,7 +181,7 @@ class CachedSession:
         self._cached = layers.reserved
         self._base = self._cached  # the slot of the last extend's first row
         self._pending = list(prompt[:-1])  # prompt tokens that have not run yet
-        self._started: Started | None = None
+        self._started: StartedRows | None = None
         if layers.source:
             self.forwards.append(
                 Forward(layers.config, layers.source, source=layers.source, encoder=True)
@@ -199,29 +199,34 @@ class CachedSession:
         if rows.position is not None:
             self.prefill()
         tokens, tree = on_device(rows.tokens, self.layers.device), rows.tree
-        count, waiting = tokens.shape[0], len(self._pending) if rows.states is None else 0
-        if waiting:
+        count, prompt_count = tokens.shape[0], len(self._pending) if rows.states is None else 0
+        if prompt_count:
             tokens, tree = self._prepend_prompt(tokens, tree)
-        wanted = count if output_spec.logits is None else output_spec.logits
-        shown = waiting + count if output_spec.prompt else count
-        work = ForwardPass(
+        logit_count = count if output_spec.logits is None else output_spec.logits
+        shown = prompt_count + count if output_spec.prompt else count
+        head_input_count = 0
+        if output_spec.head_input:
+            head_input_count = shown if output_spec.prompt else logit_count
+        forward_pass = ForwardPass(
             start=self._cached if rows.position is None else self.layers.reserved + rows.position,
             tokens=tokens,
             tree=tree,
             states=rows.states,
             layers=output_spec.layers,
-            logits=wanted,
-            head_input=0 if not output_spec.head_input else shown if output_spec.prompt else wanted,
+            logits=logit_count,
+            head_input=head_input_count,
             hidden=output_spec.hidden,
             fill=output_spec.fill,
-            prompt=waiting,
+            prompt=prompt_count,
             skipped=output_spec.skipped,
             vocabulary=output_spec.vocabulary,
         )
-        scores = self._run_text(work) if rows.position is None else self._run_draft(work)
+        scores = (
+            self._run_text(forward_pass) if rows.position is None else self._run_draft(forward_pass)
+        )
         hidden = (
             scores.hidden
-            if shown == work.count
+            if shown == forward_pass.count
             else tuple(state[-shown:] for state in scores.hidden)
         )
         return Scores(scores.logits, scores.head_input, hidden)
@@ -232,10 +237,10 @@ class CachedSession:
             return None
         if chain.position is not None:
             return self._draft_ahead(rows, chain, self.layers.reserved + chain.position)
-        tokens = self._fed(rows)
+        tokens = self._rows_after_prompt(rows)
         drafted = self.layers.draft(self._cached, tokens, chain)
         if drafted is not None:
-            self._have_run([len(tokens), *[1] * (drafted.forwards - 1)], chain.vocabulary)
+            self._record_program([len(tokens), *[1] * (drafted.forwards - 1)], chain.vocabulary)
         return drafted
 
     @torch.inference_mode()
@@ -243,23 +248,25 @@ class CachedSession:
         self, token: int, threshold: float
     ) -> tuple[Float[Tensor, "1 vocab"], int] | None:
         self.prefill()
-        found = self.layers.forward_until_confident(self._cached, token, threshold)
-        if found is not None:
-            self._base, self._started = self._cached, None
-            self._cached = self._ran(
-                self._cached, [1], layers=found[1], filled_layers=self.layers.depth - found[1]
-            )
-        return found
+        early_exit = self.layers.forward_until_confident(self._cached, token, threshold)
+        if early_exit is None:
+            return None
+        _, layers = early_exit
+        self._base, self._started = self._cached, None
+        self._cached = self._record_forwards(
+            self._cached, [1], layers=layers, filled_layers=self.layers.depth - layers
+        )
+        return early_exit
 
     @torch.inference_mode()
     def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
         if not tree_spec.plain:
             return None
-        tokens = self._fed(rows)
+        tokens = self._rows_after_prompt(rows)
         grown = self.layers.grow(self._cached, tokens, tree_spec)
         if grown is not None:
             self._base = self._cached + len(tokens)
-            self._have_run([len(tokens), *grown.forwards[1:]], tree_spec.vocabulary)
+            self._record_program([len(tokens), *grown.forwards[1:]], tree_spec.vocabulary)
         return grown
 
     def keep(self, path: Sequence[int]) -> None:
@@ -274,18 +281,18 @@ class CachedSession:
 
     def prefill(self) -> None:
         if self._pending:
-            last = self._pending.pop()  # the others run with it
-            self.extend([last], PROMPT)
+            last_token = self._pending.pop()  # the others run with it
+            self.extend([last_token], PROMPT)
 
     def memory(self, layers: int) -> tuple[Tensor, Tensor]:
-        return self.layers.last_memory(layers)
+        return self.layers.memory_of_last_layers(layers)
 
     @torch.inference_mode()
     def commit_row(self, row: int, layers: Sequence[int]) -> None:
         if row:
             self.layers.gather(self._cached, [row], layers)
 
-    def _fed(self, rows: Sequence[int]) -> list[int]:
+    def _rows_after_prompt(self, rows: Sequence[int]) -> list[int]:
         """These rows after the prompt's, unless it is long: a program holds all its rows in
         memory.
         """
@@ -293,18 +300,20 @@ class CachedSession:
             self.prefill()
         return [*self._pending, *rows]
 
-    def _scored(self, vocabulary: DraftVocabulary | None) -> int | None:
+    def _scored_tokens(self, vocabulary: DraftVocabulary | None) -> int | None:
         """How many tokens the head scores; None for all."""
         return (
             len(vocabulary) if vocabulary is not None and self.layers.supports_draft_vocab else None
         )
 
-    def _have_run(self, counts: Sequence[int], vocabulary: DraftVocabulary | None) -> None:
+    def _record_program(self, counts: Sequence[int], vocabulary: DraftVocabulary | None) -> None:
         """A program ran forwards of so many rows, the pending ones among the first."""
         self._pending, self._started = [], None
-        self._cached = self._ran(self._cached, counts, vocabulary=self._scored(vocabulary))
+        self._cached = self._record_forwards(
+            self._cached, counts, vocabulary=self._scored_tokens(vocabulary)
+        )
 
-    def _ran(self, start: int, counts: Sequence[int], **what: int | None) -> int:
+    def _record_forwards(self, start: int, counts: Sequence[int], **what: int | None) -> int:
         """Record the forwards of a program, with so many rows each. what: other fields.
 
         Returns the next slot.
@@ -317,25 +326,33 @@ class CachedSession:
 
     def _prepend_prompt(self, tokens: Tensor, tree: Tree | None) -> tuple[Tensor, Tree | None]:
         """The pending prompt tokens, then these rows; with a tree, the combined tree."""
-        waiting = len(self._pending)
+        prompt_count = len(self._pending)
         tokens = torch.cat([on_device(self._pending, tokens.device), tokens])
         self._pending = []
         if tree is None:
             return tokens, None
-        chain = torch.arange(-1, waiting - 1, device=tokens.device)
+        chain = torch.arange(-1, prompt_count - 1, device=tokens.device)
         # a root (-1) follows the last prompt token
-        return tokens, Tree(torch.cat([chain, tree.parents + waiting]))
+        return tokens, Tree(torch.cat([chain, tree.parents + prompt_count]))
 
-    def _run_draft(self, work: ForwardPass) -> Scores:
+    def _run_draft(self, forward_pass: ForwardPass) -> Scores:
         """Run drafted rows. If they ran through the first layers, remember the output of those."""
-        first = work.tree is None and is_first(work.layers, work.skipped)
-        hidden = (*work.hidden, len(work.layers)) if first else work.hidden
-        scores = self._run(replace(work, hidden=hidden))
-        if not first:
+        runs_first_layers = forward_pass.tree is None and are_first_layers(
+            forward_pass.layers, forward_pass.skipped
+        )
+        hidden = (
+            (*forward_pass.hidden, len(forward_pass.layers))
+            if runs_first_layers
+            else forward_pass.hidden
+        )
+        scores = self._run(replace(forward_pass, hidden=hidden))
+        if not runs_first_layers:
             self._started = None  # other keys and values may stand in its slots now
             return scores
         *hidden, states = scores.hidden
-        self._remember(work.start, Started(work.tokens, states, len(work.layers)))
+        self._remember(
+            forward_pass.start, StartedRows(forward_pass.tokens, states, len(forward_pass.layers))
+        )
         return Scores(scores.logits, scores.head_input, tuple(hidden))
 
     def _draft_ahead(self, rows: Sequence[int], chain: ChainSpec, start: int) -> ChainResult | None:
@@ -344,82 +361,94 @@ class CachedSession:
         drafted = self.layers.draft(start, rows, chain)
         if drafted is None:
             return None
-        end = self._ran(
+        end = self._record_forwards(
             start,
             [len(rows), *[1] * (drafted.forwards - 1)],
             layers=len(chain.layers),
             skipped_attention=len(chain.skipped.attention),
             skipped_feed_forward=len(chain.skipped.feed_forward),
-            vocabulary=self._scored(chain.vocabulary),
+            vocabulary=self._scored_tokens(chain.vocabulary),
         )
-        if is_first(chain.layers, chain.skipped):
+        if are_first_layers(chain.layers, chain.skipped):
             ran = on_device([*rows, *drafted.tokens][: end - start], self.layers.device)
-            self._remember(start, Started(ran, drafted.states, len(chain.layers)))
+            self._remember(start, StartedRows(ran, drafted.states, len(chain.layers)))
         else:
             self._started = None
         return drafted
 
-    def _remember(self, start: int, ran: Started) -> None:
+    def _remember(self, start: int, rows: StartedRows) -> None:
         """Drafted rows from slot `start` on have run through the first layers."""
-        before, ahead = self._started, start - self._cached
+        started, ahead = self._started, start - self._cached
         if ahead == 0:
-            self._started = ran
-        elif before is None or before.layers != ran.layers or before.tokens.shape[0] < ahead:
+            self._started = rows
+        elif started is None or started.layers != rows.layers or started.tokens.shape[0] < ahead:
             self._started = None  # the states of the rows between are not known
         else:
-            tokens = torch.cat([before.tokens[:ahead], ran.tokens])
-            self._started = Started(
-                tokens, torch.cat([before.states[:ahead], ran.states]), ran.layers
+            tokens = torch.cat([started.tokens[:ahead], rows.tokens])
+            self._started = StartedRows(
+                tokens, torch.cat([started.states[:ahead], rows.states]), rows.layers
             )
 
-    def _run_text(self, work: ForwardPass) -> Scores:
+    def _run_text(self, forward_pass: ForwardPass) -> Scores:
         """Run the text's next rows. They count as cached once the last layer has run."""
-        self._base = work.start + work.prompt - work.earlier
+        self._base = forward_pass.start + forward_pass.prompt - forward_pass.earlier
         started, self._started = self._started, None
         if (
             started is not None
-            and work.whole
-            and work.tree is None
-            and (same := started.shared(work.tokens))
+            and forward_pass.is_plain
+            and forward_pass.tree is None
+            and (same := started.shared(forward_pass.tokens))
         ):
-            scores = self._run_rest(work, started.states[:same], started.layers)
+            scores = self._run_remaining_layers(forward_pass, started.states[:same], started.layers)
         else:
-            scores = self._run(work)
-        if work.layers is None or (work.layers and work.layers[-1] == self.layers.depth - 1):
-            self._cached = work.start + work.count
+            scores = self._run(forward_pass)
+        if forward_pass.layers is None or (
+            forward_pass.layers and forward_pass.layers[-1] == self.layers.depth - 1
+        ):
+            self._cached = forward_pass.start + forward_pass.count
         return scores
 
-    def _run_rest(self, work: ForwardPass, states: Float[Tensor, "n dim"], first: int) -> Scores:
-        """The first n rows have run the `first` layers: run these for the other rows, then the rest
-        for all rows.
+    def _run_remaining_layers(
+        self, forward_pass: ForwardPass, states: Float[Tensor, "n dim"], started_layers: int
+    ) -> Scores:
+        """Complete a forward whose first n rows have run the first `started_layers` layers: run
+        these for the other rows, then the layers after them for all rows.
         """
         done = states.shape[0]
-        if done < work.count:
+        if done < forward_pass.count:
             late = replace(
-                work,
-                start=work.start + done,
-                tokens=work.tokens[done:],
-                layers=range(first),
+                forward_pass,
+                start=forward_pass.start + done,
+                tokens=forward_pass.tokens[done:],
+                layers=range(started_layers),
                 logits=0,
                 head_input=0,
-                hidden=(first,),
+                hidden=(started_layers,),
             )
             states = torch.cat([states, self._run(late).hidden[0]])
-        return self._run(replace(work, states=states, layers=range(first, self.layers.depth)))
+        return self._run(
+            replace(forward_pass, states=states, layers=range(started_layers, self.layers.depth))
+        )
 
-    def _run(self, work: ForwardPass) -> Scores:
+    def _run(self, forward_pass: ForwardPass) -> Scores:
         """Run and record the forward.
 
         With an empty list of layers, the given states go straight to the head.
         """
-        chosen = work.layers
-        if chosen is not None and not len(chosen) and work.hidden:
-            scores = self._run(replace(work, hidden=())) if work.logits else Scores(None)
-            return replace(scores, hidden=(work.states,) * len(work.hidden))
-        ran = None if chosen is None else 0 if work.fill else len(chosen)
-        first = 0 if work.states is None else chosen[0] if chosen else self.layers.depth
-        scored = self.layers.scored(work)
-        for cached, rows in self.layers.forwards(work.start, work.count):
+        layers = forward_pass.layers
+        if layers is not None and not len(layers) and forward_pass.hidden:
+            scores = (
+                self._run(replace(forward_pass, hidden=())) if forward_pass.logits else Scores(None)
+            )
+            return replace(scores, hidden=(forward_pass.states,) * len(forward_pass.hidden))
+        layer_count = None
+        if layers is not None:
+            layer_count = 0 if forward_pass.fill else len(layers)
+        first_layer = 0
+        if forward_pass.states is not None:
+            first_layer = layers[0] if layers else self.layers.depth
+        scored = self.layers.scored(forward_pass)
+        for cached, rows in self.layers.forwards(forward_pass.start, forward_pass.count):
             self.forwards.append(
                 Forward(
                     self.layers.config,
@@ -427,17 +456,17 @@ class CachedSession:
                     cached=cached,
                     scored=min(rows, scored),
                     source=self.layers.source,
-                    layers=ran,
-                    first_layer=first,
-                    filled_layers=len(chosen) if work.fill else 0,
-                    skipped_attention=len(work.skipped.attention),
-                    skipped_feed_forward=len(work.skipped.feed_forward),
-                    vocabulary=self._scored(work.vocabulary),
+                    layers=layer_count,
+                    first_layer=first_layer,
+                    filled_layers=len(layers) if forward_pass.fill else 0,
+                    skipped_attention=len(forward_pass.skipped.attention),
+                    skipped_feed_forward=len(forward_pass.skipped.feed_forward),
+                    vocabulary=self._scored_tokens(forward_pass.vocabulary),
                 )
             )
-        return self.layers.run(work)
+        return self.layers.run(forward_pass)
 
 
-def is_first(layers: Sequence[int], skipped: Skipped) -> bool:
-    """Whether these are the first layers, whole."""
+def are_first_layers(layers: Sequence[int], skipped: Skipped) -> bool:
+    """Whether these are the first layers of the model, with all their blocks."""
     return not skipped and list(layers) == list(range(len(layers)))

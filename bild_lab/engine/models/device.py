@@ -1,12 +1,14 @@
-"""The device that a configuration names, and the precisions that there are."""
+"""The device that a configuration names, its free memory, and the precisions that there are."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
+import psutil
 import torch
 
 from bild_lab.errors import UserError
@@ -22,6 +24,24 @@ SHORT_DTYPES = {
 }
 
 
+CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # of Linux's control groups
+
+
+@dataclass(frozen=True)
+class MemoryFiles:
+    """How a version of control groups names a limit, what is used of it, and the lines of
+    memory.stat.
+    """
+
+    limit: str
+    used: str
+    prefix: str = ""
+
+
+V1 = MemoryFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+V2 = MemoryFiles("memory.max", "memory.current")
+
+
 def resolve_device(name: str) -> torch.device:
     """The device with this name; `auto` is the GPU if there is one.
 
@@ -33,10 +53,14 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        wanted = f"runtime.device must be auto, cpu, or an accelerator that is there, got {name!r}"
+        requirement = (
+            f"runtime.device must be auto, cpu, or an accelerator that is there, got {name!r}"
+        )
         if meant := _meant(name):
-            raise UserError(f"{wanted}; did you mean {meant}?") from error
-        raise UserError(f"{wanted}: {str(error).splitlines()[0].partition('. ')[0]}") from error
+            raise UserError(f"{requirement}; did you mean {meant}?") from error
+        raise UserError(
+            f"{requirement}: {str(error).splitlines()[0].partition('. ')[0]}"
+        ) from error
     return device
 
 
@@ -77,3 +101,55 @@ def processor(*fields: str) -> str:
     except OSError:  # not Linux
         return ""
     return "\n".join(sorted({line for line in lines if line.startswith(fields)}))
+
+
+def free_bytes(device: torch.device) -> int:
+    """How much memory this process can still take: of a GPU, or of the machine within the limits of
+    its container.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return max(0, min([psutil.virtual_memory().available, *free_in_groups()]))
+
+
+def free_in_groups(mounted: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[int]:
+    """Bytes that are free in each control group of this process that has a limit, of version 1 or
+    2.
+
+    A group's limit counts for those below it. Inside a container its own group may be the topmost
+    that is seen.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            mounts, files = (mounted, mounted / "unified"), V2
+        elif "memory" in controllers.split(","):
+            mounts, files = (mounted / "memory",), V1
+        else:
+            continue
+        path = PurePosixPath(group.lstrip("/"))
+        for mount in mounts:
+            for folder in (path, *path.parents):
+                if (free := _free_in(mount / folder, files)) is not None:
+                    yield free
+
+
+def _free_in(group: Path, files: MemoryFiles) -> int | None:
+    """None without a limit.
+
+    Pages of files that can be read again are free, as in `MemAvailable`.
+    """
+    try:
+        limit, used = (int((group / name).read_text()) for name in (files.limit, files.used))
+        lines = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+        statistics = {name: int(value) for name, value in lines}
+    except (OSError, ValueError):  # ValueError: the limit is the word max
+        return None
+    pages = sum(
+        statistics.get(f"{files.prefix}{name}", 0) for name in ("active_file", "inactive_file")
+    )
+    return limit - used + pages

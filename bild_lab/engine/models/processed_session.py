@@ -121,14 +121,14 @@ class ProcessedSession(SessionOver):
         """
         count, width = logits.shape
         parents = range(-1, len(self._fed) - 1) if tree is None else tree.parents.tolist()
-        given = precise(logits)
-        changed = given.clone()
+        raw_logits = precise(logits)
+        changed = raw_logits.clone()
         for place, row in enumerate(range(len(self._fed) - count, len(self._fed))):
             if row >= 0 and self._fed[row] >= width:  # a probe
                 continue
             text = [*self._text[: self._base], *branch(row, parents, self._fed)]
             ids = on_device(text[: self._base + row + 1] if row < 0 else text, logits.device)[None]
-            changed[place] = self._processors(ids, given[place : place + 1].clone())[0]
+            changed[place] = self._processors(ids, raw_logits[place : place + 1].clone())[0]
         return changed
 
 

@@ -39,7 +39,8 @@ class IntersectionSession(SessionOver):
     that are not shared are -inf, so the distribution is the draft model's own, renormalized over
     the shared ones.
 
-    source, own: the prompt in both vocabularies. positions: how many tokens the draft model reads.
+    source, draft_source: the prompt in both vocabularies. positions: how many tokens the draft
+    model reads.
     """
 
     def __init__(
@@ -47,25 +48,28 @@ class IntersectionSession(SessionOver):
         session: Session,
         overlap: VocabularyOverlap,
         source: Source,
-        own: Source,
+        draft_source: Source,
         positions: int | None,
     ) -> None:
         super().__init__(session)
         self._overlap, self._positions = overlap, positions
-        self._first, self._own_first = len(source.prompt) - 1, len(own.prompt) - 1
-        self._last_of_prompt = own.prompt[-1]
+        self._prompt_rows, self._draft_prompt_rows = (
+            len(source.prompt) - 1,
+            len(draft_source.prompt) - 1,
+        )
+        self._last_of_prompt = draft_source.prompt[-1]
         # after the prompt, where each token's rows end in the draft model's text
         self._ends: list[int] = []
         self._base = 0  # of the last extend, or the tree, the first token
         self._spans: list[list[int]] = []  # its tokens' rows
         pairs = sorted(overlap.shared.items())
         self._shared = tuple(
-            torch.tensor(side, device=own.device) for side in zip(*pairs, strict=True)
+            torch.tensor(side, device=draft_source.device) for side in zip(*pairs, strict=True)
         )
 
     @property
     def length(self) -> int:
-        return self._first + len(self._ends)
+        return self._prompt_rows + len(self._ends)
 
     @torch.inference_mode()
     def extend(
@@ -81,33 +85,43 @@ class IntersectionSession(SessionOver):
                 f"{self._overlap.draft.path} has another vocabulary than the target and drafts by"
                 " its scores alone; choose a draft model with the target's tokenizer"
             )
+        # 1. the draft model's rows for each token, behind those of the tree's earlier rows
         tokens = rows.tokens.tolist() if isinstance(rows.tokens, Tensor) else list(rows.tokens)
-        earlier = 0 if rows.tree is None else len(rows.tree) - len(tokens)
-        self._base = len(self._ends) - earlier
-        written = [
-            self._own_tokens(token, self._base + earlier + place)
+        earlier_count = 0 if rows.tree is None else len(rows.tree) - len(tokens)
+        self._base = len(self._ends) - earlier_count
+        draft_tokens = [
+            self._draft_tokens_of(token, len(self._ends) + place)
             for place, token in enumerate(tokens)
         ]
-        place = sum(map(len, self._spans[:earlier]))
-        self._spans = self._spans[:earlier]
-        for own in written:
-            self._spans.append(list(range(place, place := place + len(own))))
-        fed = list(itertools.chain.from_iterable(written))
-        self._require_positions(len(fed))
-        wanted = len(tokens) if output_spec.logits is None else output_spec.logits
-        # from the end
-        scored = [span[-1] - place for span in self._spans[len(self._spans) - wanted :]]
-        tree = None if rows.tree is None else self._own_tree(rows.tree)
+        self._spans = self._spans[:earlier_count]
+        row_count = sum(map(len, self._spans))
+        for token_rows in draft_tokens:
+            self._spans.append(list(range(row_count, row_count + len(token_rows))))
+            row_count += len(token_rows)
+        # 2. the draft model's forward, as far back as the first row that is scored
+        fed_tokens = list(itertools.chain.from_iterable(draft_tokens))
+        self._require_positions(len(fed_tokens))
+        logit_count = len(tokens) if output_spec.logits is None else output_spec.logits
+        scored_spans = self._spans[len(self._spans) - logit_count :]
+        scored_rows = [span[-1] - row_count for span in scored_spans]  # from the end
+        tree = None if rows.tree is None else self._draft_tree(rows.tree)
         logits = self._session.extend(
-            Rows(fed, tree), OutputSpec(logits=-scored[0] if scored else 0)
+            Rows(fed_tokens, tree), OutputSpec(logits=-scored_rows[0] if scored_rows else 0)
         ).logits
-        before = self._ends[-1] if self._ends else self._own_first
-        self._ends += itertools.accumulate(map(len, written[1:]), initial=before + len(written[0]))
-        if logits.shape[0] != wanted:
-            logits = logits[on_device([logits.shape[0] + row for row in scored], logits.device)]
-        ours, theirs = self._shared
-        translated = logits.new_full((wanted, self._overlap.width), float("-inf"))
-        return Scores(translated.index_copy_(1, ours, logits.index_select(1, theirs)))
+        # 3. where each token's rows end
+        end = self._ends[-1] if self._ends else self._draft_prompt_rows
+        for token_rows in draft_tokens:
+            end += len(token_rows)
+            self._ends.append(end)
+        # 4. the scores of the shared tokens, in the target's columns
+        if logits.shape[0] != logit_count:
+            last_rows = [logits.shape[0] + row for row in scored_rows]
+            logits = logits[on_device(last_rows, logits.device)]
+        target_columns, draft_columns = self._shared
+        translated = logits.new_full((logit_count, self._overlap.width), float("-inf"))
+        return Scores(
+            translated.index_copy_(1, target_columns, logits.index_select(1, draft_columns))
+        )
 
     def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         """Drafted one forward at a time; nothing where the draft model's positions end."""
@@ -119,21 +133,23 @@ class IntersectionSession(SessionOver):
 
     def keep(self, path: Sequence[int]) -> None:
         self._session.keep([row for place in path for row in self._spans[place]])
-        before = self._ends[self._base - 1] if self._base else self._own_first
-        lengths = itertools.accumulate((len(self._spans[place]) for place in path), initial=before)
+        length_before = self._ends[self._base - 1] if self._base else self._draft_prompt_rows
+        lengths = itertools.accumulate(
+            (len(self._spans[place]) for place in path), initial=length_before
+        )
         self._ends[self._base :] = list(lengths)[1:]
 
     def rollback(self, length: int) -> None:
-        kept = max(0, length - self._first)
-        if kept < len(self._ends):
-            del self._ends[kept:]
-            self._session.rollback(self._ends[-1] if self._ends else self._own_first)
+        kept_count = max(0, length - self._prompt_rows)
+        if kept_count < len(self._ends):
+            del self._ends[kept_count:]
+            self._session.rollback(self._ends[-1] if self._ends else self._draft_prompt_rows)
 
-    def _own_tokens(self, token: int, place: int) -> list[int]:
+    def _draft_tokens_of(self, token: int, place: int) -> list[int]:
         """The draft model's tokens for a target token, the place-th after the prompt."""
         return self._overlap.draft_tokens(token) if place else [self._last_of_prompt]
 
-    def _own_tree(self, tree: Tree) -> Tree:
+    def _draft_tree(self, tree: Tree) -> Tree:
         """The tree of the draft model's rows: those of one token are a chain."""
         parents: list[int] = []
         for parent, span in zip(tree.parents.tolist(), self._spans, strict=True):
@@ -145,7 +161,7 @@ class IntersectionSession(SessionOver):
         if self._positions is None:
             return True
         places = enumerate(rows, start=len(self._ends))
-        more = sum(len(self._own_tokens(token, place)) for place, token in places)
+        more = sum(len(self._draft_tokens_of(token, place)) for place, token in places)
         return self._session.length + more + drafted <= self._positions
 
     def _require_positions(self, more: int) -> None:

@@ -15,9 +15,9 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 
-# of the target's pieces: with fewer, the draft model's tokenizer is hardly its own, or of another
-# script
-LEAST = 0.01
+# the share of the target's pieces that must be shared: with fewer, the draft model's tokenizer is
+# hardly its own, or of another script
+MIN_SHARED = 0.01
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class VocabularyOverlap:
 
     @cached_property
     def width(self) -> int:
-        """Of the target's logits."""
+        """The width of the target's logits."""
         return self.target.config.get_text_config(decoder=True).vocab_size
 
     @cached_property
@@ -39,12 +39,18 @@ class VocabularyOverlap:
 
         Special tokens of one name or role are shared too. No token has two partners.
         """
-        ours, theirs = self.target.pieces.tokens_of, self.draft.pieces.tokens_of
-        ordinary = {token: theirs[text] for text, token in ours.items() if text in theirs}
+        target_tokens, draft_tokens = self.target.pieces.tokens_of, self.draft.pieces.tokens_of
+        ordinary = {
+            token: draft_tokens[text]
+            for text, token in target_tokens.items()
+            if text in draft_tokens
+        }
         widths = (self.width, self.draft.config.get_text_config(decoder=True).vocab_size)
         partners = {**ordinary, **self._special}
         return {
-            one: other for one, other in partners.items() if one < widths[0] and other < widths[1]
+            target_token: draft_token
+            for target_token, draft_token in partners.items()
+            if target_token < widths[0] and draft_token < widths[1]
         }
 
     @property
@@ -54,29 +60,29 @@ class VocabularyOverlap:
 
     @cached_property
     def _special(self) -> dict[int, int]:
-        ours, theirs = self.target, self.draft
-        unknown = {ours.tokenizer.unk_token_id}
-        pairs = [(ours.tokenizer.eos_token_id, theirs.tokenizer.eos_token_id)]
+        target, draft = self.target, self.draft
+        unknown = {target.tokenizer.unk_token_id}
+        pairs = [(target.tokenizer.eos_token_id, draft.tokenizer.eos_token_id)]
         pairs += [
             (token, self.draft.pieces.special.get(name))
             for name, token in self.target.pieces.special.items()
         ]
         roles = ("bos_token_id", "pad_token_id")
         pairs += [
-            (getattr(ours.tokenizer, role), getattr(theirs.tokenizer, role)) for role in roles
+            (getattr(target.tokenizer, role), getattr(draft.tokenizer, role)) for role in roles
         ]
         pairs += [
-            (token, min(theirs.end_tokens, default=None)) for token in sorted(ours.end_tokens)
+            (token, min(draft.end_tokens, default=None)) for token in sorted(target.end_tokens)
         ]
-        found: dict[int, int] = {}
-        for one, other in pairs:
+        partners: dict[int, int] = {}
+        for target_token, draft_token in pairs:
             if (
-                None not in (one, other)
-                and one not in {*found, *unknown}
-                and other not in found.values()
+                None not in (target_token, draft_token)
+                and target_token not in {*partners, *unknown}
+                and draft_token not in partners.values()
             ):
-                found[one] = other
-        return found
+                partners[target_token] = draft_token
+        return partners
 
     def draft_tokens(self, token: int) -> list[int]:
         """Tokens of the draft model that write what this target token writes: one or more, whatever
@@ -118,18 +124,18 @@ class VocabularyOverlap:
             tokens = tokens[len(start) :]
         if end and tokens[-len(end) :] == end:
             tokens = tokens[: -len(end)]
-        found: list[int] = []
+        draft_tokens: list[int] = []
         for ordinary, run in itertools.groupby(
             tokens, lambda token: token in self.target.pieces.written
         ):
             if ordinary:
                 text = self.target.pieces.text(run)
-                if not found and self.target.pieces.adds_space:  # to the first word
+                if not draft_tokens and self.target.pieces.adds_space:  # to the first word
                     text = text.removeprefix(b" ")
-                found += self.draft.pieces.tokens(text, behind=bool(found))
+                draft_tokens += self.draft.pieces.tokens(text, behind=bool(draft_tokens))
             else:
-                found += [self._special[token] for token in run if token in self._special]
-        return found
+                draft_tokens += [self._special[token] for token in run if token in self._special]
+        return draft_tokens
 
 
 @lru_cache(maxsize=8)
@@ -140,10 +146,13 @@ def overlap_of(target: Checkpoint, draft: Checkpoint) -> VocabularyOverlap:
 
 def require_shared(overlap: VocabularyOverlap) -> None:
     """Raise UserError for vocabularies that share too little to draft by what both have."""
-    ours, theirs = len(overlap.target.pieces.written), len(overlap.draft.pieces.written)
-    if overlap.count < max(1, LEAST * ours):
+    target_count, draft_count = (
+        len(overlap.target.pieces.written),
+        len(overlap.draft.pieces.written),
+    )
+    if overlap.count < max(1, MIN_SHARED * target_count):
         raise UserError(
-            f"{overlap.target.path} ({ours} pieces) and {overlap.draft.path} ({theirs} pieces) have"
-            f" different vocabularies that share {overlap.count} pieces; check that the draft"
-            " model's folder holds its own tokenizer files, or choose another draft model"
+            f"{overlap.target.path} ({target_count} pieces) and {overlap.draft.path} ({draft_count}"
+            f" pieces) have different vocabularies that share {overlap.count} pieces; check that the"
+            " draft model's folder holds its own tokenizer files, or choose another draft model"
         )

@@ -8,18 +8,18 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.models.checkpoint.checkpoint import (
-    Checkpoint,
-    alike,
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.vocabulary import (
     same_vocabulary,
-    without_row,
+    shares_token_ids,
+    tokens_without_embedding,
 )
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import DEFAULT_OPTIONS, LoadedModel, Session, SessionOptions
-from bild_lab.engine.vocabularies.alike import AlikeModel
 from bild_lab.engine.vocabularies.intersection import IntersectionSession
 from bild_lab.engine.vocabularies.overlap import VocabularyOverlap, overlap_of, require_shared
+from bild_lab.engine.vocabularies.shared_ids import SharedIdModel
 from bild_lab.errors import UserError
 
 
@@ -42,29 +42,29 @@ class TranslatedModel:
     @property
     def facts(self) -> dict[str, Any]:
         """For a result: the draft model, and what the vocabularies share."""
-        own = self.overlap
+        overlap = self.overlap
         pieces = {
-            "target_pieces": len(own.target.pieces.written),
-            "draft_pieces": len(own.draft.pieces.written),
+            "target_pieces": len(overlap.target.pieces.written),
+            "draft_pieces": len(overlap.draft.pieces.written),
         }
-        return {"draft": own.draft.path, "shared": own.count, **pieces}
+        return {"draft": overlap.draft.path, "shared": overlap.count, **pieces}
 
     @property
     def transformers(self) -> TranslatedModel:
-        """The same checkpoint as a module of Transformers, translated too."""
+        """The draft model's checkpoint as a module of Transformers, translated too."""
         return TranslatedModel(self.model.transformers, self.overlap)
 
-    def by_kernels(self) -> TranslatedModel:
-        """The same weights, run by the CPU kernels."""
-        return TranslatedModel(self.model.by_kernels(), self.overlap)
+    def with_backend(self, **backend: Any) -> TranslatedModel:
+        """The model over `NativeModel.with_backend`."""
+        return TranslatedModel(self.model.with_backend(**backend), self.overlap)
 
     def start(
         self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
     ) -> Session:
-        own = self.overlap.source(source, self.model.source_positions)
-        session = self.model.start(own, 2 * room, replace(session_options, target=None))
+        draft_source = self.overlap.source(source, self.model.source_positions)
+        session = self.model.start(draft_source, 2 * room, replace(session_options, target=None))
         translated = IntersectionSession(
-            session, self.overlap, source, own, self.model.session_positions
+            session, self.overlap, source, draft_source, self.model.session_positions
         )
         return processed(translated, source)
 
@@ -72,8 +72,10 @@ class TranslatedModel:
         """The scores after every token of the text in its own vocabulary, as far as its positions
         reach.
         """
-        own = self.overlap.source(text, self.model.source_positions)
-        return self.model.text_logits(replace(own, prompt=own.prompt[: self.model.positions]))
+        draft_text = self.overlap.source(text, self.model.source_positions)
+        return self.model.text_logits(
+            replace(draft_text, prompt=draft_text.prompt[: self.model.positions])
+        )
 
 
 def in_vocabulary_of(target: Checkpoint, model: LoadedModel) -> LoadedModel:
@@ -90,9 +92,9 @@ def in_vocabulary_of(target: Checkpoint, model: LoadedModel) -> LoadedModel:
             f" ({kinds[target.encoder_decoder]}) and {draft.path} ({kinds[draft.encoder_decoder]});"
             " choose both of one family"
         )
-    if alike(target, draft):
-        same = same_vocabulary(target, draft) and not without_row(target, draft)
-        return model if same else AlikeModel(model, target)
+    if shares_token_ids(target, draft):
+        same = same_vocabulary(target, draft) and not tokens_without_embedding(target, draft)
+        return model if same else SharedIdModel(model, target)
     overlap = overlap_of(target, draft)
     require_shared(overlap)
     return TranslatedModel(model, overlap)

@@ -4,6 +4,7 @@ distributions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,34 +25,36 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, most_likely, precise
 from bild_lab.engine.session import ALL_LOGITS, LAST_LOGITS, DraftShape, LoadedModel, Rows, as_rows
 from bild_lab.lab.measure.recorder import (
-    OneRow,
+    Logits,
     RecordedRound,
-    difference,
+    RowByRow,
     first_difference,
-    largest,
+    largest_logit,
     recorded_rounds,
+    relative_difference,
 )
 from bild_lab.lab.schema.numbers import CertificateCounts
 
+# verdicts on greedy texts, and on sampled ones
 EQUAL, TIE, DEFECT = "equal", "numerical tie", "defect"
-EXACT, ROUNDING, NO_FORM = "exact", "rounding", "no closed form"  # of sampled texts
+EXACT, ROUNDING, NO_FORM = "exact", "rounding", "no closed form"
 SESSION_DEFECT = "defect of the model's session"
-# causes come first
+# checks of sampled texts
 TEXT, DRAWS, LOGITS, OUTPUT, UNVERIFIED = "text", "draws", "logits", "output", "unverified"
+CAUSES_FIRST = (DRAWS, LOGITS, OUTPUT, UNVERIFIED)
 # a tie may span this many times the numerical noise, and noise this many times the roundings of all
 # layers
 SLACK = 4
-NEAR = 16  # tokens whose scores are compared between engines
-SAME = 1e-6  # total variation up to which two distributions are the same
+COMPARED_TOKENS = 16  # the most likely tokens, whose scores are compared between engines
+SAME_OUTPUT = 1e-6  # total variation up to which two distributions are equal
 # a random number may miss a token's share of q by so much: two sums of q in other orders
-DRAWN = 1e-6
+DRAW_TOLERANCE = 1e-6
 NORMALIZED = 1e-4  # how far from 1 the sum of a softmax in float32 may be
 # total variation of a drafter's q, declared and computed again, that rounding in float32 may make
-REDRAWN = 1e-3
+DRAFTER_ROUNDING = 1e-3
 
-
-# How many rows ran, the logits that the rule read, and what it emits; None if that is not known.
-Context = tuple[int, Float[Tensor, " vocab"], Float[Tensor, " vocab"] | None]
+Distribution = Float[Tensor, " vocab"]
+Distributions = Float[Tensor, "n vocab"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Certificate:
     position: of the first token that differs, or of the first context with a defect; None if there
     is none.
 
-    Of a greedy text that differs: token, target_token: the method's and the target's own token
+    For a greedy text that differs: token, target_token: the method's and the target's own token
     there, None for a text that has ended. gap: how much lower the target scores the method's token
     than its own, one row after another, in nats. margin: between the target's two most likely
     tokens there, in nats. rows: how many rows ran in the forward that verified the position, and
@@ -69,7 +72,7 @@ class Certificate:
     alone explains the token. noise: how much the target's scores of the two tokens change with the
     number of rows, in nats; at least their rounding error.
 
-    Of a sampled text: check: which check found a defect. contexts: how many were judged. output:
+    For a sampled text: check: which check found a defect. contexts: how many were judged. output:
     the largest total variation between what the rule emits and the target's distribution; None if
     the rule has no closed form. rounding: by number of rows, the largest such distance of the
     target's own distribution from that of one row after another.
@@ -95,9 +98,9 @@ def certify(
     target: LoadedModel,
     request: Request,
     tokens: Sequence[int],
-    own: Sequence[int],
+    target_tokens: Sequence[int],
     method: Method | None = None,
-    others: Sequence[LoadedModel] = (),
+    other_engines: Sequence[LoadedModel] = (),
 ) -> Certificate:
     """Compare emitted tokens with the target's own. Both are decoded greedily.
 
@@ -107,108 +110,116 @@ def certify(
     session, which runs rows together and one by one.
 
     method: what decoded the tokens. If it verifies drafts, the text is scored with the rows of its
-    own verification; else in one forward. others: the same model on other engines; how far apart
+    own verification; else in one forward. other_engines: the target on other engines; how far apart
     its scores are there is noise too.
     """
-    position = first_difference(tokens, own)
+    position = first_difference(tokens, target_tokens)
     if position is None:
         return Certificate(EQUAL)
-    token, target_token = (
-        text[position] if position < len(text) else None for text in (tokens, own)
-    )
+    token = tokens[position] if position < len(tokens) else None
+    target_token = target_tokens[position] if position < len(target_tokens) else None
+    defect = Certificate(DEFECT, position, token, target_token)
     if token is None or target_token is None:  # one text continues after the other has ended
-        return Certificate(DEFECT, position, token, target_token)
-    rows, alone, wide = verification(target, request, own[:position], method)
+        return defect
+    context = [*request.source.prompt, *target_tokens[:position]]
+    rows, alone, together = verification(target, request, context, method)
     pair = torch.tensor([token, target_token], device=alone.device)
     if not bool(alone[pair].isfinite().all()):  # a processor forbids the token
-        return Certificate(DEFECT, position, token, target_token)
+        return defect
+    changes = [(logits - alone)[pair].abs() for logits in together]
+    for engine_model in other_engines:
+        changes.append(engine_difference(RowByRow(engine_model, request).after(context), alone))
     rounding = torch.finfo(target.dtype).eps * float(alone[pair].abs().max())
-    elsewhere = [
-        OneRow(each, request).after([*request.source.prompt, *own[:position]]) for each in others
-    ]
-    moved = [(logits - alone)[pair].abs() for logits in wide]
-    changes = torch.cat([*moved, *(engine_difference(logits, alone) for logits in elsewhere)])
-    noise = float(changes.max().clamp(min=rounding))  # NaN stays, which `max` of numbers may drop
-    gap, wide_gap = (float(logits[target_token] - logits[token]) for logits in (alone, wide[0]))
-    best, second = alone.topk(2).values.tolist()
+    # NaN stays, which `max` of numbers may drop
+    noise = float(torch.cat(changes).max().clamp(min=rounding))
+    best, second_best = alone.topk(2).values.tolist()
     verdict = TIE if best - float(alone[pair].min()) <= SLACK * noise else DEFECT
-    if not noise <= most_noise(target.dtype, target.depth) * largest([alone, *wide]):
+    if not noise <= most_noise(target.dtype, target.depth) * largest_logit([alone, *together]):
         verdict = SESSION_DEFECT
     return Certificate(
-        verdict, position, token, target_token, gap, best - second, noise, rows, wide_gap
+        verdict,
+        position,
+        token,
+        target_token,
+        gap=float(alone[target_token] - alone[token]),
+        margin=best - second_best,
+        noise=noise,
+        rows=rows,
+        wide_gap=float(together[0][target_token] - together[0][token]),
     )
 
 
 @torch.inference_mode()
 def certify_replayed(
-    target: LoadedModel, request: Request, tokens: Sequence[int], own: Sequence[int]
+    target: LoadedModel, request: Request, tokens: Sequence[int], target_tokens: Sequence[int]
 ) -> Certificate:
-    """The same of a text that another engine may have written: it is judged to its end.
+    """Compare a text that another engine may have written with the target's own, to its end.
 
     After a tie the target's own text is what it writes after the tied token. The verdict is that of
     the first defect, else of the first tie. The noise is also that between our engine and the
     modules of Transformers, if these differ.
     """
-    others = () if target.engine == "hf" or target.bits is not None else (target.transformers,)
-    first = certify(target, request, tokens, own, others=others)
-    if first.verdict != TIE:
-        return first
-    prompt, scores = request.source.prompt, OneRow(target, request)
-    for position in range(first.position + 1, len(tokens)):
-        before = tokens[:position]
-        best = int(most_likely(scores.after([*prompt, *before])[None])[0])
-        later = certify(
-            target, request, tokens, [*before, best, *tokens[position + 1 :]], others=others
-        )
+    has_other_engine = target.engine != "hf" and target.bits is None
+    other_engines = (target.transformers,) if has_other_engine else ()
+    certificate = certify(target, request, tokens, target_tokens, other_engines=other_engines)
+    if certificate.verdict != TIE:
+        return certificate
+    prompt, scores = request.source.prompt, RowByRow(target, request)
+    for position in range(certificate.position + 1, len(tokens)):
+        prefix = tokens[:position]
+        target_token = int(most_likely(scores.after([*prompt, *prefix])[None])[0])
+        continued = [*prefix, target_token, *tokens[position + 1 :]]
+        later = certify(target, request, tokens, continued, other_engines=other_engines)
         if later.verdict not in (EQUAL, TIE):
             return later
     if not request.limits.reached([*prompt, *tokens]):  # the target goes on
         return Certificate(DEFECT, len(tokens))
-    return first
-
-
-Logits = Float[Tensor, " vocab"]
+    return certificate
 
 
 def engine_difference(logits: Logits, alone: Logits) -> Float[Tensor, " 1"]:
-    """By how much two engines differ in their scores of the most likely tokens, up to a constant,
+    """How much two engines differ in their scores of the most likely tokens, up to a constant,
     in nats.
     """
-    best = alone.topk(min(NEAR, len(alone))).indices
-    moved = (logits - alone)[best]
-    return (moved - moved.mean()).abs().max()[None]
+    likely_tokens = alone.topk(min(COMPARED_TOKENS, len(alone))).indices
+    changes = (logits - alone)[likely_tokens]
+    return (changes - changes.mean()).abs().max()[None]
 
 
 def verification(
-    target: LoadedModel, request: Request, emitted: Sequence[int], method: Method | None
+    target: LoadedModel, request: Request, context: Sequence[int], method: Method | None
 ) -> tuple[int, Logits, tuple[Logits, ...]]:
-    """Score the context after these tokens with the rows of the round that verified it, else in one
-    forward.
+    """Score a context with the rows of the round that verified it, else in one forward.
 
-    Returns how many rows ran at once; the target's logits one row after another; and those with so
-    many rows, then, if they are known, those that the rule read.
+    context: the tokens so far, prompt included. Returns how many rows ran at once; the target's
+    logits one row after another; and those with so many rows, then, if they are known, those that
+    the rule read.
     """
-    text, before = [*request.source.prompt, *emitted], request.limits.prompt_length - 1
-    rows, output_spec, row, read = as_rows(text[before:]), LAST_LOGITS, 0, ()
-    if isinstance(method, DraftThenVerify) and method.draft_shape > DraftShape.ROWS:
-        for one, _ in recorded_rounds(method, request):
-            found = {} if one is None else dict(one.contexts)
-            if len(text) in found:
-                draft = replace(one.draft, probes=None, shape=None)
-                before, rows, output_spec = (
-                    len(one.text) - 1,
-                    Rows(draft.row_tokens(one.text[-1]), draft.tree),
-                    ALL_LOGITS,
-                )
-                row = found[len(text)]
-                read = (precise(one.logits[row]),)
-                break
-    model = OneRow(target, request)
-    return (
-        len(rows.tokens),
-        model.after(text),
-        (model.together(before, rows, output_spec)[row], *read),
-    )
+    model = RowByRow(target, request)
+    alone = model.after(context)
+    recorded = _verifying_round(request, context, method)
+    if recorded is None:
+        cached_length = request.limits.prompt_length - 1
+        rows = as_rows(context[cached_length:])
+        return len(rows.tokens), alone, (model.together(cached_length, rows, LAST_LOGITS)[0],)
+    draft = replace(recorded.draft, probes=None, shape=None)
+    cached_length = len(recorded.text) - 1
+    rows = Rows(draft.row_tokens(recorded.text[-1]), draft.tree)
+    row = dict(recorded.contexts)[len(context)]
+    together = model.together(cached_length, rows, ALL_LOGITS)[row]
+    return len(rows.tokens), alone, (together, precise(recorded.logits[row]))
+
+
+def _verifying_round(
+    request: Request, context: Sequence[int], method: Method | None
+) -> RecordedRound | None:
+    """The round that emitted the token after this context; None if no draft was verified there."""
+    if not isinstance(method, DraftThenVerify) or method.draft_shape <= DraftShape.ROWS:
+        return None
+    for recorded, _ in recorded_rounds(method, request):
+        if recorded is not None and len(context) in dict(recorded.contexts):
+            return recorded
+    return None
 
 
 def most_noise(dtype: torch.dtype, depth: int) -> float:
@@ -245,111 +256,136 @@ def certify_sampled(
     """
     if not isinstance(method, DraftThenVerify):
         return Certificate(NO_FORM)
-    again, contexts, wrong_draws = sampled_again(method, request)
-    if (position := first_difference(again, tokens)) is not None:
+    resampled, contexts, wrong_draws = resample(method, request)
+    if (position := first_difference(resampled, tokens)) is not None:
         return Certificate(DEFECT, position, check=TEXT)
     defects = [(DRAWS, position) for position in wrong_draws]
-    own, prompt = OneRow(target, request), request.source.prompt
+    scores, prompt = RowByRow(target, request), request.source.prompt
+    judged = 0
     rounding: dict[int, float] = {}
-    farthest: float | None = None
+    distances: list[float | None] = []
     for position in range(len(tokens)):
         if position not in contexts:
             defects.append((UNVERIFIED, position))
             continue
-        rows, used, output = contexts[position]
-        logits = own.after([*prompt, *tokens[:position]])
-        p = distribution(request.sampling, used)
-        moved = total_variation(p, distribution(request.sampling, logits))
-        rounding[rows] = max(moved, rounding.get(rows, 0.0))
-        if not difference(used, logits) <= most_noise(target.dtype, target.depth):
+        judged += 1
+        context = contexts[position]
+        alone = scores.after([*prompt, *tokens[:position]])
+        target_probs = distribution(request.sampling, context.logits)
+        moved = total_variation(target_probs, distribution(request.sampling, alone))
+        rounding[context.rows] = max(moved, rounding.get(context.rows, 0.0))
+        if not relative_difference(context.logits, alone) <= most_noise(target.dtype, target.depth):
             defects.append((LOGITS, position))
-        if output is not None:
-            farthest = max(farthest or 0.0, total_variation(output, p))
-            if not farthest <= SAME:
-                defects.append((OUTPUT, position))
-    known = {
-        position: output for position, (_, _, output) in contexts.items() if position < len(tokens)
+        if context.output is None:
+            distances.append(None)
+            continue
+        distances.append(total_variation(context.output, target_probs))
+        if not distances[-1] <= SAME_OUTPUT:
+            defects.append((OUTPUT, position))
+    measured = [distance for distance in distances if distance is not None]
+    findings = {
+        "contexts": judged,
+        "output": max(measured) if measured else None,
+        "rounding": dict(sorted(rounding.items())),
     }
-    found = {"contexts": len(known), "output": farthest, "rounding": dict(sorted(rounding.items()))}
     if defects:
-        order = (DRAWS, LOGITS, OUTPUT, UNVERIFIED)  # the cause before its consequences
-        check, position = min(defects, key=lambda one: (order.index(one[0]), one[1]))
-        return Certificate(
-            SESSION_DEFECT if check == LOGITS else DEFECT, position, check=check, **found
+        check, position = min(
+            defects, key=lambda defect: (CAUSES_FIRST.index(defect[0]), defect[1])
         )
-    if not known or any(output is None for output in known.values()):
-        return Certificate(NO_FORM, **found)
-    return Certificate(EXACT if max(rounding.values()) <= SAME else ROUNDING, **found)
+        verdict = SESSION_DEFECT if check == LOGITS else DEFECT
+        return Certificate(verdict, position, check=check, **findings)
+    if not judged or None in distances:
+        return Certificate(NO_FORM, **findings)
+    verdict = EXACT if max(rounding.values()) <= SAME_OUTPUT else ROUNDING
+    return Certificate(verdict, **findings)
 
 
-def sampled_again(
+@dataclass(frozen=True)
+class SampledContext:
+    """A context in which a token was sampled. rows: how many ran in the verifying forward. logits:
+    those that the rule read. output: the distribution of what it emits; None if it has no closed
+    form.
+    """
+
+    rows: int
+    logits: Logits
+    output: Distribution | None
+
+
+def resample(
     method: DraftThenVerify, request: Request
-) -> tuple[list[int], dict[int, Context], list[int]]:
+) -> tuple[list[int], dict[int, SampledContext], list[int]]:
     """The text once more, its contexts by their place in it, and where drafted tokens were not
     drawn from their q.
     """
-    drafter, start = one_row_of_drafter(method, request), request.limits.prompt_length
-    again: list[int] = []
-    contexts: dict[int, Context] = {}
-    wrong_draws = []
-    for one, new_tokens in recorded_rounds(method, request):
-        again += new_tokens
-        if one is None:
+    drafter, prompt_length = one_row_of_drafter(method, request), request.limits.prompt_length
+    tokens: list[int] = []
+    contexts: dict[int, SampledContext] = {}
+    wrong_draws: list[int] = []
+    for recorded, new_tokens in recorded_rounds(method, request):
+        tokens += new_tokens
+        if recorded is None:
             continue
-        if not drawn_as_declared(one.draft):
-            wrong_draws.append(len(one.text) - start)
-        output = output_of(one, request, drafter)
-        for length, row in one.contexts:
-            emits = None if output is None else output[row].clone()
-            contexts[length - start] = (one.rows, one.logits[row].clone(), emits)
-    return again, contexts, wrong_draws
+        if not drawn_as_declared(recorded.draft):
+            wrong_draws.append(len(recorded.text) - prompt_length)
+        output = output_of(recorded, request, drafter)
+        for length, row in recorded.contexts:
+            contexts[length - prompt_length] = SampledContext(
+                recorded.rows,
+                recorded.logits[row].clone(),
+                None if output is None else output[row].clone(),
+            )
+    return tokens, contexts, wrong_draws
 
 
-def one_row_of_drafter(method: DraftThenVerify, request: Request) -> OneRow | None:
+def one_row_of_drafter(method: DraftThenVerify, request: Request) -> RowByRow | None:
     """The model that drafts, one row after another; None where rounding may be as large as another
     distribution.
     """
     model = method.drafter.draws_from
     known = model is not None and (model.engine == "kernels" or model.dtype.itemsize > 2)
-    return OneRow(model, request) if known else None
+    return RowByRow(model, request) if known else None
 
 
 def output_of(
-    one: RecordedRound, request: Request, drafter: OneRow | None
+    recorded: RecordedRound, request: Request, drafter: RowByRow | None
 ) -> Float[Tensor, "n+1 vocab"] | None:
     """The distribution of what a round's rule emits after each row; None if it has no closed
     form.
     """
-    held = {name: getattr(one.draft, name) for name in ("probs", "own_probs")}
     draft = replace(
-        one.draft, **{name: exactly(probs) for name, probs in held.items() if probs is not None}
+        recorded.draft,
+        probs=in_float64(recorded.draft.probs),
+        unscaled_probs=in_float64(recorded.draft.unscaled_probs),
     )
-    logits = one.logits.double()
+    logits = recorded.logits.double()
     drawn = drafter_probs(draft, logits)
     drawn = drawn / drawn.sum(-1, keepdim=True)
     if drafter is not None and draft.probs is not None:
-        children, text = judged_nodes(draft), list(one.text)
+        children, text = judged_nodes(draft), list(recorded.text)
         # the first child of each by the drafter's model; later siblings as declared
-        for _, row in one.contexts:
-            text += [draft.token_list[row - 1]] if row else []
+        for _, row in recorded.contexts:
+            if row:
+                text.append(draft.token_list[row - 1])
             if children[row]:
-                first = children[row][0]
-                real = padded_like(
-                    drawn, distribution(request.sampling, drafter.after(text))[None]
-                )[0]
-                if total_variation(real, drawn[first]) > REDRAWN:
-                    drawn[first] = real
-    return one.rule.output_distribution(draft, logits, request, drawn)
+                node = children[row][0]
+                model_probs = distribution(request.sampling, drafter.after(text))
+                model_probs = padded_like(drawn, model_probs[None])[0]
+                if total_variation(model_probs, drawn[node]) > DRAFTER_ROUNDING:
+                    drawn[node] = model_probs
+    return recorded.rule.output_distribution(draft, logits, request, drawn)
 
 
-def exactly(probs: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-    """Distributions in float64, without the rounding of a sum in float32.
+def in_float64(probs: Distributions | None) -> Distributions | None:
+    """Distributions in float64, without the rounding of a sum in float32; None stays.
 
-    What sums to something else stays.
+    A row with another sum stays.
     """
+    if probs is None:
+        return None
     probs = probs.double()
-    total = probs.sum(-1, keepdim=True)
-    return torch.where((total - 1).abs() < NORMALIZED, probs / total, probs)
+    sums = probs.sum(-1, keepdim=True)
+    return torch.where((sums - 1).abs() < NORMALIZED, probs / sums, probs)
 
 
 def drawn_as_declared(draft: Draft) -> bool:
@@ -359,19 +395,21 @@ def drawn_as_declared(draft: Draft) -> bool:
     if draft.uniforms is None or draft.probs is None or not len(draft):
         return True
     probs = draft.probs.double()
-    probs, drawn = probs / probs.sum(-1, keepdim=True), draft.tokens[:, None]
-    reached = probs.cumsum(-1).gather(-1, drawn)[:, 0]
-    before = reached - probs.gather(-1, drawn)[:, 0]
-    uniforms = draft.uniforms.to(reached)
-    return bool(((before - DRAWN <= uniforms) & (uniforms <= reached + DRAWN)).all())
+    probs = probs / probs.sum(-1, keepdim=True)
+    tokens = draft.tokens[:, None]
+    upper = probs.cumsum(-1).gather(-1, tokens)[:, 0]
+    lower = upper - probs.gather(-1, tokens)[:, 0]
+    uniforms = draft.uniforms.to(upper)
+    inside = (lower - DRAW_TOLERANCE <= uniforms) & (uniforms <= upper + DRAW_TOLERANCE)
+    return bool(inside.all())
 
 
-def distribution(sampling: Sampling, logits: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
+def distribution(sampling: Sampling, logits: Logits) -> Distribution:
     """What tokens are sampled from, in float64."""
     return sampling.probs(logits.double()[None])[0]
 
 
-def total_variation(p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"]) -> float:
+def total_variation(p: Distribution, q: Distribution) -> float:
     """Half the sum of |p − q|: the largest difference in the probability of any set of tokens; 1 if
     one is NaN.
     """
@@ -380,18 +418,18 @@ def total_variation(p: Float[Tensor, " vocab"], q: Float[Tensor, " vocab"]) -> f
 
 def count_verdicts(certificates: Sequence[Certificate]) -> CertificateCounts:
     """How many examples have each verdict."""
-    verdicts = [each.verdict for each in certificates]
-    outputs = [each.output for each in certificates if each.output is not None]
+    verdicts = Counter(certificate.verdict for certificate in certificates)
+    outputs = [certificate.output for certificate in certificates if certificate.output is not None]
     rounding: dict[int, float] = {}
-    for rows, moved in (item for each in certificates for item in each.rounding.items()):
-        rounding[rows] = max(moved, rounding.get(rows, 0.0))
+    for certificate in certificates:
+        for rows, moved in certificate.rounding.items():
+            rounding[rows] = max(moved, rounding.get(rows, 0.0))
+    sampled = any(certificate.contexts for certificate in certificates)
     return CertificateCounts(
-        equal=verdicts.count(EQUAL) + verdicts.count(EXACT),
-        ties=verdicts.count(TIE) + verdicts.count(ROUNDING),
-        defects=verdicts.count(DEFECT) + verdicts.count(SESSION_DEFECT),
-        unjudged=verdicts.count(NO_FORM)
-        if any(each.contexts for each in certificates) or NO_FORM in verdicts
-        else None,
+        equal=verdicts[EQUAL] + verdicts[EXACT],
+        ties=verdicts[TIE] + verdicts[ROUNDING],
+        defects=verdicts[DEFECT] + verdicts[SESSION_DEFECT],
+        unjudged=verdicts[NO_FORM] if sampled or NO_FORM in verdicts else None,
         output=max(outputs) if outputs else None,
         rounding={str(rows): rounding[rows] for rows in sorted(rounding)} or None,
     )

@@ -22,6 +22,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from transformers import PreTrainedConfig
 
@@ -46,6 +47,13 @@ class Cost:
         return Cost(self.flops + other.flops, self.bytes_moved + other.bytes_moved)
 
 
+class Work(NamedTuple):
+    """What a part of a forward takes. values: how many numbers it moves."""
+
+    flops: int
+    values: int
+
+
 @dataclass(frozen=True)
 class Matrices:
     """A group of weight matrices. values: the number of weights. ends: input and output activations
@@ -55,9 +63,12 @@ class Matrices:
     values: int
     ends: int
 
-    def work(self, rows: int) -> tuple[int, int]:
-        """FLOPs, and values moved."""
-        return 2 * rows * self.values, self.values + rows * self.ends
+    def work(self, rows: int) -> Work:
+        return Work(2 * rows * self.values, self.values + rows * self.ends)
+
+    def without(self, matrices: Matrices) -> Matrices:
+        """The group without these, which are part of it."""
+        return Matrices(self.values - matrices.values, self.ends - matrices.ends)
 
 
 @dataclass(frozen=True)
@@ -95,64 +106,69 @@ class Dimensions:
 
     def share_with(self, vocabulary: int) -> float:
         """The part of a forward's weights that it reads where its head has so many tokens."""
-        return 1 - (self.head.values - self.dim * vocabulary) / (
-            self.layers.values + self.head.values
-        )
+        unread = self.head.values - self.dim * vocabulary
+        return 1 - unread / (self.layers.values + self.head.values)
 
-    def work(self, forward: Forward) -> tuple[int, int]:
-        """FLOPs of a forward, and values moved."""
-        if forward.encoder:
-            attention = self._attention_work(
-                self.encoder_layers, forward.rows, forward.rows, forward.rows
-            )
-            parts = [self.encoder.work(forward.rows), attention, self.memory.work(forward.rows)]
-        else:
-            parts = self._decoder_work(forward)
-        embedded = 0 if forward.first_layer else forward.rows
-        return sum(flops for flops, _ in parts), sum(
-            values for _, values in parts
-        ) + embedded * self.dim
+    def work(self, forward: Forward) -> Work:
+        """What a whole forward takes."""
+        terms = self._encoder_work(forward) if forward.encoder else self._decoder_work(forward)
+        embedded = 0 if forward.first_layer else forward.rows * self.dim
+        flops = sum(term.flops for term in terms)
+        return Work(flops, embedded + sum(term.values for term in terms))
 
-    def _decoder_work(self, forward: Forward) -> list[tuple[int, int]]:
+    def _encoder_work(self, forward: Forward) -> list[Work]:
+        rows = forward.rows
+        attention = self._attention_work(self.encoder_layers, rows, rows, rows)
+        return [self.encoder.work(rows), attention, self.memory.work(rows)]
+
+    def _decoder_work(self, forward: Forward) -> list[Work]:
         rows, source, keys = forward.rows, forward.source, forward.cached + forward.rows
-        fed, depth = self.feed_forward, sum(layers for _, layers in self.windows)
-        parts = [Matrices(self.layers.values - fed.values, self.layers.ends - fed.ends).work(rows)]
+        attention_terms = [self.layers.without(self.feed_forward).work(rows)]
         for window, layers in self.windows:
-            together = min(keys, window + rows - 1)
-            parts.append(self._attention_work(layers, rows, min(keys, window), together))
-        parts.append(self._attention_work(self.cross_layers, rows, source, source))
+            keys_of_all_rows = min(keys, window + rows - 1)
+            attention_terms.append(
+                self._attention_work(layers, rows, min(keys, window), keys_of_all_rows)
+            )
+        attention_terms.append(self._attention_work(self.cross_layers, rows, source, source))
+        depth = sum(layers for _, layers in self.windows)
         ran = depth if forward.layers is None else forward.layers
         # layers with different windows count as their average
-        shares = [ran - forward.skipped_attention] * len(parts) + [
-            ran - forward.skipped_feed_forward
-        ]
-        parts = [
-            (flops * share // depth, values * share // depth)
-            for (flops, values), share in zip([*parts, fed.work(rows)], shares, strict=True)
-        ]
-        parts += [self.filling.work(rows)] * forward.filled_layers
+        attention_layers = ran - forward.skipped_attention
+        feed_forward_layers = ran - forward.skipped_feed_forward
+        terms = [_share(term, attention_layers, depth) for term in attention_terms]
+        terms.append(_share(self.feed_forward.work(rows), feed_forward_layers, depth))
+        terms += [self.filling.work(rows)] * forward.filled_layers
         if forward.scored:
-            part = forward.vocabulary
-            head = self.head if part is None else Matrices(self.dim * part, self.dim + part)
-            parts.append(head.work(forward.scored))
-        return parts
+            terms.append(self._head_of(forward).work(forward.scored))
+        return terms
 
-    def _attention_work(self, layers: int, rows: int, seen: int, read: int) -> tuple[int, int]:
+    def _head_of(self, forward: Forward) -> Matrices:
+        """The head, with as many tokens as the forward scores."""
+        tokens = forward.vocabulary
+        return self.head if tokens is None else Matrices(self.dim * tokens, self.dim + tokens)
+
+    def _attention_work(self, layers: int, rows: int, seen: int, read: int) -> Work:
         """Attention of these rows. seen: keys that each row attends to. read: keys that all rows
         together read.
         """
         flops = 4 * rows * seen * self.query_width
-        return layers * flops, layers * (2 * rows * self.query_width + read * self.cache_width)
+        values = 2 * rows * self.query_width + read * self.cache_width
+        return Work(layers * flops, layers * values)
 
 
-def knows(config: PreTrainedConfig) -> bool:
+def _share(work: Work, layers: int, depth: int) -> Work:
+    """The work of so many layers, given that of all."""
+    return Work(work.flops * layers // depth, work.values * layers // depth)
+
+
+def has_cost_model(config: PreTrainedConfig) -> bool:
     """Whether the cost of this architecture is known."""
     return config.model_type in _FAMILIES
 
 
 def dimensions(config: PreTrainedConfig) -> Dimensions:
     """The dimensions of a model. Raises UserError for an architecture whose cost is not known."""
-    if not knows(config):
+    if not has_cost_model(config):
         raise UserError(
             f"FLOPs and bytes are known for {', '.join(_FAMILIES)}, got {config.model_type}; "
             "ask for no cost of this model"
@@ -160,9 +176,9 @@ def dimensions(config: PreTrainedConfig) -> Dimensions:
     return _FAMILIES[config.model_type](config)
 
 
-def total(forwards: Iterable[Forward], bytes_per_value: int) -> Cost:
+def total_cost(forwards: Iterable[Forward], bytes_per_value: int) -> Cost:
     """The cost of all forwards, of any models. Raises UserError for an unknown architecture."""
-    sizes: dict[int, Dimensions] = {}  # by the identity of a configuration, as each is one model
+    sizes: dict[int, Dimensions] = {}  # keyed by the id of a configuration, as each is one model
     spent = Cost()
     for forward in forwards:
         if id(forward.config) not in sizes:
@@ -178,22 +194,22 @@ def _matrices(count: int, *shapes: tuple[int, int]) -> Matrices:
 
 
 def _t5_dimensions(config: PreTrainedConfig) -> Dimensions:
-    dim, width, hidden = config.d_model, config.num_heads * config.d_kv, config.d_ff
-    layers = config.num_decoder_layers
-    own = [(dim, 3 * width), (width, dim)]
+    dim, layers = config.d_model, config.num_decoder_layers
+    width, hidden = config.num_heads * config.d_kv, config.d_ff
+    self_attention = [(dim, 3 * width), (width, dim)]
     cross = [(dim, width), (width, dim)]
     feed_forward = [(dim, 2 * hidden if config.is_gated_act else hidden), (hidden, dim)]
     return Dimensions(
         dim=dim,
         query_width=width,
         cache_width=2 * width,
-        layers=_matrices(layers, *own, *cross, *feed_forward),
+        layers=_matrices(layers, *self_attention, *cross, *feed_forward),
         feed_forward=_matrices(layers, *feed_forward),
         filling=_matrices(1, (dim, 2 * width)),
         windows=((math.inf, layers),),
         head=_matrices(1, (dim, config.vocab_size)),
         cross_layers=layers,
-        encoder=_matrices(config.num_layers, *own, *feed_forward),
+        encoder=_matrices(config.num_layers, *self_attention, *feed_forward),
         encoder_layers=config.num_layers,
         memory=_matrices(1, (dim, layers * 2 * width)),
     )
@@ -202,10 +218,8 @@ def _t5_dimensions(config: PreTrainedConfig) -> Dimensions:
 def _llama_dimensions(config: PreTrainedConfig) -> Dimensions:
     dim, hidden, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     head_dim = getattr(config, "head_dim", None) or dim // config.num_attention_heads
-    queries, cached = (
-        config.num_attention_heads * head_dim,
-        2 * config.num_key_value_heads * head_dim,
-    )
+    queries = config.num_attention_heads * head_dim
+    cached = 2 * config.num_key_value_heads * head_dim
     return Dimensions(
         dim=dim,
         query_width=queries,

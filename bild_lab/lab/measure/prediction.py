@@ -18,8 +18,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.ppd.theory import expected_compute, expected_latency
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
@@ -27,7 +25,8 @@ from bild_lab.engine.methods.speculative.theory import walltime_improvement
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder, Timed
+from bild_lab.lab.measure.timing import Timed, token_count, total_s
+from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Pipeline, Prediction
 from bild_lab.lab.schema.result import Result
@@ -54,7 +53,7 @@ def predict(
     """
     pace = total_s(method) / sum(stages_s.values())
     stages_s = {stage: pace * seconds for stage, seconds in stages_s.items()}
-    traces = [one.trace for one in method]
+    traces = [text.trace for text in method]
     calls, drafted = (
         sum(trace.target_calls for trace in traces),
         sum(trace.drafted for trace in traces),
@@ -62,14 +61,13 @@ def predict(
     step_s = target_step_s(baseline, stages_s)
     if not calls or not drafted or step_s is None:
         return None
-    emitted, baseline_s = sum(len(one.token_ids) for one in method), total_s(baseline)
     steps = sum(trace.draft_calls for trace in traces) or drafted  # a table drafts without forwards
     cost_ratio = stages_s["draft"] / steps / step_s
     window = fixed_window(method, end_tokens)
-    drafting = steps / calls * cost_ratio  # of a round, in steps of the target
+    drafting = steps / calls * cost_ratio  # what a round drafts for, in steps of the target
     # a token of the target has host code too
     verifying = (stages_s["verify"] + stages_s["host"]) / calls / step_s
-    per_round = emitted / calls
+    per_round = token_count(method) / calls
     return Prediction(
         window=window,
         cost_ratio=cost_ratio,
@@ -78,7 +76,7 @@ def predict(
         else walltime_improvement(alpha, window, cost_ratio),
         rounds=per_round / (drafting + 1),
         host=per_round / (drafting + verifying),
-        prefill=baseline_s / total_s(method),
+        prefill=total_s(baseline) / total_s(method),
     )
 
 
@@ -87,18 +85,13 @@ def target_step_s(baseline: Sequence[Timed], stages_s: Mapping[str, float]) -> f
 
     None too if the machine was so busy that the traced prefill took longer than whole timed texts.
     """
-    calls = sum(one.trace.target_calls for one in baseline)
+    calls = sum(text.trace.target_calls for text in baseline)
     if not calls or any(
-        one.trace.drafted or pipeline_log(one.trace) is not None for one in baseline
+        text.trace.drafted or pipeline_log(text.trace) is not None for text in baseline
     ):
         return None
     step_s = (total_s(baseline) - stages_s["prefill"]) / calls
     return step_s if step_s > 0 else None
-
-
-def total_s(timed: Sequence[Timed]) -> float:
-    """Seconds of all examples together; the median of an example's repeats counts."""
-    return float(sum(np.median(one.latency_s) for one in timed))
 
 
 def fixed_window(timed: Sequence[Timed], end_tokens: frozenset[int] = frozenset()) -> int | None:
@@ -107,7 +100,7 @@ def fixed_window(timed: Sequence[Timed], end_tokens: frozenset[int] = frozenset(
     Drafts that the end of a text may cut short do not count: the last of each text, and those with
     an end token.
     """
-    drafts = [each.drafted for one in timed for each in one.trace.rounds[:-1]]
+    drafts = [decoding_round.drafted for text in timed for decoding_round in text.trace.rounds[:-1]]
     lengths = Counter(len(draft) for draft in drafts if not draft or draft[-1] not in end_tokens)
     if not lengths:
         return None
@@ -141,13 +134,15 @@ def pipeline_log(trace: Trace) -> PipelineLog | None:
     """The log of a text, from its trace; None if another method decoded it."""
     if not trace.rounds or "matched" not in trace.rounds[0].stats:
         return None
-    stats = [each.stats for each in trace.rounds]
+    stats = [decoding_round.stats for decoding_round in trace.rounds]
     return PipelineLog(
         **trace.stats,
-        matches=tuple(each["matched"] for each in stats if each["matched"] is not None),
-        latency=sum(each["latency_units"] for each in stats),
-        compute=sum(each["compute_units"] for each in stats),
-        concurrent=sum(each["concurrent_units"] for each in stats),
+        matches=tuple(
+            round_stats["matched"] for round_stats in stats if round_stats["matched"] is not None
+        ),
+        latency=sum(round_stats["latency_units"] for round_stats in stats),
+        compute=sum(round_stats["compute_units"] for round_stats in stats),
+        concurrent=sum(round_stats["concurrent_units"] for round_stats in stats),
     )
 
 
@@ -159,7 +154,7 @@ def pipeline_summary(
     stages_s: seconds by stage of the first `traced_examples` examples. The speedups are for these.
     They are None without stages_s, and if the baseline is not the target alone.
     """
-    logs = [pipeline_log(one.trace) for one in timed[METHOD]]
+    logs = [pipeline_log(text.trace) for text in timed[METHOD]]
     if None in logs:
         return None
     units = pipeline_units(logs)
@@ -245,8 +240,8 @@ def _costs(result: Result) -> tuple[float, float] | None:
     if predicted is None or not round_s:
         return None
     drafting = stages["draft"] / round_s
-    whole = predicted.rounds / (predicted.host - predicted.rounds * drafting)  # D + V
-    return predicted.cost_ratio, whole * (1 - drafting)
+    round_tokens = predicted.rounds / (predicted.host - predicted.rounds * drafting)  # D + V
+    return predicted.cost_ratio, round_tokens * (1 - drafting)
 
 
 def speculation_profile(
@@ -264,8 +259,12 @@ def speculation_profile(
     `measurement_conditions`.
     """
     lengths = [
-        [each.accepted + 1 for each in one.rounds if each.next_token is not None]
-        for one in examples
+        [
+            example_round.accepted + 1
+            for example_round in example.rounds
+            if example_round.next_token is not None
+        ]
+        for example in examples
     ]
     histogram, counts, setting = (
         Counter(chain.from_iterable(lengths)),
@@ -281,8 +280,8 @@ def speculation_profile(
         for i in range(longest)
     ]
     by_category: dict[str, list[int]] = defaultdict(list)
-    for one, several in zip(examples, lengths, strict=True):
-        by_category[one.category or ""] += several
+    for example, accept_lengths in zip(examples, lengths, strict=True):
+        by_category[example.category or ""] += accept_lengths
     method, rule = decoder.method, (result.facts or {}).get("acceptance")
     lossless = method.lossless(Sampling(setting.temperature))
     verification = "block" if rule == "BlockVerification" else "longest_prefix"
@@ -294,7 +293,8 @@ def speculation_profile(
         and verification == "longest_prefix"
     )
     target, *drafts = (
-        {"id": "/".join(one.checkpoint.path.strip("/").split("/")[-2:])} for one in decoder.models
+        {"id": "/".join(model.checkpoint.path.strip("/").split("/")[-2:])}
+        for model in decoder.models
     )
     mean = sum(length * count for length, count in histogram.items()) / steps
     return {
@@ -308,20 +308,23 @@ def speculation_profile(
         "max_supported_k": longest,
         "verification_method": verification,
         "conditional_accept_rates": [
-            each / before if before else 0.0 for before, each in pairwise([1.0, *marginal])
+            rate / previous_rate if previous_rate else 0.0
+            for previous_rate, rate in pairwise([1.0, *marginal])
         ],
         "marginal_accept_rates": marginal,
         "mean_accept_length": mean,
-        "mean_accept_length_per_request": fmean(fmean(several) for several in lengths if several),
+        "mean_accept_length_per_request": fmean(
+            fmean(accept_lengths) for accept_lengths in lengths if accept_lengths
+        ),
         "accept_length_model": EXTRAPOLATES if alike else MEASURED,
         "accept_length_by_k": {str(longest): mean},
         "acceptance_length_histogram": {
             str(length): histogram[length] for length in sorted(histogram)
         },
         "per_category": {
-            name: {"mean_accept_length": fmean(several), "num_steps": len(several)}
-            for name, several in by_category.items()
-            if name and several
+            name: {"mean_accept_length": fmean(accept_lengths), "num_steps": len(accept_lengths)}
+            for name, accept_lengths in by_category.items()
+            if name and accept_lengths
         }
         or None,
         "measurement_conditions": {
@@ -369,6 +372,8 @@ def best_window(profile: Mapping[str, Any], cost_ratio: float) -> tuple[int, flo
     if profile["accept_length_model"] != EXTRAPOLATES:
         return None
     tokens = accumulate(profile["marginal_accept_rates"], initial=1.0)
-    speeds = [each / (length * cost_ratio + 1) for length, each in enumerate(tokens)]
+    speeds = [
+        expected_tokens / (length * cost_ratio + 1) for length, expected_tokens in enumerate(tokens)
+    ]
     best = max(range(len(speeds)), key=speeds.__getitem__)
     return best, speeds[best] / speeds[-1]

@@ -20,6 +20,8 @@ from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LAST_LOGITS, Model, OutputSpec, Rows, Scores
 from bild_lab.engine.trace import Trace
 
+Logits = Float[Tensor, " vocab"]
+
 
 @dataclass(frozen=True)
 class RecordedRound:
@@ -35,7 +37,7 @@ class RecordedRound:
 
     @property
     def rows(self) -> int:
-        """How many ran in the verifying forward."""
+        """How many rows ran in the verifying forward."""
         return len(self.draft) + 1 + (0 if self.draft.probes is None else len(self.draft.probes))
 
     @property
@@ -56,7 +58,7 @@ class Recorder:
         self._rule, self.round = rule, None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._rule, name)  # what the rule needs, wants and accepts
+        return getattr(self._rule, name)  # what the rule requires and accepts
 
     def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
         """The rule of this round, recorded."""
@@ -85,24 +87,24 @@ def recorded_rounds(
         recorder.round = None
 
 
-class OneRow:
+class RowByRow:
     """A model's logits after texts of one request, one row after another.
 
-    What a text shares with the last stays.
+    The rows that a text shares with the one before stay in the cache.
     """
 
     def __init__(self, model: Model, request: Request) -> None:
         self._session = model.start(request.source, request.limits.max_new_tokens)
         self._fed = list(request.source.prompt[:-1])
-        self._logits: dict[tuple[int, ...], Float[Tensor, " vocab"]] = {}
+        self._logits: dict[tuple[int, ...], Logits] = {}
 
-    def after(self, text: Sequence[int]) -> Float[Tensor, " vocab"]:
+    def after(self, text: Sequence[int]) -> Logits:
         """text: with the prompt."""
         key = tuple(text)
         if key not in self._logits:
-            same = common_prefix(self._fed, text[:-1])
-            self._session.rollback(same)
-            for token in text[same:]:
+            shared_length = common_prefix(self._fed, text[:-1])
+            self._session.rollback(shared_length)
+            for token in text[shared_length:]:
                 logits = precise(self._session.extend([token], LAST_LOGITS).logits[0])
             self._fed, self._logits[key] = list(text), logits.clone()
         return self._logits[key]
@@ -116,25 +118,25 @@ class OneRow:
         return precise(self._session.extend(rows, output_spec).logits)
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
     """The first place at which two texts differ, or one of them has ended; None if they are
     equal.
     """
-    return None if list(one) == list(other) else common_prefix(one, other)
+    return None if list(tokens) == list(reference) else common_prefix(tokens, reference)
 
 
-def largest(logits: Sequence[Float[Tensor, " vocab"]]) -> float:
+def largest_logit(logits: Sequence[Logits]) -> float:
     """The largest of these logits that is finite, by its size: a processor forbids a token by
     −inf.
     """
-    return max(float(each[each.isfinite()].abs().max()) for each in logits)
+    return max(float(row[row.isfinite()].abs().max()) for row in logits)
 
 
-def difference(used: Float[Tensor, " vocab"], own: Float[Tensor, " vocab"]) -> float:
+def relative_difference(logits: Logits, reference: Logits) -> float:
     """The largest difference between two rows of logits, relative to their largest logit; inf if
-    they forbid others.
+    they forbid different tokens.
     """
-    finite = used.isfinite()
-    if not torch.equal(finite, own.isfinite()):
+    finite = logits.isfinite()
+    if not torch.equal(finite, reference.isfinite()):
         return float("inf")
-    return float((used - own)[finite].abs().max()) / largest([used, own])
+    return float((logits - reference)[finite].abs().max()) / largest_logit([logits, reference])

@@ -19,13 +19,15 @@ from bild_lab.engine.request import Request, Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.config.groups import MeasureSpec
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.measure.cost import knows, total
+from bild_lab.lab.measure.cost import has_cost_model, total_cost
 from bild_lab.lab.measure.recorder import first_difference
+from bild_lab.lab.measure.timing import Timed, repeats_of, token_count, total_s
 from bild_lab.lab.metrics.measures import interval, resampled_sums
 from bild_lab.lab.metrics.quality import NO_REFERENCE, Scoring, Tokens, judge
 from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY
-from bild_lab.lab.point.decoder import BASELINE, METHOD, Timed
+from bild_lab.lab.point.decoder import BASELINE, METHOD
 from bild_lab.lab.schema.numbers import (
     Category,
     Change,
@@ -51,14 +53,11 @@ def summarize(
     """Fields of a Result: latency, speed and counts of the method, against the baseline if it was
     timed.
 
-    Of texts that were not timed, their tokens are counted alone.
+    If nothing was timed, tokens are counted alone.
     """
     baseline = timed.get(BASELINE)
     if not all(text.latency_s for text in timed[METHOD]):
-        return {
-            "tokens": sum(len(text.token_ids) for text in timed[METHOD]),
-            "counts": counts(timed[METHOD]),
-        }
+        return {"tokens": token_count(timed[METHOD]), "counts": counts(timed[METHOD])}
     return {
         "latency_s": latency_summary(waits(timed[METHOD])),
         "baseline_latency_s": None if baseline is None else latency_summary(waits(baseline)),
@@ -69,15 +68,16 @@ def summarize(
     }
 
 
-def latencies(several: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
-    return np.array([one.latency_s for one in several])
+def latencies(timed: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
+    """Seconds of every text; in a batch, its share of the batch's seconds."""
+    return np.array([text.latency_s for text in timed])
 
 
-def waits(several: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
+def waits(timed: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
     """Seconds from the first to the last token of each text, in a batch with its waits for
     others.
     """
-    return np.array([one.waited_s or one.latency_s for one in several])
+    return np.array([text.waited_s or text.latency_s for text in timed])
 
 
 def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
@@ -87,35 +87,45 @@ def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
     (§4.1.3) under greedy decoding. It equals the speedup if both emit the same number of tokens, as
     lossless methods do.
     """
-    tokens, rates = {}, {}
-    for name, several in timed.items():
-        tokens[name] = sum(len(one.token_ids) for one in several)
-        rates[name] = tokens[name] / float(np.median(latencies(several), axis=1).sum())
-    pair = [latencies(timed[name]) for name in (BASELINE, METHOD) if name in timed]
-    own = {"tokens": tokens[METHOD], "tokens_per_s": rates[METHOD]}
+    method_rate = token_count(timed[METHOD]) / total_s(timed[METHOD])
+    fields = {"tokens": token_count(timed[METHOD]), "tokens_per_s": method_rate}
     if BASELINE not in timed:
         return {
-            **own,
+            **fields,
             "baseline_tokens_per_s": None,
             "tokens_per_s_ratio": None,
             "speedup": Speedup(),
         }
+    baseline_rate = token_count(timed[BASELINE]) / total_s(timed[BASELINE])
+    pair = latencies(timed[BASELINE]), latencies(timed[METHOD])
     return {
-        **own,
-        "baseline_tokens_per_s": rates[BASELINE],
-        "tokens_per_s_ratio": rates[METHOD] / rates[BASELINE] if rates[BASELINE] else None,
+        **fields,
+        "baseline_tokens_per_s": baseline_rate,
+        "tokens_per_s_ratio": method_rate / baseline_rate if baseline_rate else None,
         "speedup": replace(
             paired_speedup(*pair, seed), noise=clock_noise(*pair), repeats=pair[0].shape[1]
         ),
     }
 
 
-def joules_per_token(several: Sequence[Timed]) -> float | None:
+def is_too_noisy(timed: Mapping[str, Sequence[Timed]], measure: MeasureSpec) -> bool:
+    """Whether a speedup is known less well than was asked for, and repeats are left that may make
+    it better known.
+    """
+    if measure.precision is None or repeats_of(timed) >= measure.most_repeats:
+        return False
+    noise = clock_noise(latencies(timed[BASELINE]), latencies(timed[METHOD]))
+    return noise is None or noise > measure.precision
+
+
+def joules_per_token(timed: Sequence[Timed]) -> float | None:
     """Energy of all texts over their tokens, of each text's repeats the median; None where it was
     not read.
     """
-    tokens, spent = sum(len(one.token_ids) for one in several), [one.joules for one in several]
-    return sum(map(median, spent)) / tokens if tokens and all(spent) else None
+    tokens = token_count(timed)
+    if not tokens or not all(text.joules for text in timed):
+        return None
+    return sum(median(text.joules) for text in timed) / tokens
 
 
 def by_category(
@@ -128,27 +138,27 @@ def by_category(
     for index, example in enumerate(examples):
         if example.category is not None:
             members.setdefault(example.category, []).append(index)
-    found = {}
+    categories = {}
     for category, indices in members.items():
-        own = {name: [several[index] for index in indices] for name, several in timed.items()}
-        summed = counts(own[METHOD])
-        found[category] = Category(
+        timed_members = {name: [texts[index] for index in indices] for name, texts in timed.items()}
+        member_counts = counts(timed_members[METHOD])
+        categories[category] = Category(
             n_examples=len(indices),
-            **speed(own, seed),
-            tokens_per_target_call=summed.tokens_per_target_call,
-            acceptance_rate=summed.acceptance_rate,
+            **speed(timed_members, seed),
+            tokens_per_target_call=member_counts.tokens_per_target_call,
+            acceptance_rate=member_counts.acceptance_rate,
         )
-    return found or None
+    return categories or None
 
 
 def agreement(timed: Mapping[str, Sequence[Timed]]) -> float:
     """The share of examples whose tokens all equal the baseline's."""
     pairs = zip(timed[METHOD], timed[BASELINE], strict=True)
-    same = [one.token_ids == other.token_ids for one, other in pairs]
-    return sum(same) / len(same)
+    equal = [text.token_ids == baseline_text.token_ids for text, baseline_text in pairs]
+    return sum(equal) / len(equal)
 
 
-def qualities(
+def score_all(
     scoring: Scoring,
     examples: Sequence[Example],
     texts: Mapping[str, Sequence[str]],
@@ -157,31 +167,36 @@ def qualities(
 ) -> tuple[dict[str, Quality], list[dict[str, float]]]:
     """Every metric of the outputs with its interval, and the paired difference from the baseline's.
 
-    Also each example's own values of the metrics that are means of such.
+    Also each example's own values of the metrics that are means over examples.
     """
-    references = [one.references for one in examples]
-    judged = scoring.judge(texts[METHOD], texts.get(BASELINE), references, seed, tokens)
-    known = {
-        name: each.per_example for name, each in judged.items() if each.per_example is not None
-    }
-    values = [
-        {name: several[index] for name, several in known.items()} for index in range(len(examples))
+    references = [example.references for example in examples]
+    judgements = scoring.judge(texts[METHOD], texts.get(BASELINE), references, seed, tokens)
+    scores_by_example = [
+        {
+            metric: judgement.per_example[index]
+            for metric, judgement in judgements.items()
+            if judgement.per_example is not None
+        }
+        for index in range(len(examples))
     ]
-    return {name: each.score for name, each in judged.items()}, values
+    return {metric: judgement.score for metric, judgement in judgements.items()}, scores_by_example
 
 
-def counts(method: Sequence[Timed]) -> Counts:
+def counts(timed: Sequence[Timed]) -> Counts:
     """Totals over all rounds; all None for a method without rounds, such as Transformers' own
     loop.
     """
-    traces = [one.trace for one in method]
-    rounds = [(each.depth, each.accepted) for trace in traces for each in trace.rounds]
+    traces = [text.trace for text in timed]
+    rounds = [
+        (decoding_round.depth, decoding_round.accepted)
+        for trace in traces
+        for decoding_round in trace.rounds
+    ]
     if not rounds:
         return Counts()
     target_calls = sum(trace.target_calls for trace in traces)
-    tokens = sum(len(one.token_ids) for one in method)
     return Counts(
-        tokens_per_target_call=tokens / target_calls if target_calls else None,
+        tokens_per_target_call=token_count(timed) / target_calls if target_calls else None,
         acceptance_rate=acceptance_rate(rounds),
         expected_acceptance=mean_statistic(traces, "expected_acceptance"),
         nothing_accepted=nothing_accepted(rounds),
@@ -200,17 +215,19 @@ def counts(method: Sequence[Timed]) -> Counts:
 def mean_statistic(traces: Sequence[Trace], name: str) -> float | None:
     """The mean of one of a method's statistics over the rounds that recorded it; None if none did.
 
-    "exit_layer": after how many layers a token was predicted (CALM; BiLD §7.2). Of one with a
-    number for each drafted token, those that were judged count.
+    "exit_layer": after how many layers a token was predicted (CALM; BiLD §7.2). A statistic
+    with a number for each drafted token counts the tokens that were judged.
     """
-    recorded = [
-        (each.stats.get(name), each.accepted + 1) for trace in traces for each in trace.rounds
-    ]
-    each_token = [
-        value[:judged] if isinstance(value, tuple) else (value,) for value, judged in recorded
-    ]
-    known = [value for several in each_token for value in several if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers: list[float] = []
+    for trace in traces:
+        for decoding_round in trace.rounds:
+            value = decoding_round.stats.get(name)
+            if isinstance(value, tuple):
+                judged = value[: decoding_round.accepted + 1]
+                numbers += [number for number in judged if number is not None]
+            elif value is not None:
+                numbers.append(value)
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def decoding_costs(
@@ -222,23 +239,30 @@ def decoding_costs(
     None if forwards were not recorded, or if the cost of a model is unknown.
     """
     forwards = {
-        name: [each for one in several for each in one.trace.forwards]
-        for name, several in timed.items()
+        name: [forward for text in texts for forward in text.trace.forwards]
+        for name, texts in timed.items()
     }
-    if not forwards[METHOD] or not all(
-        knows(each.config) for several in forwards.values() for each in several
-    ):
+    known = all(
+        has_cost_model(forward.config) for recorded in forwards.values() for forward in recorded
+    )
+    if not forwards[METHOD] or not known:
         return None
-    spent, base = (total(forwards.get(name, ()), bytes_per_value) for name in (METHOD, BASELINE))
+    cost = total_cost(forwards[METHOD], bytes_per_value)
+    baseline_cost = total_cost(forwards.get(BASELINE, ()), bytes_per_value)
     ratios = {}
-    if base.flops:
-        flops, moved = spent.flops / base.flops, spent.bytes_moved / base.bytes_moved
-        ratios = {"flops_ratio": flops, "bytes_ratio": moved, "intensity_ratio": flops / moved}
-    tokens = sum(len(one.token_ids) for one in timed[METHOD])
+    if baseline_cost.flops:
+        flops_ratio = cost.flops / baseline_cost.flops
+        bytes_ratio = cost.bytes_moved / baseline_cost.bytes_moved
+        ratios = {
+            "flops_ratio": flops_ratio,
+            "bytes_ratio": bytes_ratio,
+            "intensity_ratio": flops_ratio / bytes_ratio,
+        }
+    tokens = token_count(timed[METHOD])
     return DecodingCosts(
-        flops_per_token=spent.flops / tokens,
-        bytes_per_token=spent.bytes_moved / tokens,
-        flops_per_byte=spent.intensity,
+        flops_per_token=cost.flops / tokens,
+        bytes_per_token=cost.bytes_moved / tokens,
+        flops_per_byte=cost.intensity,
         **ratios,
     )
 
@@ -253,43 +277,65 @@ def change_of(
 
     log_probabilities: the target's of every text, in nats; None if they were not asked for.
     """
-    tokens = {name: [one.token_ids for one in several] for name, several in timed.items()}
-    found: dict[str, Any] = {}
+    tokens = {name: [text.token_ids for text in texts] for name, texts in timed.items()}
+    fields: dict[str, float | None] = {}
     if BASELINE in tokens:
         pairs = list(zip(tokens[METHOD], tokens[BASELINE], strict=True))
         if greedy:
-            shared = [first_difference(own, base) for own, base in pairs]
-            changed = [length for length in shared if length is not None]
-            found |= {
-                "changed": len(changed) / len(shared),
-                "first_difference": median(changed) if changed else None,
-            }
-        lengths = np.array([[len(own), len(base)] for own, base in pairs], dtype=float)
-        ratio, *ratios = (
-            sums[..., 0] / sums[..., 1]
-            for sums in (lengths.sum(axis=0), resampled_sums(lengths, seed))
-        )
-        low, high = interval(*ratios)
-        found |= {"length_ratio": float(ratio), "length_ratio_low": low, "length_ratio_high": high}
+            differences = [first_difference(text, baseline_text) for text, baseline_text in pairs]
+            positions = [position for position in differences if position is not None]
+            fields["changed"] = len(positions) / len(differences)
+            fields["first_difference"] = median(positions) if positions else None
+        fields |= _length_ratio(pairs, seed)
     if log_probabilities is not None:
-        ours, theirs = (
-            (
-                [*zip(log_probabilities[name], map(len, tokens[name]), strict=True)]
-                if name in tokens
-                else None
-            )
-            for name in (METHOD, BASELINE)
-        )
-        score = judge(LOG_PROBABILITY, ours, theirs, [NO_REFERENCE] * len(ours), seed=seed).score
-        others = ("low", "high", "baseline", "difference", "difference_low", "difference_high")
-        found |= {
-            LOG_PROBABILITY: score.value,
-            **{f"{LOG_PROBABILITY}_{name}": getattr(score, name) for name in others},
-        }
-    return Change(**found)
+        fields |= _log_probability_change(tokens, log_probabilities, seed)
+    return Change(**fields)
 
 
-ROWS = 256  # of which the log-softmax is taken at once
+def _length_ratio(
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]], seed: int
+) -> dict[str, float]:
+    """How long the method's texts are relative to the baseline's, with a bootstrap interval."""
+    lengths = np.array(
+        [[len(text), len(baseline_text)] for text, baseline_text in pairs], dtype=float
+    )
+    length, baseline_length = lengths.sum(axis=0)
+    sums = resampled_sums(lengths, seed)
+    low, high = interval(sums[..., 0] / sums[..., 1])
+    return {
+        "length_ratio": float(length / baseline_length),
+        "length_ratio_low": low,
+        "length_ratio_high": high,
+    }
+
+
+def _log_probability_change(
+    tokens: Mapping[str, Sequence[Sequence[int]]],
+    log_probabilities: Mapping[str, Sequence[float]],
+    seed: int,
+) -> dict[str, float | None]:
+    """What the target gives to a token of the texts, with its interval and the difference from the
+    baseline's.
+    """
+    weighted = {
+        name: list(zip(log_probabilities[name], map(len, texts), strict=True))
+        for name, texts in tokens.items()
+    }
+    score = judge(
+        LOG_PROBABILITY,
+        weighted[METHOD],
+        weighted.get(BASELINE),
+        [NO_REFERENCE] * len(weighted[METHOD]),
+        seed=seed,
+    ).score
+    further = ("low", "high", "baseline", "difference", "difference_low", "difference_high")
+    return {
+        LOG_PROBABILITY: score.value,
+        **{f"{LOG_PROBABILITY}_{name}": getattr(score, name) for name in further},
+    }
+
+
+MOST_ROWS = 256  # whose log-softmax is taken at once
 _without_nan: set[tuple[str, ...]] = set()  # models of this process that have scored a prompt
 
 
@@ -302,11 +348,11 @@ def require_no_nan(models: Iterable[LoadedModel], request: Request) -> None:
     for model in models:
         key = (model.checkpoint.fingerprint, model.engine, str(model.dtype), str(model.device))
         if key not in _without_nan:
-            _refuse(model, nan=bool(text_logits(model, request, ()).isnan().any()))
+            _require_number(model, nan=bool(text_logits(model, request, ()).isnan().any()))
             _without_nan.add(key)
 
 
-def _refuse(model: LoadedModel, nan: bool) -> None:
+def _require_number(model: LoadedModel, nan: bool) -> None:
     if nan:
         dtype = str(model.dtype).removeprefix("torch.")
         raise UserError(
@@ -335,11 +381,13 @@ def log_probability(logits: Float[Tensor, "m vocab"], emitted: Sequence[int]) ->
     logits: after the prompt and after every emitted token except the last, as the model gives them:
     logits processors are left out.
     """
-    chosen = torch.tensor(list(emitted), dtype=torch.long, device=logits.device)
-    total = 0.0
-    for rows, own in zip(logits[: len(chosen)].split(ROWS), chosen.split(ROWS), strict=True):
-        total += float(rows.float().log_softmax(dim=-1).gather(1, own[:, None]).double().sum())
-    return total
+    token_ids = torch.tensor(list(emitted), dtype=torch.long, device=logits.device)
+    sum_of_logs = 0.0
+    chunks = zip(logits[: len(token_ids)].split(MOST_ROWS), token_ids.split(MOST_ROWS), strict=True)
+    for rows, row_tokens in chunks:
+        log_probs = rows.float().log_softmax(dim=-1)
+        sum_of_logs += float(log_probs.gather(1, row_tokens[:, None]).double().sum())
+    return sum_of_logs
 
 
 def log_probabilities(
@@ -350,18 +398,17 @@ def log_probabilities(
     A text whose every token was scored by timed rounds has its value from there, and equal texts
     have one. Any other takes a forward. Raises UserError for NaN: such a text is garbage.
     """
-    found: dict[str, list[float]] = {name: [] for name in timed}
+    nats: dict[str, list[float]] = {name: [] for name in timed}
     for index, request in enumerate(requests):
-        known: dict[tuple[int, ...], float] = {}
+        nats_by_text: dict[tuple[int, ...], float] = {}
         for name in sorted(timed):  # the baseline's rounds have the target's own rows
             text, trace = tuple(timed[name][index].token_ids), timed[name][index].trace
-            if text not in known:
-                scored = isinstance(trace, StageTrace) and trace.scored == len(text)
-                known[text] = (
-                    trace.log_probability
-                    if scored
-                    else log_probability(text_logits(target, request, text), text)
-                )
-            _refuse(target, nan=math.isnan(known[text]))
-            found[name].append(known[text])
-    return found
+            if text not in nats_by_text:
+                if isinstance(trace, StageTrace) and trace.scored == len(text):
+                    nats_by_text[text] = trace.log_probability
+                else:
+                    logits = text_logits(target, request, text)
+                    nats_by_text[text] = log_probability(logits, text)
+            _require_number(target, nan=math.isnan(nats_by_text[text]))
+            nats[name].append(nats_by_text[text])
+    return nats

@@ -32,8 +32,8 @@ PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score", "
 def environment(device: torch.device) -> dict[str, Any]:
     """Everything that a reader needs to judge the timings."""
     return {
-        "bild_lab": _version("bild_lab"),
-        **{name: _version(name) for name in PACKAGES},
+        "bild_lab": package_version("bild_lab"),
+        **{name: package_version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -70,23 +70,19 @@ class Energy:
         zones = sorted(folder.glob("intel-rapl:*/name")) if device.type == "cpu" else []
         self._zones = [
             name.parent for name in zones if name.read_text(encoding="utf-8").startswith("package")
-        ]  # which have the others
+        ]  # a package's counter holds those of its other zones
         self._gpu = _gpu_millijoules(device) if device.type == "cuda" else None
-        self._before = self._counters()
+        self._last_counters = self._counters()
 
     def since(self) -> float | None:
         """Joules since the last call; None where no counter can be read."""
-        before, self._before = self._before, self._counters()
-        if not before or not self._before:
+        earlier, self._last_counters = self._last_counters, self._counters()
+        if not earlier or not self._last_counters:
             return None
-        # a package's counter begins anew behind its last value
-        return (
-            sum(
-                (now - then) % most
-                for (now, most), (then, _) in zip(self._before, before, strict=True)
-            )
-            / 1e6
-        )
+        microjoules = 0
+        for (now, modulus), (then, _) in zip(self._last_counters, earlier, strict=True):
+            microjoules += (now - then) % modulus  # a counter begins anew behind its last value
+        return microjoules / 1e6
 
     def _counters(self) -> list[tuple[int, int]]:
         """Microjoules so far, and the value behind each counter's last; empty unless all can be
@@ -100,7 +96,7 @@ class Energy:
                 [int((zone / name).read_text(encoding="utf-8")) for name in names]
                 for zone in self._zones
             ]
-            return [(now, most + 1) for now, most in values]
+            return [(now, last_value + 1) for now, last_value in values]
         return []
 
 
@@ -129,34 +125,40 @@ class OtherLoad:
 
     def __init__(self, helpers_s: Callable[[], float] = lambda: 0.0) -> None:
         self._helpers_s = helpers_s
-        self._before = self._seconds()
+        self._start = self._seconds()
 
     def percent(self) -> float:
         """Percent of all cores' time. Other load can make short timings several times too long."""
-        wall, busy, own = (
-            now - before for now, before in zip(self._seconds(), self._before, strict=True)
+        wall_s, busy_s, own_s = (
+            now - then for now, then in zip(self._seconds(), self._start, strict=True)
         )
-        return 100 * max(0.0, busy - own) / max(wall * (os.cpu_count() or 1), 1e-9)
+        cores_s = max(wall_s * (os.cpu_count() or 1), 1e-9)
+        return 100 * max(0.0, busy_s - own_s) / cores_s
 
     def _seconds(self) -> tuple[float, float, float]:
-        everyone, own = psutil.cpu_times(), psutil.Process().cpu_times()
-        idle = everyone.idle + getattr(everyone, "iowait", 0.0)
-        return time.monotonic(), sum(everyone) - idle, own.user + own.system + self._helpers_s()
+        """Seconds so far: of the clock, busy seconds of all cores, and those of this run."""
+        machine, process = psutil.cpu_times(), psutil.Process().cpu_times()
+        idle_s = machine.idle + getattr(machine, "iowait", 0.0)
+        process_s = process.user + process.system
+        return time.monotonic(), sum(machine) - idle_s, process_s + self._helpers_s()
 
 
-LOOK_S = 2.0  # of the load on a machine
+BUSY_REMEDY = (
+    "timings suffer; runtime.threads=1 suffers least, measure.quiet=120 waits for it to end"
+)
+LOOK_S = 2.0  # how long the load on a machine is looked at
 
 
-def wait_for_quiet(most_s: float, helpers_s: Callable[[], float] = lambda: 0.0) -> float:
+def wait_for_quiet(limit_s: float, helpers_s: Callable[[], float] = lambda: 0.0) -> float:
     """Wait while others use more than `BUSY_PERCENT` of the machine, for so many seconds at most.
 
     Returns the wait.
     """
     waited_s = 0.0
-    while waited_s < most_s:
-        others = OtherLoad(helpers_s)
+    while waited_s < limit_s:
+        other_load = OtherLoad(helpers_s)
         time.sleep(LOOK_S)
-        if others.percent() <= BUSY_PERCENT:
+        if other_load.percent() <= BUSY_PERCENT:
             break
         waited_s += LOOK_S
     return waited_s
@@ -171,7 +173,7 @@ def hardware(device_map: str | None, device: torch.device) -> str:
     if device.type != "cuda":
         return cpu_name()
     devices = [device] if device_map is None else range(torch.cuda.device_count())
-    counts = Counter(torch.cuda.get_device_name(each) for each in devices)
+    counts = Counter(map(torch.cuda.get_device_name, devices))
     return ", ".join(
         [
             *(name if count == 1 else f"{count} x {name}" for name, count in counts.items()),
@@ -219,7 +221,9 @@ def git_commit() -> str | None:
         return None
 
 
-def _version(package: str) -> str | None:
+@lru_cache
+def package_version(package: str) -> str | None:
+    """The version of an installed package, None without it. Its metadata are read once."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""From which language a translation model reads and into which it writes."""
+"""The languages that a translation model reads and writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError
 
-CHECKPOINT, NONE = "checkpoint", "none"  # of decoding.processors
+CHECKPOINT, NONE = "checkpoint", "none"  # values of decoding.processors
 NEAREST = 5  # language codes named in a message
 
 
@@ -63,17 +63,17 @@ class Languages:
         if self.source is None:
             source = model.source(prompt, max_tokens)
         else:
-            before = tokenizer.src_lang  # all decoders of the process share the tokenizer
+            earlier_language = tokenizer.src_lang  # all decoders of the process share the tokenizer
             tokenizer.src_lang = self.source
             try:
                 source = model.source(prompt, max_tokens)
             finally:
-                tokenizer.src_lang = before
+                tokenizer.src_lang = earlier_language
         if self.target is None:
             return source
-        first = languages_of(tokenizer)[self.target]
+        language_token = languages_of(tokenizer)[self.target]
         starts = () if isinstance(tokenizer, MBartTokenizer) else source.prompt
-        return replace(source, prompt=(*starts, first))
+        return replace(source, prompt=(*starts, language_token))
 
 
 def languages_of(tokenizer: PreTrainedTokenizerBase) -> Mapping[str, int]:
@@ -88,24 +88,22 @@ def languages_of(tokenizer: PreTrainedTokenizerBase) -> Mapping[str, int]:
     return {}
 
 
-def warn_of_what_is_left_out(wanted: Any, languages: Languages, checkpoint: Checkpoint) -> None:
+def warn_of_what_is_left_out(processors: Any, languages: Languages, checkpoint: Checkpoint) -> None:
     """Log, once for each checkpoint, what it says about generation that will not be followed."""
-    if languages.target is None and wanted != CHECKPOINT and languages_of(checkpoint.tokenizer):
+    if languages.target is None and processors != CHECKPOINT and languages_of(checkpoint.tokenizer):
         warn(f"NO TARGET LANGUAGE: {checkpoint.path} may write any; set pair.target_language")
-    settings, others = (
-        list(score_settings(checkpoint.generation)),
-        list(search_settings(checkpoint.generation)),
-    )
-    if checkpoint.generation.stop_strings and wanted != CHECKPOINT:
-        (settings if wanted == NONE else others).append(STOP_STRINGS)
-    if wanted == NONE and settings:
+    ignored = list(score_settings(checkpoint.generation)) if processors == NONE else []
+    unsupported = list(search_settings(checkpoint.generation))
+    if checkpoint.generation.stop_strings and processors != CHECKPOINT:
+        (ignored if processors == NONE else unsupported).append(STOP_STRINGS)
+    if ignored:
         warn(
-            f"{checkpoint.path} asks for {', '.join(settings)}; decoding.processors={CHECKPOINT}"
+            f"{checkpoint.path} asks for {', '.join(ignored)}; decoding.processors={CHECKPOINT}"
             " follows it"
         )
-    if others:
+    if unsupported:
         warn(
-            f"{checkpoint.path} sets {', '.join(others)} for `generate`, which is left out: one"
+            f"{checkpoint.path} sets {', '.join(unsupported)} for `generate`, which is left out: one"
             " text is decoded, up to decoding.max_new_tokens and decoding.stop"
         )
 

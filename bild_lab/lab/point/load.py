@@ -17,8 +17,9 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 
 from bild_lab.engine.logits_processors import Processors, score_settings
 from bild_lab.engine.models.checkpoint.chat import ChatSettings
-from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, LoadedCheckpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.gguf_file import GgufCheckpoint, recognized
+from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.engine.models.checkpoint.precision import AUTO, resolve_dtype
 from bild_lab.engine.models.device import DTYPES, resolve_device
 from bild_lab.engine.models.hf.model import (
@@ -54,10 +55,10 @@ from bild_lab.lab.point.languages import (
 from bild_lab.lab.store.hashing import parts_of
 
 ENGINES = ("auto", "kernels", "native", "hf")
-_OF_PAIR = ("_revision", "_language", "_weights")
+_PAIR_OPTIONS = ("_revision", "_language", "_weights")
 OPTIONS = {  # the keys of the configuration that `load` takes beside knobs
-    "pair": {one.name for one in fields(PairSpec) if one.name.endswith(_OF_PAIR)},
-    "runtime": {one.name for one in fields(RuntimeSpec) if one.name not in ("batch", "seed")},
+    "pair": {field.name for field in fields(PairSpec) if field.name.endswith(_PAIR_OPTIONS)},
+    "runtime": {field.name for field in fields(RuntimeSpec)} - {"batch", "seed"},
 }
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]  # a model in memory and its tokenizer
 
@@ -81,13 +82,14 @@ def load(
     `threads` is of the whole process. Weights load at the first decoding, and later decoders share
     them. Raises UserError if the parts do not fit together.
     """
-    given = {"target": target, "draft": draft, "second_draft": second_draft}
-    in_memory = {key: one for key, one in given.items() if not isinstance(one, str | Path | None)}
-    paths = {
-        key: None if one is None else key if key in in_memory else str(one)
-        for key, one in given.items()
-    }
-    chosen = {
+    paths: dict[str, str | None] = {}
+    in_memory: dict[str, Loaded] = {}
+    for key, model in (("target", target), ("draft", draft), ("second_draft", second_draft)):
+        if isinstance(model, str | Path | None):
+            paths[key] = None if model is None else str(model)
+        else:
+            paths[key], in_memory[key] = key, model
+    group_options = {
         group: {key: options.pop(key) for key in keys & options.keys()}
         for group, keys in OPTIONS.items()
     }
@@ -103,8 +105,8 @@ def load(
             " instead"
         )
     node = compose_policy(policy, options) if isinstance(policy, str) else policy
-    pair = typed(PairSpec, {"name": "user", **paths, **chosen["pair"]}, "pair")
-    runtime = typed(RuntimeSpec, chosen["runtime"], "runtime")
+    pair = typed(PairSpec, {"name": "user", **paths, **group_options["pair"]}, "pair")
+    runtime = typed(RuntimeSpec, group_options["runtime"], "runtime")
     decoder = decoder_of(node, pair, decoding, runtime, in_memory=in_memory)
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
@@ -121,12 +123,12 @@ def decoder_of(
 ) -> Decoder:
     """A policy's decoder, as the configuration says.
 
-    wrap: takes every model's place, such as a record of it (`screening.recorded_model`). in_memory: models
-    that need no loading, by their keys in `pair`. Raises UserError if the parts do not fit
+    wrap: takes every model's place, such as a record of it. in_memory: models that need no loading,
+    by their keys in `pair`. Raises UserError if the parts do not fit
     together.
     """
     require_choice("runtime.engine", runtime.engine, ENGINES)
-    runtime = decided(runtime, policy, pair, in_memory)
+    runtime = resolve_auto(runtime, policy, pair, in_memory)
     models = _Models(pair, runtime, in_memory)
     target = wrap(models.load("target", runtime.device_map))
     drafts: list[LoadedModel] = []
@@ -145,12 +147,10 @@ def decoder_of(
     method = build_method(policy, {"target": lambda: target, **parts})
     for model in (target, *drafts):
         model.checkpoint.check()
-    own = method.engine == "llama_cpp" and runtime.weights == "gguf"  # the blocks of a file, too
-    if (
-        (isinstance(method, External) or method.engine == "hf")
-        and (runtime.weights or pair.draft_weights)
-        and not own
-    ):
+    runs_blocks = getattr(method, "reads_gguf_blocks", False) and runtime.weights == "gguf"
+    runs_original_weights = isinstance(method, External) or method.engine == "hf"
+    quantized = runtime.weights or pair.draft_weights
+    if quantized and runs_original_weights and not runs_blocks:
         raise UserError(
             f"policy {policy.name} runs the original weights; set runtime.weights=null"
             " pair.draft_weights=null"
@@ -231,33 +231,33 @@ class _Models:
 
     def drafting(self, model: LoadedModel) -> LoadedModel:
         """The model as `runtime.compile_drafter` wants it to draft."""
-        wanted, native = self._runtime.compile_drafter, isinstance(model, NativeModel)
+        compile_drafter, native = self._runtime.compile_drafter, isinstance(model, NativeModel)
         graphs = native and (model.compiled or model.graphs) and model.device.type == "cuda"
-        if wanted == "true" and not graphs and model.engine != "kernels":
+        if compile_drafter == "true" and not graphs and model.engine != "kernels":
             raise UserError(
                 "only the CPU kernels, and a GPU with CUDA graphs, draft in one program, and "
                 f"{model.checkpoint.path} runs on {model.engine}; set runtime.compile_drafter=auto"
             )
-        return model.step_by_step() if wanted == "false" and native else model
+        return model.without_fused_drafting() if compile_drafter == "false" and native else model
 
 
 def _loaded_checkpoint(loaded: Loaded) -> LoadedCheckpoint:
-    """Of a model in memory. Raises UserError for one without its tokenizer."""
+    """The checkpoint of a model in memory. Raises UserError for one without its tokenizer."""
     if not isinstance(loaded, tuple):
         raise UserError(
             f"a model in memory comes with its tokenizer: ({type(loaded).__name__}, tokenizer)"
         )
     module, tokenizer = loaded
-    return LoadedCheckpoint(type(module).__name__, module=module, own_tokenizer=tokenizer)
+    return LoadedCheckpoint(type(module).__name__, module=module, loaded_tokenizer=tokenizer)
 
 
-def decided(
+def resolve_auto(
     runtime: RuntimeSpec,
     policy: DictConfig,
     pair: PairSpec,
     in_memory: Mapping[str, Loaded] = MappingProxyType({}),
 ) -> RuntimeSpec:
-    """With `dtype: auto` decided by the target, and `compile: auto` by the policy.
+    """The runtime with `dtype: auto` decided by the target, and `compile: auto` by the policy.
 
     Reads no weights.
     """
@@ -270,11 +270,11 @@ def decided(
     return replace(
         runtime,
         dtype=str(dtype).removeprefix("torch."),
-        compile=_decided_compile(runtime, policy, device),
+        compile=resolve_compile(runtime, policy, device),
     )
 
 
-def _decided_compile(runtime: RuntimeSpec, policy: DictConfig, device: torch.device) -> str:
+def resolve_compile(runtime: RuntimeSpec, policy: DictConfig, device: torch.device) -> str:
     """What `compile: auto` is: CUDA graphs on a GPU, for one text at a time and a policy whose
     passes they hold.
 
@@ -289,23 +289,24 @@ def _decided_compile(runtime: RuntimeSpec, policy: DictConfig, device: torch.dev
         )
     if runtime.compile != "auto":
         return runtime.compile
-    ours = runtime.engine in ("auto", "native") and runtime.device_map is None
-    graphs = on_gpu and ours and runtime.batch == 1 and runs_in_graphs(policy)
+    native = runtime.engine in ("auto", "native") and runtime.device_map is None
+    graphs = on_gpu and native and runtime.batch == 1 and runs_in_graphs(policy)
     return "graphs" if graphs else "false"
 
 
 def runs_in_graphs(policy: DictConfig) -> bool:
     """Whether CUDA graphs hold all passes of a policy."""
     return all(
-        getattr(part, "cuda_graph_safe", True) for part, _ in parts_of(resolved(policy)["decoder"])
+        getattr(constructor, "cuda_graph_safe", True)
+        for constructor, _ in parts_of(resolved(policy)["decoder"])
     )
 
 
 def replays(policy: DictConfig) -> bool:
     """Whether a policy's texts come from a file of answers."""
     return any(
-        isinstance(part, type) and issubclass(part, Replays)
-        for part, _ in parts_of(resolved(policy)["decoder"])
+        isinstance(constructor, type) and issubclass(constructor, Replays)
+        for constructor, _ in parts_of(resolved(policy)["decoder"])
     )
 
 
@@ -339,7 +340,7 @@ def load_model(
                 f"weights=gguf keeps the blocks of a GGUF file, got {path}; give one, or set 8, 4"
                 " or null"
             )
-        _ = checkpoint.kept
+        _ = checkpoint.kernel_blocks
     if engine in ("kernels", "native") and device_map is not None:
         raise UserError(
             "a target that is spread over devices runs on hf; set runtime.engine=hf or auto"
@@ -351,8 +352,8 @@ def load_model(
     if engine != "hf" and reason is None:
         if engine == "kernels" and compile != "false":
             raise UserError("the CPU kernels are compiled ahead of time; set runtime.compile=false")
-        asked = engine == "native" or compile != "false"
-        lacking = "native was asked for" if asked else why_no_kernels(where, dtype)
+        wants_native = engine == "native" or compile != "false"
+        lacking = "native was asked for" if wants_native else why_no_kernels(where, dtype)
         if engine == "kernels" and lacking is not None:
             raise UserError(f"the CPU kernels cannot run: {lacking}; set runtime.engine=auto")
         if bits != "gguf" or lacking is None:
@@ -394,55 +395,53 @@ def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
         return node
     # values first, so that a threshold out of range is found before a model is read
     values = {key: build(value, models) for key, value in node.items() if key != "_target_"}
-    part = find_part(node["_target_"])
-    parameters = inspect.signature(part).parameters
+    constructor = find_part(node["_target_"])
+    parameters = inspect.signature(constructor).parameters
     if unknown := sorted(set(values) - set(parameters)):
         known = ", ".join(sorted(set(parameters) - set(models)))
         raise UserError(
-            f"{part.__name__} has no parameter {unknown[0]!r}; it has {known or 'none'}"
+            f"{constructor.__name__} has no parameter {unknown[0]!r}; it has {known or 'none'}"
         )
     for name in set(parameters) & set(models) - set(values):
         values[name] = models[name]()
-    _require_parts(part, values)
+    _require_parts(constructor, values)
     try:
-        return part(**values)
+        return constructor(**values)
     except (TypeError, AttributeError) as error:
-        raise UserError(f"{part.__name__}: {error}; got {describe_decoder(node)}") from error
+        raise UserError(f"{constructor.__name__}: {error}; got {describe_decoder(node)}") from error
 
 
-def _require_parts(part: Callable[..., Any], values: dict[str, Any]) -> None:
+def _require_parts(constructor: Callable[..., Any], values: dict[str, Any]) -> None:
     """Raise UserError if a parameter declares one of our protocols and gets plain data."""
-    module = sys.modules[part.__module__]
-    for name, parameter in inspect.signature(part).parameters.items():
-        wanted = getattr(module, str(parameter.annotation), None)
-        data = values.get(name) is None or isinstance(
-            values[name], bool | int | float | str | list | dict
-        )
-        if getattr(wanted, "_is_protocol", False) and data:
-            got = values.get(name)
+    module = sys.modules[constructor.__module__]
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        annotation = getattr(module, str(parameter.annotation), None)
+        value = values.get(name)
+        is_plain = value is None or isinstance(value, bool | int | float | str | list | dict)
+        if getattr(annotation, "_is_protocol", False) and is_plain:
             raise UserError(
-                f"{part.__name__} needs a {wanted.__name__} as its {name}, got {got!r}; give its"
-                " _target_"
+                f"{constructor.__name__} needs a {annotation.__name__} as its {name}, got {value!r}; give"
+                " its _target_"
             )
 
 
-def processors_of(wanted: Any, checkpoint: Checkpoint) -> Processors:
+def processors_of(processors: Any, checkpoint: Checkpoint) -> Processors:
     """The processors of `decoding.processors`: none, those of the target's generation settings, or
     a list.
 
     Raises UserError for anything else.
     """
-    if wanted == NONE:
+    if processors == NONE:
         return Processors()
-    if wanted == CHECKPOINT:
+    if processors == CHECKPOINT:
         return Processors(score_settings(checkpoint.generation))
-    if isinstance(wanted, str) or not isinstance(wanted, Sequence) or not wanted:
+    if isinstance(processors, str) or not isinstance(processors, Sequence) or not processors:
         raise UserError(
             f"decoding.processors must be {CHECKPOINT}, {NONE}, or a list of Transformers' logits"
             " processors such as [{_target_: transformers.NoRepeatNGramLogitsProcessor,"
-            f" ngram_size: 3}}], got {wanted!r}"
+            f" ngram_size: 3}}], got {processors!r}"
         )
-    return Processors(added=tuple(_processor(each) for each in wanted))
+    return Processors(added=tuple(_processor(node) for node in processors))
 
 
 def stop_of(decoding: DecodingSpec, checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -451,11 +450,13 @@ def stop_of(decoding: DecodingSpec, checkpoint: Checkpoint) -> tuple[str, ...]:
 
     Raises UserError as `StopStrings` does.
     """
-    theirs = checkpoint.generation.stop_strings if decoding.processors == CHECKPOINT else None
-    strings = tuple(dict.fromkeys((*decoding.stop, *stop_strings(theirs))))
-    if strings:
-        StopStrings(strings, checkpoint)  # refuses
-    return strings
+    strings = decoding.stop
+    if decoding.processors == CHECKPOINT:
+        strings = (*strings, *stop_strings(checkpoint.generation.stop_strings))
+    unique_strings = tuple(dict.fromkeys(strings))
+    if unique_strings:
+        StopStrings(unique_strings, checkpoint)  # refuses
+    return unique_strings
 
 
 def _processor(node: Any) -> LogitsProcessor:

@@ -38,9 +38,6 @@ from bild_lab.lab.schema.numbers import (
 SCHEMA = 3
 AS_GOOD_CUT = ("agreement", "log_probability", "length")  # metrics that a text needs no end for
 BUSY_PERCENT = 10  # of all cores' time; more than this used by others changes the timings
-BUSY_REMEDY = (
-    "timings suffer; runtime.threads=1 suffers least, measure.quiet=120 waits for it to end"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +65,7 @@ class Record(Mapping[str, Any]):
 
 class Setting(Record):
     """Everything that two points must share to be compared, such as models, data and hardware
-    (`lab/point/prepare.py`).
+    (`lab/point/identity.py`).
     """
 
     KEYS: ClassVar = (
@@ -134,7 +131,7 @@ class Result:
     """The result of one point.
 
     name: of the sweep. composition: the decoder's parts in one line. facts: what does not affect
-    the numbers (`lab/point/prepare.py`). same_as_baseline: whether the policy is the baseline's with the
+    the numbers (`lab/point/identity.py`). same_as_baseline: whether the policy is the baseline's with the
     same knobs. quality: of the metric that leads. further_qualities: of the others, by their names
     in the configuration. categories: by name; None if the dataset has none. stages_s: seconds in
     prefill, draft, verify and host over the traced examples. seconds: of each part of measuring the

@@ -79,8 +79,11 @@ MEASURING = (
     "lab/metrics",
     "lab/point/decoder.py",
     "lab/point/environment.py",
+    "lab/point/history.py",
     "lab/point/languages.py",
     "lab/point/load.py",
+    "lab/point/prompt_forms.py",
+    "lab/point/streaming.py",
     "lab/schema/statistics.py",
     "screening",
 )
@@ -114,6 +117,11 @@ def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
             name.encode() + b"\0" + _read(file).content.encode() + b"\0"
         )
     return hashlib.sha256(b"".join([*own, *sorted(others)])).hexdigest()[:12]
+
+
+def parts_code_hash(node: Any) -> str:
+    """The hash of what every point runs and of the code of these parts. node: resolved."""
+    return code_hash(tuple(sorted(set(modules_of(node)))))
 
 
 def reread_sources() -> None:

@@ -23,8 +23,8 @@ from bild_lab.lab.config.groups import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import cut_sources
+from bild_lab.lab.point.identity import sweep_folder
 from bild_lab.lab.point.load import load_model
-from bild_lab.lab.point.prepare import sweep_folder
 from bild_lab.lab.store.records import require_writable
 from bild_lab.ranks import launched, process_group
 from bild_lab.training.answers import Calibration, read_calibrations

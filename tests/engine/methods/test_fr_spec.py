@@ -14,7 +14,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import compose_policy, config_dir, resolved
-from bild_lab.lab.measure.cost import dimensions, total
+from bild_lab.lab.measure.cost import dimensions, total_cost
 from bild_lab.lab.store.hashing import named_files
 from tests.checkpoints import tiny_checkpoints
 from tests.engine.methods.drafters.tables import ngram_table
@@ -115,7 +115,9 @@ def test_every_policy_whose_draft_model_drafts_has_the_knobs_and_their_files_cou
 
 def test_a_forward_with_few_tokens_costs_their_share_of_the_head() -> None:
     config = Checkpoint(str(tiny_checkpoints() / "t5")).config
-    whole, part = (total([Forward(config, 2, 3, scored=2, vocabulary=n)], 4) for n in (None, 10))
+    whole, part = (
+        total_cost([Forward(config, 2, 3, scored=2, vocabulary=n)], 4) for n in (None, 10)
+    )
     sizes, fewer = dimensions(config), VOCABULARY - 10
     assert whole.flops - part.flops == 2 * 2 * sizes.dim * fewer
     assert whole.bytes_moved - part.bytes_moved == 4 * (sizes.dim * fewer + 2 * fewer)

@@ -11,8 +11,8 @@ import psutil
 import pytest
 import torch
 
-from bild_lab.engine.models import free_memory
-from bild_lab.engine.models.free_memory import (
+from bild_lab.engine.models import device
+from bild_lab.engine.models.device import (
     V1,
     V2,
     MemoryFiles,
@@ -79,7 +79,7 @@ def test_without_a_limit_the_machine_counts(
     assert list(free_in_groups(tmp_path, tmp_path / "none")) == []
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=800 * MIB))
     found: dict[str, list[int]] = {"limits": []}
-    monkeypatch.setattr(free_memory, "free_in_groups", lambda: iter(found["limits"]))
+    monkeypatch.setattr(device, "free_in_groups", lambda: iter(found["limits"]))
     cpu = torch.device("cpu")
     assert free_bytes(cpu) == 800 * MIB
     found["limits"] = [900 * MIB, 300 * MIB]

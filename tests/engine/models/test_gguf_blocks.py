@@ -61,7 +61,7 @@ def test_scores_are_to_the_last_bit_those_of_the_weights_that_the_blocks_stand_f
         assert not torch.equal(scores(opened(path, 4)), scores(whole)) or kind == Type.Q4_0
         if kind in KINDS:  # panels are as full in float32; the embeddings are blocks too
             sizes = [
-                sum(matrix.nbytes for matrix in model.packed._matrices) for model in (kept, whole)
+                sum(matrix.nbytes for matrix in model.packed.panels) for model in (kept, whole)
             ]
             assert sizes[0] / sizes[1] == KINDS[kind] / 32
             assert not isinstance(kept.decoder.embedding, torch.Tensor)
@@ -133,7 +133,7 @@ def test_a_real_files_blocks_give_the_scores_of_what_they_stand_for(name: str) -
     path = Path(REAL) / f"{name}.gguf"
     kept = opened(path, "gguf")
     ours = scores(kept)
-    size = sum(each.nbytes for each in kept.packed._matrices)
+    size = sum(each.nbytes for each in kept.packed.panels)
     # with Q5_0 in 8 bits
     assert size < (1.05 if name == "qwen-1.5b" else 1.6) * path.stat().st_size
     assert torch.equal(ours, scores(opened(path, None)))

@@ -305,7 +305,7 @@ def test_a_chain_in_one_program_is_that_of_the_loop(
                 text += [*draft.token_list[: seed % 3 + step], 3 + seed]
         return found
 
-    by_steps = whole.step_by_step()
+    by_steps = whole.without_fused_drafting()
     assert whole.start(source, 9).draft([5], ChainSpec(3, frozenset())) is not None
     assert by_steps.start(source, 9).draft([5], ChainSpec(3, frozenset())) is None
     for (draft, forwards), (expected, wanted) in zip(drafts(whole), drafts(by_steps), strict=True):
@@ -315,7 +315,10 @@ def test_a_chain_in_one_program_is_that_of_the_loop(
         assert draft.stats.get("confidence", ()) == pytest.approx(
             expected.stats.get("confidence", ()), rel=1e-5
         )
-        for ours, theirs in ((draft.probs, expected.probs), (draft.own_probs, expected.own_probs)):
+        for ours, theirs in (
+            (draft.probs, expected.probs),
+            (draft.unscaled_probs, expected.unscaled_probs),
+        ):
             assert (ours is None) == (theirs is None)
             if ours is not None:
                 torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
@@ -357,7 +360,7 @@ def test_a_view_drafts_in_one_program_what_it_drafts_in_the_loop(
         request = Request(source, limits, sampling, torch.Generator().manual_seed(3))
         return DraftThenVerify(target, drafter, rule).decode(request, trace := Trace()), trace
 
-    (text, trace), (expected, wanted) = decoded(whole), decoded(whole.step_by_step())
+    (text, trace), (expected, wanted) = decoded(whole), decoded(whole.without_fused_drafting())
     assert text == expected and trace.drafted == wanted.drafted > 0
     assert rounds_of(trace) == rounds_of(wanted)
     assert forwards_of(trace) == forwards_of(wanted)

@@ -143,10 +143,10 @@ def test_ids_between_the_tokens_are_padding_too_and_end_tokens_are_not(tmp_path:
     backend.model = type(backend.model)(vocabulary, unk_token="w3")
     tokenizer.save_pretrained(tmp_path)
     checkpoint = Checkpoint(str(tmp_path))
-    assert checkpoint.unknown == (10, 11, *range(40, 48))
+    assert checkpoint.ids_without_token == (10, 11, *range(40, 48))
     checkpoint = Checkpoint(str(tmp_path))
     checkpoint.generation.eos_token_id = [1, 45]
-    assert 45 not in checkpoint.unknown
+    assert 45 not in checkpoint.ids_without_token
     for engine in ENGINES:
         emitted = (
             bild_lab.load(str(tmp_path), policy="vanilla", engine=engine)

@@ -14,7 +14,7 @@ from bild_lab.engine.draft import Draft
 from bild_lab.engine.models.hf.admission import (
     changing_rotation,
     learned_positions,
-    most_positions,
+    max_session_positions,
     original_context,
     trained_positions,
 )
@@ -133,7 +133,7 @@ def test_positions_are_those_of_tables_or_of_a_changing_rotation(
 ) -> None:
     module = build(name)
     assert learned_positions(module, module.config) == decoder
-    assert most_positions(module) == whole
+    assert max_session_positions(module) == whole
 
 
 def test_a_rotation_that_was_scaled_tells_what_it_was_made_from() -> None:

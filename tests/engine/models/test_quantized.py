@@ -154,7 +154,7 @@ def test_a_target_drafts_for_itself_in_4_bits_and_every_text_stays_its_own(
         drafted.target.checkpoint.path,
     )
     sizes = [
-        sum(matrix.nbytes for matrix in model.packed._matrices) for model in (draft, drafted.target)
+        sum(matrix.nbytes for matrix in model.packed.panels) for model in (draft, drafted.target)
     ]
     assert sizes[0] < 0.4 * sizes[1]  # 4.5 bits instead of 16
     for prompt in ("w5 w9 w12", "w30 w31"):

@@ -166,7 +166,7 @@ class Text:
 
     def feed(self, start: int, *tokens: int) -> int:
         """Go on from this slot. Returns how many rows ran."""
-        first = self.snapshots.before(start)
+        first = self.snapshots.restart_slot(start)
         self.beside.keys = self.beside.values = self.cut.indexer_keys = torch.zeros(1) + len(
             self.tokens
         )
@@ -199,7 +199,7 @@ def test_a_state_is_that_of_the_text_however_often_it_goes_back() -> None:
 def test_only_rows_behind_the_newest_state_run_again() -> None:
     text = Text()
     assert [text.feed(0, 3, 4, 5), text.feed(3, 6), text.feed(4, 7, 8)] == [3, 1, 2]
-    assert [text.snapshots.before(start) for start in (6, 5, 4, 3, 2)] == [6, 4, 4, 3, 0]
+    assert [text.snapshots.restart_slot(start) for start in (6, 5, 4, 3, 2)] == [6, 4, 4, 3, 0]
     assert text.feed(5, 9) == 2  # 7 again
     assert text.feed(6, 9) == 1
     assert text.feed(2, 9) == 3
@@ -210,6 +210,6 @@ def test_the_newest_states_and_the_first_are_kept() -> None:
     text = Text()
     for place in range(30):
         text.feed(place, place)
-    known = sorted({text.snapshots.before(start) for start in range(30)})
+    known = sorted({text.snapshots.restart_slot(start) for start in range(30)})
     assert known == [0, *range(31 - SNAPSHOTS, 30)] and len(known) == SNAPSHOTS
     assert text.feed(3, 9) == 4 and text.layer.numbers == text.expected

@@ -17,7 +17,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import bild_lab
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.engine.models.checkpoint.outline import weightless
 from bild_lab.engine.models.checkpoint.weights import OnDemand, Weights, file_weights
 from bild_lab.engine.models.native.stack import Stack, Weight
 from bild_lab.lab.point.load import load_model
@@ -30,7 +29,7 @@ ONE_FILE = "model.safetensors"
 
 def stored(folder: Path, dtype: torch.dtype = torch.float32) -> Weights | None:
     checkpoint = Checkpoint(str(folder))
-    return file_weights(checkpoint.weight_files, weightless(checkpoint), dtype, CPU)
+    return file_weights(checkpoint.weight_files, checkpoint.weightless(), dtype, CPU)
 
 
 @pytest.mark.parametrize("shard", ["1GB", "20KB"], ids=["one file", "shards"])

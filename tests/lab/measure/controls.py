@@ -52,8 +52,8 @@ from bild_lab.lab.config.groups import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.measure.certificate import certify, certify_sampled, count_verdicts
-from bild_lab.lab.measure.recorder import OneRow
-from bild_lab.lab.measure.score import seeded
+from bild_lab.lab.measure.recorder import RowByRow
+from bild_lab.lab.measure.timing import seeded
 from tests.checkpoints import SHARED
 
 WINDOW = 3
@@ -160,7 +160,7 @@ class SampledTree(Drafter):
         self.draws_from = draft
 
     def begin(self, request: Request, target: Session) -> None:
-        self._request, self._model = request, OneRow(self.draws_from, request)
+        self._request, self._model = request, RowByRow(self.draws_from, request)
 
     def propose(self, tokens: list[int]) -> Draft:
         generator = self._request.generator

@@ -238,12 +238,11 @@ def test_each_context_is_scored_again_after_the_same_tokens_in_the_same_rows(
     text = method.decode(request, Trace())[2:]
     verified = [shape(rows) for rows in target.rows]
     for length in range(len(text)):
-        rows, alone, wide = verification(target, request, text[:length], method)
+        context = [*prompt, *text[:length]]
+        rows, alone, wide = verification(target, request, context, method)
         assert rows == width
         assert len(wide) == 2  # anew, and what the rule read
-        assert all(
-            torch.equal(logits, by_text([*prompt, *text[:length]])) for logits in (alone, *wide)
-        )
+        assert all(torch.equal(logits, by_text(context)) for logits in (alone, *wide))
         assert shape(target.rows[-1]) in verified
     assert set(target.rooms) == {8}
 
@@ -251,7 +250,7 @@ def test_each_context_is_scored_again_after_the_same_tokens_in_the_same_rows(
 def test_the_text_of_a_method_that_drafts_nothing_is_scored_in_one_forward() -> None:
     target = noting()
     for method in (None, DraftThenVerify(target, NoDraft(target), ExactMatch())):
-        rows, _, wide = verification(target, REQUEST, [3, 4, 5], method)
+        rows, _, wide = verification(target, REQUEST, [0, 3, 4, 5], method)
         assert (rows, len(wide)) == (4, 1)
         assert torch.equal(wide[0], by_text([0, 3, 4, 5]))
         assert shape(target.rows[-1]) == ([0, 3, 4, 5], None)

@@ -6,7 +6,7 @@ import pytest
 
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure.summary import change_of
-from bild_lab.lab.point.decoder import Timed
+from bild_lab.lab.measure.timing import Timed
 
 
 def of(*texts: list[int]) -> list[Timed]:

@@ -26,7 +26,7 @@ from bild_lab.lab.measure.certificate import (
     certify,
     certify_sampled,
 )
-from bild_lab.lab.measure.score import seeded
+from bild_lab.lab.measure.timing import seeded
 from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
 from tests.lab.measure.controls import TARGET_FAULTS, decoder, emitted
 from tests.policies import FAMILIES, in_memory

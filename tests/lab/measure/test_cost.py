@@ -39,7 +39,7 @@ from bild_lab.engine.session import OutputSpec, Rows, Session, SessionOptions
 from bild_lab.engine.trace import Forward, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import compose_policy
-from bild_lab.lab.measure.cost import Cost, Matrices, dimensions, knows, total
+from bild_lab.lab.measure.cost import Cost, Matrices, dimensions, has_cost_model, total_cost
 from bild_lab.lab.point.load import build_method
 from tests.policies import in_memory
 from tests.sessions import native_session
@@ -156,7 +156,7 @@ def steps_of(engine: str, module: PreTrainedModel) -> tuple[list[int], list[list
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_flops_are_those_that_pytorch_counts(name: str, engine: str) -> None:
     counts, forwards = steps_of(engine, make(name))
-    assert [total(each, 2).flops for each in forwards] == counts
+    assert [total_cost(each, 2).flops for each in forwards] == counts
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,10 @@ def test_a_sliding_window_leaves_out_the_keys_that_kernels_mask(
     counts, forwards = steps_of(engine, make(name))
     for count, (forward,) in zip(counts, forwards, strict=True):
         masked = max(0, forward.cached + forward.rows - 9)
-        assert count - total([forward], 2).flops == windowed_layers * 4 * forward.rows * masked * 32
+        assert (
+            count - total_cost([forward], 2).flops
+            == windowed_layers * 4 * forward.rows * masked * 32
+        )
     assert masked == 10  # 19 keys in the end
 
 
@@ -217,7 +220,7 @@ def test_a_llama_forward_counted_by_hand() -> None:
     activations = 2 * ((4 + 8) + (4 + 4) + (4 + 12) + (6 + 4)) + (4 + 10)
     attention = 2 * (4 + 4) + 5 * (2 + 2)  # two rows in and out, five keys and values of one head
     embedding = 2 * 4
-    assert total([Forward(LLAMA, rows=2, cached=3, scored=1)], bytes_per_value=2) == Cost(
+    assert total_cost([Forward(LLAMA, rows=2, cached=3, scored=1)], bytes_per_value=2) == Cost(
         flops=2 * (2 * 120 + 1 * 40) + 2 * (2 * 5 * 4) * 2,
         bytes_moved=2 * (weights + activations + attention + embedding),
     )
@@ -231,14 +234,16 @@ def test_a_t5_decoder_forward_counted_by_hand() -> None:
     # six keys in the cache, three in the source
     attention = 2 * (2 * 12 + 6 * 12) + 2 * (2 * 12 + 3 * 12)
     embedding = 2 * 4
-    assert total([Forward(T5, rows=2, cached=4, scored=2, source=3)], bytes_per_value=1) == Cost(
+    assert total_cost(
+        [Forward(T5, rows=2, cached=4, scored=2, source=3)], bytes_per_value=1
+    ) == Cost(
         flops=2 * 2 * weights + 2 * (4 * 2 * 6 * 6 + 4 * 2 * 3 * 6),
         bytes_moved=weights + activations + attention + embedding,
     )
 
 
 def test_the_head_is_neither_read_nor_run_where_no_row_is_scored() -> None:
-    silent, scored = (total([Forward(LLAMA, rows=2, scored=rows)], 1) for rows in (0, 1))
+    silent, scored = (total_cost([Forward(LLAMA, rows=2, scored=rows)], 1) for rows in (0, 1))
     assert (scored.flops - silent.flops, scored.bytes_moved - silent.bytes_moved) == (80, 40 + 14)
 
 
@@ -256,17 +261,17 @@ def test_layers_with_different_windows_count_as_a_whole_number_of_their_average(
 def test_the_forwards_of_several_models_add_up() -> None:
     small, large = tiny_llama(0, layers=1).config, tiny_llama(0, layers=3).config
     log = [Forward(small, 1), Forward(large, 4), Forward(small, 1, 1), Forward(large, 2, 4, 2)]
-    assert total(iter(log), 2) == sum((total([each], 2) for each in log), Cost())
+    assert total_cost(iter(log), 2) == sum((total_cost([each], 2) for each in log), Cost())
 
 
 def test_an_unknown_architecture_is_refused_by_name() -> None:
-    assert knows(LLAMA) and knows(T5)
+    assert has_cost_model(LLAMA) and has_cost_model(T5)
     for config in (GPT2Config(), BartConfig()):
-        assert not knows(config)
+        assert not has_cost_model(config)
         with pytest.raises(
             UserError, match=f"known for t5, .*, qwen3, gemma3_text, got {config.model_type}"
         ):
-            total([Forward(LLAMA, 1), Forward(config, 1)], 2)
+            total_cost([Forward(LLAMA, 1), Forward(config, 1)], 2)
 
 
 # policies that run some of the target's layers at a time
@@ -299,7 +304,7 @@ def test_flops_of_layers_run_apart_are_those_that_pytorch_counts(
     source = source_of(target.transformers.module)
     trace = Trace()
     count, _ = counted(method.decode, Request(source, Limits(len(source.prompt), 12, NEVER)), trace)
-    assert total(trace.forwards, 2).flops == count
+    assert total_cost(trace.forwards, 2).flops == count
     assert any(each.filled_layers for each in trace.forwards) == (policy == "calm")
 
 
@@ -308,7 +313,7 @@ def test_a_forward_in_two_parts_costs_what_the_whole_does() -> None:
         Forward(T5, 2, 4, source=3, layers=1),
         Forward(T5, 2, 4, 2, source=3, layers=1, first_layer=1),
     ]
-    assert total(parts, 1) == total([Forward(T5, 2, 4, 2, source=3)], 1)
+    assert total_cost(parts, 1) == total_cost([Forward(T5, 2, 4, 2, source=3)], 1)
 
 
 @pytest.mark.parametrize("config", [T5, LLAMA])
@@ -316,7 +321,7 @@ def test_a_forward_without_attention_and_one_without_feed_forward_cost_what_one_
     config: object,
 ) -> None:
     def part(**skipped: int) -> Cost:
-        return total([Forward(config, 2, 4, source=3, layers=1, first_layer=1, **skipped)], 1)
+        return total_cost([Forward(config, 2, 4, source=3, layers=1, first_layer=1, **skipped)], 1)
 
     apart = part(skipped_attention=1) + part(skipped_feed_forward=1)
     assert apart == part()

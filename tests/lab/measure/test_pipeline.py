@@ -18,7 +18,7 @@ from bild_lab.lab.measure.prediction import (
     pipeline_units,
 )
 from bild_lab.lab.measure.runner import run_point
-from bild_lab.lab.point.decoder import Timed
+from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.store.records import Sweep, to_row
 

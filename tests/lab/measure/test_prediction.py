@@ -7,7 +7,7 @@ import pytest
 from bild_lab.engine.methods.speculative.theory import walltime_improvement
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.lab.measure.prediction import fixed_window, predict
-from bild_lab.lab.point.decoder import Timed
+from bild_lab.lab.measure.timing import Timed
 
 STEP_S = 0.010  # a token by the target alone
 DRAFT_S = 0.002

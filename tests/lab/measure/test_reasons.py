@@ -8,7 +8,7 @@ import pytest
 
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.lab.measure.prediction import predict, reasons
-from bild_lab.lab.point.decoder import Timed
+from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.schema.result import Result
 from tests.report.sample import sample_baseline, sample_result
 

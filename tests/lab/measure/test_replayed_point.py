@@ -12,7 +12,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import compose_config
 from bild_lab.lab.measure import runner
 from bild_lab.lab.measure.runner import run_point
-from bild_lab.lab.measure.score import requests_of
+from bild_lab.lab.point.history import requests_of
 from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import COLUMNS, Result

@@ -15,7 +15,8 @@ import pytest
 import bild_lab
 from bild_lab.lab.config.groups import compose_config
 from bild_lab.lab.measure import runner, summary
-from bild_lab.lab.measure.runner import order, run_point
+from bild_lab.lab.measure.runner import run_point
+from bild_lab.lab.measure.timing import order
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import prepare as points
 from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder
@@ -112,7 +113,7 @@ def test_generate_loads_after_our_decoder_whose_weights_it_shares(
         "runtime.dtype=bfloat16",
     ]
     generate = prepare(compose_config([*kept, *given]))
-    runner._loaded(generate)
+    runner._load_weights(generate)
     target = generate.decoders[METHOD].target
     query = target.transformers.module.model.layers[0].self_attn.q_proj.weight
     assert query.data_ptr() == target.decoder.layers[0].qkv.matrix.data_ptr()
@@ -300,7 +301,6 @@ def test_repeats_until_the_speedup_is_known_and_waits_are_told(
     ]
     point = prepare(compose_config([*words, *asked, "measure.traced_examples=0"]))
     known = lambda slow, fast: 0.005 if slow.shape[1] >= 4 else 0.2  # noqa: E731
-    monkeypatch.setattr(runner, "clock_noise", known)
     monkeypatch.setattr(summary, "clock_noise", known)
     monkeypatch.setattr(runner, "wait_for_quiet", lambda most_s, helpers_s: most_s - 2)
     stages: list[str] = []

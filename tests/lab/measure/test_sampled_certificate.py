@@ -28,7 +28,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure import certificate
 from bild_lab.lab.measure.certificate import (
     DEFECT,
-    DRAWN,
+    DRAW_TOLERANCE,
     DRAWS,
     EXACT,
     LOGITS,
@@ -214,7 +214,7 @@ def test_tokens_are_drawn_again_from_their_q() -> None:
     assert drawn_as_declared(Draft(torch.tensor([3]), uniforms=torch.tensor([0.5]).double()))
 
 
-@pytest.mark.parametrize(("miss", "drawn"), [(DRAWN, True), (2 * DRAWN, False)])
+@pytest.mark.parametrize(("miss", "drawn"), [(DRAW_TOLERANCE, True), (2 * DRAW_TOLERANCE, False)])
 @pytest.mark.parametrize(("token", "side"), [(0, 1), (1, -1)])
 def test_a_random_number_may_miss_a_share_by_rounding_alone(
     token: int, side: int, miss: float, drawn: bool
@@ -303,7 +303,7 @@ def test_rows_that_forbid_other_tokens_are_a_defect_of_the_session() -> None:
 class LenientLater(SpeculativeSampling):
     """Lossless in the first rounds; by their text, and by what else the target's forward gave."""
 
-    wants = OutputSpec(head_input=True)
+    required_outputs = OutputSpec(head_input=True)
 
     def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
         assert torch.equal(scores.head_input, scores.logits)

@@ -21,7 +21,8 @@ from bild_lab.lab.measure.summary import (
     require_no_nan,
     text_logits,
 )
-from bild_lab.lab.point.decoder import BASELINE, METHOD, Timed
+from bild_lab.lab.measure.timing import Timed
+from bild_lab.lab.point.decoder import BASELINE, METHOD
 from bild_lab.lab.point.load import load
 from tests.tiny import END
 
@@ -134,7 +135,7 @@ def test_it_is_the_sum_over_the_tokens_of_the_text(
             given["input_ids"] = request.source.encoder_ids
         with torch.no_grad():
             expected += float(module(**given).logits[0, -1].log_softmax(-1)[token])
-    monkeypatch.setattr(summary, "ROWS", 3)  # also across parts
+    monkeypatch.setattr(summary, "MOST_ROWS", 3)  # also across parts
     assert log_probability(text_logits(decoder.target, request, emitted), emitted) == pytest.approx(
         expected, abs=1e-3
     )

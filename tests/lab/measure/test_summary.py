@@ -9,17 +9,17 @@ from transformers import LlamaConfig, MambaConfig
 
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.measure.cost import total
+from bild_lab.lab.measure.cost import total_cost
 from bild_lab.lab.measure.summary import (
     by_category,
     counts,
     decoding_costs,
-    qualities,
+    score_all,
     speed,
     summarize,
 )
+from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.metrics.quality import Scoring
-from bild_lab.lab.point.decoder import Timed
 from bild_lab.lab.schema.numbers import Counts, Quality, Speedup
 
 
@@ -43,13 +43,13 @@ TIMED = {
 def quality(
     metric: str, examples: list[Example], texts: dict[str, list[str]], seed: int = 0
 ) -> Quality:
-    return qualities(Scoring((metric,)), examples, texts, seed)[0][metric]
+    return score_all(Scoring((metric,)), examples, texts, seed)[0][metric]
 
 
 def test_several_metrics_are_told_each_with_its_difference_and_means_by_example() -> None:
     examples = [replace(one, references=("a b",)) for one in EXAMPLES]
     texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "c", "c"]}
-    found, values = qualities(Scoring(("rouge", "chrf", "exact_match")), examples, texts, seed=0)
+    found, values = score_all(Scoring(("rouge", "chrf", "exact_match")), examples, texts, seed=0)
     assert [one.metric for one in found.values()] == ["ROUGE-L", "chrF", "exact match"]
     assert all(one.difference > 0 and one.baseline < one.value for one in found.values())
     assert values[:1] == values[1:2] == [{"rouge": 100.0, "exact_match": 100.0}]
@@ -129,7 +129,7 @@ def test_costs_are_the_methods_per_token_and_over_the_baselines() -> None:
     own, base = Forward(config, 4, scored=4), Forward(config, 1, scored=1)
     several = {"method": of(own, own, tokens=3), "baseline": of(base, base, base, tokens=1)}
     found = decoding_costs(several, 2)
-    spent, alone = total([own, own], 2), total([base] * 3, 2)
+    spent, alone = total_cost([own, own], 2), total_cost([base] * 3, 2)
     assert (
         found.flops_per_token == spent.flops / 6 and found.bytes_per_token == spent.bytes_moved / 6
     )

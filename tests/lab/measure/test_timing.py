@@ -18,10 +18,20 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.lab.config.groups import MeasureSpec
-from bild_lab.lab.measure import runner, score
-from bild_lab.lab.measure.runner import BLOCK, order, time_methods, warm_up
-from bild_lab.lab.measure.score import seeded, stages_of, traced_pass
-from bild_lab.lab.point.decoder import Timed
+from bild_lab.lab.measure import timing
+from bild_lab.lab.measure.score import stages_of
+from bild_lab.lab.measure.summary import is_too_noisy
+from bild_lab.lab.measure.timing import (
+    BLOCK,
+    Timed,
+    TimingOptions,
+    order,
+    repeats_of,
+    seeded,
+    time_methods,
+    traced_pass,
+    warm_up,
+)
 from bild_lab.lab.point.environment import no_garbage_collection
 from tests.stubs import StubModel
 
@@ -37,7 +47,7 @@ def test_the_spans_of_an_example_are_its_rounds_in_turn_and_add_up_to_the_stages
     method = DraftThenVerify(next_number(), ModelDrafter(next_number(), 3), ExactMatch())
     lengths = (8, 4)
     requests = [Request(Source((0,)), Limits(1, length)) for length in lengths]
-    seconds, spans_of_all = stages_of(traced_pass(method, requests, 0, lambda: None))
+    seconds, spans_of_all = stages_of(traced_pass(method, requests, TimingOptions()))
     # a round emits four tokens: three that were drafted and the target's own
     assert [[stage for stage, _, _ in spans] for spans in spans_of_all] == [
         ["prefill", *["draft", "verify"] * (length // 4)] for length in lengths
@@ -94,7 +104,10 @@ def test_method_and_baseline_take_turns_at_being_first() -> None:
     methods, notes, requests = noted(examples=2)
     calls = []
     timed = time_methods(
-        methods, requests, 3, 0, lambda: None, lambda texts: calls.append((len(notes), texts))
+        methods,
+        requests,
+        3,
+        TimingOptions(advance=lambda texts: calls.append((len(notes), texts))),
     )
     turns, others = ["method", "baseline"], ["baseline", "method"]
     assert [name for name, _, _ in notes] == [*turns, *others, *turns, *others, *turns, *others]
@@ -113,7 +126,7 @@ def test_method_and_baseline_take_turns_at_being_first() -> None:
 
 def test_every_method_is_warmed_up_on_the_first_examples() -> None:
     methods, notes, requests = noted(temperature=1.0)
-    warm_up(methods, requests, 2, 5)
+    warm_up(methods, requests, 2, TimingOptions(seed=5))
     assert notes == [
         (name, 7 + i, 5 * 1_000_003 + i) for i in range(2) for name in ("method", "baseline")
     ]
@@ -139,14 +152,16 @@ def test_a_warm_up_stops_after_some_tokens_in_the_memory_of_the_whole_text(
             )
             return list(request.source.prompt)
 
-    monkeypatch.setattr(runner, "WARM_TOKENS", 6)
+    monkeypatch.setattr(timing, "WARM_TOKENS", 6)
     methods = {"method": Streaming("method", []), "baseline": Whole("baseline", [])}
     requests = [Request(Source((at,)), Limits(1, 100)) for at in range(3)]
-    warm_up(methods, requests, 2, 0)  # three tokens of each text: two rounds
+    warm_up(methods, requests, 2, TimingOptions())  # three tokens of each text: two rounds
     rounds = [[("method", at, 100, token) for token in range(2)] for at in range(2)]
     assert notes == [*rounds[0], ("baseline", 0, 3, "all"), *rounds[1], ("baseline", 1, 3, "all")]
-    assert warm_up(methods, requests, 0, 0) == 0.0 and len(notes) == 6
-    assert warm_up(methods, requests, 1, 0, batch=2) == 0.0  # a batch whose texts are short
+    assert warm_up(methods, requests, 0, TimingOptions()) == 0.0 and len(notes) == 6
+    assert (
+        warm_up(methods, requests, 1, TimingOptions(batch=2)) == 0.0
+    )  # a batch whose texts are short
     assert {one[2] for one in notes[6:] if one[0] == "baseline"} == {6}
 
 
@@ -172,9 +187,8 @@ def test_clocks_run_in_the_first_repeat_alone_and_stand_still_while_tokens_are_s
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     first = lambda: StageTrace(score=score, started=now[0])  # noqa: E731
     requests = noted(examples=1)[2]
-    (timed,) = time_methods({"method": Staged()}, requests, 3, 0, lambda: None, first_trace=first)[
-        "method"
-    ]
+    options = TimingOptions(first_trace=first)
+    (timed,) = time_methods({"method": Staged()}, requests, 3, options)["method"]
     assert timed.latency_s == [2, 2, 2] and traces == [StageTrace, Trace, Trace]
     assert timed.trace.spans == [("verify", 0, 1), ("verify", 1, 2)]
     assert (timed.trace.log_probability, timed.trace.scored) == (-1.0, 4)
@@ -183,12 +197,12 @@ def test_clocks_run_in_the_first_repeat_alone_and_stand_still_while_tokens_are_s
 def test_a_pass_with_clocks_ends_after_some_tokens() -> None:
     method = DraftThenVerify(next_number(), ModelDrafter(next_number(), 3), ExactMatch())
     requests = [Request(Source((0,)), Limits(1, 4)) for _ in range(5)]
-    assert len(list(traced_pass(method, requests, 0, lambda: None, tokens=9))) == 3
+    assert len(list(traced_pass(method, requests, TimingOptions(), tokens=9))) == 3
 
 
 def test_each_example_has_a_seed_of_its_own_that_repeats_and_methods_share() -> None:
     methods, notes, requests = noted(temperature=1.0)
-    time_methods(methods, requests, 2, 5, lambda: None)
+    time_methods(methods, requests, 2, TimingOptions(seed=5))
     assert {(example, seed) for _, example, seed in notes} == {
         (7 + i, 5 * 1_000_003 + i) for i in range(3)
     }
@@ -201,7 +215,7 @@ def test_each_example_has_a_seed_of_its_own_that_repeats_and_methods_share() -> 
 def test_no_garbage_is_collected_while_a_text_is_timed() -> None:
     methods, _, requests = noted(examples=1)
     assert gc.isenabled()
-    time_methods(methods, requests, 1, 0, lambda: None)
+    time_methods(methods, requests, 1, TimingOptions())
     assert [one.collecting for one in methods.values()] == [[False], [False]] and gc.isenabled()
     gc.disable()
     with no_garbage_collection():
@@ -227,7 +241,8 @@ def test_the_clock_stops_when_the_device_is_done(monkeypatch: pytest.MonkeyPatch
         now[0] += 10
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    timed = time_methods({"method": Slow()}, [Request(Source((7,)), Limits(1, 4))], 2, 0, wait)
+    requests = [Request(Source((7,)), Limits(1, 4))]
+    timed = time_methods({"method": Slow()}, requests, 2, TimingOptions(synchronize=wait))
     assert timed["method"][0].latency_s == [11, 11]
 
 
@@ -237,13 +252,11 @@ def test_a_text_during_which_a_step_was_compiled_is_timed_again() -> None:
         {"method": methods["method"]},
         requests,
         2,
-        0,
-        lambda: None,
-        compiled_steps=lambda: min(len(notes), 2),
+        TimingOptions(compiled_steps=lambda: min(len(notes), 2)),
     )["method"]
     # earlier
     time_methods(
-        {"method": methods["method"]}, requests, 1, 0, lambda: None, compiled_steps=lambda: 1
+        {"method": methods["method"]}, requests, 1, TimingOptions(compiled_steps=lambda: 1)
     )
     notes.pop()
     assert len(notes) == 4  # three times for the first repeat, in two of which a step was compiled
@@ -258,7 +271,7 @@ def test_a_method_that_fails_says_at_which_example() -> None:
             return [*request.source.prompt, 5]
 
     with pytest.raises(RuntimeError, match="example 1: no room"):
-        time_methods({"method": Broken()}, noted()[2], 1, 0, lambda: None)
+        time_methods({"method": Broken()}, noted()[2], 1, TimingOptions())
     assert gc.isenabled()
 
 
@@ -282,10 +295,12 @@ def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(
-        score, "StageTrace", lambda synchronize: StageTrace(synchronize=synchronize, started=now[0])
+        timing,
+        "StageTrace",
+        lambda synchronize: StageTrace(synchronize=synchronize, started=now[0]),
     )
     requests = noted(temperature=1.0, examples=2)[2]
-    seconds, spans_of_all = stages_of(traced_pass(Staged(), requests, 5, lambda: None))
+    seconds, spans_of_all = stages_of(traced_pass(Staged(), requests, TimingOptions(seed=5)))
     assert seconds == {"prefill": 2, "draft": 8, "verify": 8, "host": 64}
     assert seen == [(7,), 5 * 1_000_003, (8,), 5 * 1_000_003 + 1]  # prepared, then decoded
     assert [spans[0] for spans in spans_of_all] == [("prefill", 8, 9)] * 2
@@ -321,10 +336,8 @@ def in_batches(
 ) -> dict[str, list]:
     """Timed on texts 0, 1, … with seed 5."""
     requests = [Request(Source((at,)), Limits(1, 4), Sampling(1.0)) for at in range(count)]
-    waits = calls.pop("synchronize", lambda: None)
-    return time_methods(
-        {one.name: one for one in methods}, requests, repeats, 5, waits, batch=batch, **calls
-    )
+    options = TimingOptions(seed=5, batch=batch, **calls)
+    return time_methods({one.name: one for one in methods}, requests, repeats, options)
 
 
 def test_in_batches_methods_take_turns_with_blocks_and_each_text_has_its_own_seed() -> None:
@@ -392,19 +405,19 @@ def test_a_batch_is_prepared_and_waited_for_before_and_after_its_work() -> None:
 
 def test_further_repeats_are_added_to_the_earlier_ones_and_go_on_taking_turns() -> None:
     methods, notes, requests = noted(examples=2)
-    timed = time_methods(methods, requests, 1, 0, lambda: None)
+    timed = time_methods(methods, requests, 1, TimingOptions())
     texts = [one.token_ids for one in timed["method"]]
-    assert time_methods(methods, requests, 1, 0, lambda: None, before=timed) is timed
+    assert time_methods(methods, requests, 1, TimingOptions(), timed) is timed
     # as a second repeat
     assert [name for name, _, _ in notes[4:]] == ["baseline", "method", "method", "baseline"]
     assert [one.token_ids for one in timed["method"]] == texts
-    assert runner.repeats_of(timed) == 2 and {len(one.latency_s) for one in timed["method"]} == {2}
+    assert repeats_of(timed) == 2 and {len(one.latency_s) for one in timed["method"]} == {2}
 
 
 def test_repeats_end_when_the_speedup_is_known_or_their_number_is_reached() -> None:
     def too_noisy(most: int = 9, **seconds: list[float]) -> bool:
         timed = {name: [Timed([1], each, Trace())] for name, each in seconds.items()}
-        return runner.is_too_noisy(timed, MeasureSpec(precision=0.1, repeats=2, most_repeats=most))
+        return is_too_noisy(timed, MeasureSpec(precision=0.1, repeats=2, most_repeats=most))
 
     steady, shaken = [1.0, 1.0, 1.0], [1.0, 1.5, 1.0]
     assert not too_noisy(method=steady, baseline=steady)
@@ -413,4 +426,4 @@ def test_repeats_end_when_the_speedup_is_known_or_their_number_is_reached() -> N
     )
     assert not too_noisy(most=3, method=shaken, baseline=steady)
     assert too_noisy(method=[1.0], baseline=[1.0])  # of one repeat nothing is known
-    assert not runner.is_too_noisy({"method": [Timed([1], shaken, Trace())]}, MeasureSpec())
+    assert not is_too_noisy({"method": [Timed([1], shaken, Trace())]}, MeasureSpec())

@@ -10,7 +10,7 @@ import pytest
 from transformers import GenerationConfig, MBart50Tokenizer, NoRepeatNGramLogitsProcessor
 
 from bild_lab.engine.logits_processors import score_settings
-from bild_lab.engine.models.checkpoint.checkpoint import LoadedCheckpoint
+from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import DecodingSpec
 from bild_lab.lab.point.languages import Languages, warn, warn_of_what_is_left_out
@@ -23,7 +23,7 @@ FORCED = {"forced_bos_token_id": 0, "num_beams": 4, "min_length": 56, "no_repeat
 
 
 def checkpoint(**said: Any) -> LoadedCheckpoint:
-    made = LoadedCheckpoint("some/bart", own_tokenizer=word_tokenizer())
+    made = LoadedCheckpoint("some/bart", loaded_tokenizer=word_tokenizer())
     vars(made)["generation"] = GenerationConfig(**said)
     return made
 

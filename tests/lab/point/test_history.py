@@ -11,9 +11,9 @@ import bild_lab
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import Template
 from bild_lab.lab.data.examples import Example, conversation
-from bild_lab.lab.point.decoder import DECIDING, greedy_history, with_history
+from bild_lab.lab.point.history import ANSWER_KEYS, greedy_history, with_history
 
-SETTING = {**dict.fromkeys(DECIDING, "x"), "target": "tiny", "max_source_tokens": None}
+SETTING = {**dict.fromkeys(ANSWER_KEYS, "x"), "target": "tiny", "max_source_tokens": None}
 LIMIT = 5
 
 

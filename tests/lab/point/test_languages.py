@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bild_lab.engine.models.checkpoint.checkpoint import LoadedCheckpoint
+from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.point.languages import Languages, languages_of
 from bild_lab.lab.point.load import load
@@ -125,7 +125,7 @@ def test_an_unknown_language_is_refused_with_the_nearest(name: str) -> None:
 
 def test_other_tokenizers_have_no_languages() -> None:
     assert languages_of(word_tokenizer()) == {}
-    checkpoint = LoadedCheckpoint("a T5", own_tokenizer=word_tokenizer())
+    checkpoint = LoadedCheckpoint("a T5", loaded_tokenizer=word_tokenizer())
     with pytest.raises(
         UserError, match="names a language of mBART, .* got 'de' for a T5 .*; leave it null"
     ):

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 import bild_lab
 from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import compose_policy, describe_decoder, policy_label
-from bild_lab.lab.point.decoder import settled
+from bild_lab.lab.point.streaming import stable_prefix
 from tests.engine.vocabularies.foreign import foreign_module
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, load
 from tests.thinned import thinned
@@ -268,7 +268,7 @@ def test_what_limits_draws_is_refused_where_nothing_is_drawn(
 def test_a_stream_holds_back_only_what_may_still_change(
     text: str, stop: tuple[str, ...], shown: str
 ) -> None:
-    assert settled(text, stop).rstrip(" ") == shown
+    assert stable_prefix(text, stop).rstrip(" ") == shown
 
 
 def test_threads_are_those_of_the_process(checkpoints: Path) -> None:

@@ -11,7 +11,8 @@ from bild_lab.engine.methods.early_exit.layer_heads import LayerHeadsConfig
 from bild_lab.engine.methods.module_folder import SavedModule
 from bild_lab.lab.config.groups import compose_config
 from bild_lab.lab.measure.runner import run_point
-from bild_lab.lab.point.prepare import HEADS, Point, _settings_in, prepare
+from bild_lab.lab.point.identity import MODULE_CONFIGS, _settings_in
+from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.store.records import Sweep
 from tests.engine.methods.modules.tiny import files_of, random_adapter
 from tests.engine.vocabularies.foreign import foreign_module
@@ -125,4 +126,4 @@ def test_heads_say_how_they_were_trained(checkpoints: Path, data: Path, tmp_path
         for one in SavedModule.__subclasses__()
         if one.__module__.startswith("bild_lab")
     }
-    assert kinds <= set(HEADS)
+    assert kinds <= set(MODULE_CONFIGS)

@@ -17,8 +17,10 @@ from bild_lab.files import FilePath
 from bild_lab.lab.config.groups import compose_config
 from bild_lab.lab.measure.score import baseline_is_target
 from bild_lab.lab.metrics import quality
+from bild_lab.lab.point import identity
 from bild_lab.lab.point import prepare as module
 from bild_lab.lab.point.prepare import prepare
+from bild_lab.lab.store import hashing
 from tests.engine.methods.modules.tiny import random_adapter
 from tests.tiny import tiny_llama
 
@@ -114,7 +116,7 @@ def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
     assert set(point.setting) == {*named.split(), *measured.split(), *found.split()}
     assert [point.setting[key] for key in ("device", "threads")] == ["cpu", 3]
     assert point.setting["compile_drafter"] == "false"
-    assert point.setting["code"].split(" ")[1::2] == list(module.PACKAGES)
+    assert point.setting["code"].split(" ")[1::2] == list(identity.PACKAGES)
     told = {
         key: point.setting[key]
         for key in ("dataset", "batch", "seed", "warmup", "max_source_tokens", "compile")
@@ -139,14 +141,14 @@ def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
         and baseline_is_target(greedy)
         and "batch" not in greedy.setting
     )
-    assert greedy.setting["threads"] == module.DEFAULT_THREADS
+    assert greedy.setting["threads"] == identity.DEFAULT_THREADS
     assert not baseline_is_target(prepare(compose_config([*base, "measure.baseline=speculative"])))
 
 
 def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A part under another key would measure every finished point again."""
     seen: list[dict] = []
-    monkeypatch.setattr(module, "content_hash", lambda parts: seen.append(parts) or "a name")
+    monkeypatch.setattr(identity, "content_hash", lambda parts: seen.append(parts) or "a name")
     point = prepare(
         compose_config([*base, "policy=speculative", "measure.certify=true", "dataset.cut=[w5,w4]"])
     )
@@ -198,7 +200,7 @@ def test_the_packages_of_a_peer_are_a_part_of_the_name(
         seen: list[dict] = []
         with monkeypatch.context() as patched:
             patched.setattr(
-                module, "content_hash", lambda parts, seen=seen: seen.append(parts) or "a name"
+                identity, "content_hash", lambda parts, seen=seen: seen.append(parts) or "a name"
             )
             prepare(compose_config([*base, "policy=hf_generate"]))
         assert seen[-1]["external"] == [versions]
@@ -311,7 +313,7 @@ def test_other_hardware_gives_another_name(
     base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = name_of(*base)
-    monkeypatch.setattr(module, "hardware", lambda device_map, device: "another")
+    monkeypatch.setattr(identity, "hardware", lambda device_map, device: "another")
     assert name_of(*base) != before
 
 
@@ -366,13 +368,13 @@ def test_the_code_that_a_policy_reaches_counts(
     """Its own alone, so that a changed rule leaves the points of other policies, and the group that
     they share.
     """
-    rule, real = "bild_lab.engine.methods.bild", module.code_hash
+    rule, real = "bild_lab.engine.methods.bild", hashing.code_hash
     before = {
         policy: prepare(compose_config([*base, f"policy={policy}"]))
         for policy in ("bild", "speculative")
     }
     monkeypatch.setattr(
-        module, "code_hash", lambda reached: "other" if rule in reached else real(reached)
+        hashing, "code_hash", lambda reached: "other" if rule in reached else real(reached)
     )
     after = {policy: prepare(compose_config([*base, f"policy={policy}"])) for policy in before}
     assert [before[one].id == after[one].id for one in before] == [False, True]

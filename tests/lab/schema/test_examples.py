@@ -12,7 +12,7 @@ from bild_lab.engine.trace import Round, Trace
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.certificate import TIE, Certificate
 from bild_lab.lab.measure.score import measured_examples, measured_round, with_trace
-from bild_lab.lab.point.decoder import Timed
+from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from tests.report.sample import sample_example
 

@@ -84,14 +84,14 @@ def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None
         (ROLLBACK, "-self._threshold)", "-2 * self._threshold)"),
         ("engine/models/native/t5.py", "import torch\n", "import torch\n\nNEW = 1\n"),
         ("engine/models/native/cpu/attention.h", "float mixed = 0", "float mixed = 1"),
-        ("lab/measure/runner.py", "time.perf_counter()", "time.monotonic()"),
+        ("lab/measure/timing.py", "time.perf_counter()", "time.monotonic()"),
         ("lab/metrics/measures.py", "RESAMPLES = 1000", "RESAMPLES = 999"),
         ("lab/schema/statistics.py", "RESAMPLES = 2000", "RESAMPLES = 1000"),
         ("lab/point/decoder.py", "skip_special_tokens=True", "skip_special_tokens=False"),
         # in a process of its own, never imported
         ("lab/metrics/program_worker.py", "import ", "NEW = 1\nimport "),
         ("lab/data/turns.py", "+ answers[earlier] +", "+"),
-        ("lab/measure/score.py", "point.sampling, point.seed)", "point.sampling, 0)"),
+        ("lab/point/history.py", "point.sampling, point.seed)", "point.sampling, 0)"),
     ],
 )
 def test_code_that_measures_changes_the_hash(

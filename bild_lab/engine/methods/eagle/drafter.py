@@ -14,7 +14,7 @@ from torch import Tensor
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.methods.eagle.module import EAGLE3, Eagle, joined_states
 from bild_lab.engine.methods.eagle.state_trees import StateSession, StateTreeDrafter
-from bild_lab.engine.models.head_bias import head_bias
+from bild_lab.engine.models.checkpoint.vocabulary import head_bias
 from bild_lab.engine.models.native.attention import KeyValueCache, place_rows
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.request import Request

@@ -33,7 +33,7 @@ from bild_lab.engine.methods.module_folder import (
     require_made_for,
     write_module,
 )
-from bild_lab.engine.models.head_bias import biased
+from bild_lab.engine.models.checkpoint.vocabulary import biased
 from bild_lab.engine.models.native.stack import rotate
 from bild_lab.errors import UserError
 from bild_lab.files import FilePath

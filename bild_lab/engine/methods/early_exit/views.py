@@ -37,7 +37,7 @@ class TargetLayers:
     skipped: blocks that are left out of these layers. depth: how many layers the whole target has.
     """
 
-    cuda_graph_safe = False  # see `load.decided`
+    cuda_graph_safe = False  # see `load.resolve_compile`
 
     def __init__(
         self, target: LoadedModel, layers: Sequence[int], skipped: Skipped = NOTHING

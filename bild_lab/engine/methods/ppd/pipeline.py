@@ -25,7 +25,7 @@ from bild_lab.engine.methods.early_exit.layer_heads import (
     require_heads_of,
 )
 from bild_lab.engine.methods.ppd.theory import require_exit
-from bild_lab.engine.models.head_bias import biased, head_bias
+from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import (

@@ -67,7 +67,7 @@ class SpeculativeCascade(SpeculativeRule):
     """
 
     accepts_trees = False
-    needs = frozenset({"own_probs"})
+    needs = frozenset({"unscaled_probs"})
 
     def __init__(self, rule: str, alpha: float) -> None:
         require_choice("a cascade's rule", rule, DEFERRALS)
@@ -87,7 +87,7 @@ class SpeculativeCascade(SpeculativeRule):
             return p, q
         target_probs = precise(logits[:n]).softmax(-1)
         deferred = self._defers(
-            target_probs, padded_like(target_probs, draft.own_probs), self._alpha
+            target_probs, padded_like(target_probs, draft.unscaled_probs), self._alpha
         )
         return torch.cat([cascaded(p[:n], q, deferred), p[n:]]), q
 
@@ -117,7 +117,7 @@ class StaticEnsemble(SpeculativeRule):
     """
 
     accepts_trees = False
-    needs = frozenset({"own_probs"})
+    needs = frozenset({"unscaled_probs"})
 
     def __init__(self, weight: float) -> None:
         require_number(
@@ -152,7 +152,7 @@ class StaticEnsemble(SpeculativeRule):
         ensemble_tokens = most_likely(scores)
         if n and self._weight < 1:
             p = scores[:n].softmax(-1)
-            ensemble_tokens[:n] = most_likely(self._mixed(p, padded_like(p, draft.own_probs)))
+            ensemble_tokens[:n] = most_likely(self._mixed(p, padded_like(p, draft.unscaled_probs)))
         (ensemble_tokens,) = draft.to_host(ensemble_tokens)
         path, row = accepted_path(
             draft,

@@ -22,6 +22,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, pick, precise
 from bild_lab.engine.session import (
     LAST_LOGITS,
+    ChainProgress,
     ChainResult,
     ChainSpec,
     Model,
@@ -92,7 +93,7 @@ class ModelDrafter(Drafter):
     @property
     def gives(self) -> frozenset[str]:
         """Optional fields that its drafts fill, for rules that need them."""
-        return frozenset({"own_probs"} if self._keeps_probs else ())
+        return frozenset({"unscaled_probs"} if self._keeps_probs else ())
 
     @property
     def draws_from(self) -> Model | None:
@@ -131,7 +132,7 @@ class ModelDrafter(Drafter):
             tokens=on_device(drafted.tokens, self._model.device),
             probs=drafted.probs if count else None,
             calls=drafted.forwards,
-            own_probs=drafted.own_probs if count else None,
+            unscaled_probs=drafted.unscaled_probs if count else None,
             stats={}
             if self._stop is None
             else {"fallback": drafted.fallback, "confidence": tuple(drafted.confidences)},
@@ -166,39 +167,37 @@ def draft_chain(
     rows: Sequence[int] | Tensor = feed
     drafted: list[Tensor] = []  # [1] each
     probs: list[Tensor] = []
-    own_probs: list[Tensor] = []
+    unscaled_probs: list[Tensor] = []
     confidences: list[float] = []
-    fallback, calls = False, 0
-    while len(drafted) < chain.steps:
+    progress = ChainProgress(chain)
+    while not progress.ended:
         logits = session.extend(rows, LAST_LOGITS).logits  # [1, vocab]
-        calls += 1
         if chain.keeps_probs:
-            own_probs.append(precise(logits).softmax(-1))
+            unscaled_probs.append(precise(logits).softmax(-1))
         if sampling.greedy:
             rows = sampling.choose(logits, None)
         else:
             probs.append(sampling.probs(logits))
-            rows = pick(probs[-1], chain.uniforms[calls - 1 : calls])
+            step = progress.forwards
+            rows = pick(probs[-1], chain.uniforms[step : step + 1])
+        token = confidence = None
         if chain.threshold is not None:
             largest = precise(logits).softmax(-1).amax(-1)  # at temperature 1
             # one transfer
             confidence, token = torch.cat([largest.double(), rows.double()]).tolist()
             confidences.append(confidence)
-            if fallback := confidence < chain.threshold:
-                break
         elif chain.stop_on_eos:
             token = int(rows)
-        drafted.append(rows)
-        if chain.stop_on_eos and token in chain.end_tokens:
-            break
-    count = len(drafted)
+        if progress.add(token, confidence):
+            drafted.append(rows)
+    count = progress.drafted
     return ChainResult(
         tokens=torch.cat(drafted) if count else [],
-        forwards=calls,
-        fallback=fallback,
+        forwards=progress.forwards,
+        fallback=progress.fallback,
         confidences=confidences,
         probs=torch.cat(probs[:count]) if count and probs else None,
-        own_probs=torch.cat(own_probs[:count]) if count and own_probs else None,
+        unscaled_probs=torch.cat(unscaled_probs[:count]) if count and unscaled_probs else None,
     )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DATE = "2026-01-01"
 # a call of Transformers' function in a template
 TODAY = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")
-OURS = ("messages", "conversation", "tokenize", "add_generation_prompt", "chat_template")
+RESERVED = ("messages", "conversation", "tokenize", "add_generation_prompt", "chat_template")
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class ChatSettings:
                 "chat_template_kwargs must be names with values, such as {enable_thinking:"
                 f" false}}, got {self.values!r}"
             )
-        if own := [name for name in OURS if name in self.values]:
+        if reserved := [name for name in RESERVED if name in self.values]:
             raise UserError(
-                f"chat_template_kwargs cannot hold {own[0]}, which is set here; leave it out"
+                f"chat_template_kwargs cannot hold {reserved[0]}, which is set here; leave it out"
             )
 
     @property

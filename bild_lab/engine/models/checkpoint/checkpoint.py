@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
@@ -39,7 +39,7 @@ from bild_lab.engine.models.checkpoint.hub import (
     no_progress_bars,
     require_hub,
 )
-from bild_lab.engine.models.checkpoint.pieces import METASPACE, Pieces, begin_of_text
+from bild_lab.engine.models.checkpoint.pieces import METASPACE, Pieces, begin_of_text, piece_of
 from bild_lab.engine.models.checkpoint.weight_files import (
     holds_weights,
     in_folder,
@@ -173,21 +173,23 @@ class Checkpoint:
         """
         if not (names := self._file_names):
             return
-        first = require_weights(self.path, names, named_in_config(self.files / "config.json"))
-        if is_pickled(first) and not self.allow_pickles:
-            raise UserError(f"{self.path} has {first} and no safetensors weights; {PICKLE_REMEDY}")
+        weight_file = require_weights(self.path, names, named_in_config(self.files / "config.json"))
+        if is_pickled(weight_file) and not self.allow_pickles:
+            raise UserError(
+                f"{self.path} has {weight_file} and no safetensors weights; {PICKLE_REMEDY}"
+            )
         if not self.in_folder:
             return
         folder = Path(self.location)
         if missing := [name for name in in_folder(folder) if not (folder / name).is_file()]:
             raise UserError(
-                f"{self.path} lacks {missing[0]}, which its {first} lists; copy it from where the"
-                f" model came from, or remove {first} if the weights are in another file"
+                f"{self.path} lacks {missing[0]}, which its {weight_file} lists; copy it from where"
+                f" the model came from, or remove {weight_file} if the weights are in another file"
             )
 
     @cached_property
     def _file_names(self) -> Sequence[str]:
-        """Of the folder or the hub's repository; empty for a hub that cannot be asked."""
+        """The files of the folder or the hub's repository; none for a hub that cannot be asked."""
         if self.in_folder:
             return os.listdir(self.location)
         if self.on_hub and hub_problem() is None:
@@ -225,7 +227,7 @@ class Checkpoint:
     @cached_property
     def rows(self) -> int:
         """How many tokens the decoder embeds."""
-        # of models whose encoder has another vocabulary
+        # models whose encoder has another vocabulary say so
         apart = getattr(self.config, "decoder_vocab_size", None)
         return apart or self.config.get_text_config(decoder=True).vocab_size
 
@@ -242,7 +244,7 @@ class Checkpoint:
         return getattr(self.config.get_text_config(encoder=True), "vocab_size", None) or self.rows
 
     @cached_property
-    def unknown(self) -> tuple[int, ...]:
+    def ids_without_token(self) -> tuple[int, ...]:
         """The ids that have a score and no token, as in models padded beyond their tokenizer.
 
         Nobody can read such an id, so no text has one: its score is −inf in every forward. End
@@ -257,7 +259,7 @@ class Checkpoint:
         )
 
     @cached_property
-    def unwritten(self) -> dict[str, int]:
+    def silent_special_tokens(self) -> dict[str, int]:
         """The special tokens that no text shows, by their names; without the one for unknown
         text.
         """
@@ -380,6 +382,22 @@ class Checkpoint:
             )
         return model
 
+    def weightless(self) -> PreTrainedModel:
+        """The architecture on the meta device, without weights, for checks before they load.
+
+        Raises UserError for one that Transformers cannot build.
+        """
+        # read now: a GGUF file's configuration is computed with tensors
+        auto_class, config = self.auto_class, copy.deepcopy(self.config)
+        try:
+            with torch.device("meta"):
+                return auto_class.from_config(config, dtype=torch.bfloat16)
+        except (ValueError, ImportError) as error:
+            raise UserError(
+                f"transformers cannot build the model of {self.path}:"
+                f" {str(error).strip().splitlines()[0]}; give a checkpoint of a language model"
+            ) from error
+
     @property
     def weight_files(self) -> StoredWeights | None:
         """The files that hold the weights as they are, fetched if need be; None without."""
@@ -419,9 +437,9 @@ class Checkpoint:
                 digest.update(name.encode() + bytes.fromhex(file_digest(folder / name)))
         return digest.hexdigest()[:16]
 
-    def _read(self, part: str, kind: Any, **options: Any) -> Any:
+    def _read(self, component: str, kind: Any, **options: Any) -> Any:
         """Call a `from_pretrained`. Raises UserError with a clear message if it fails."""
-        self._require_files(part)
+        self._require_files(component)
         if (commit := self.commit) is not None:
             options["revision"] = commit
         # files downloaded before can still be used
@@ -450,9 +468,9 @@ class Checkpoint:
                     f"the checkpoint {self.path}",
                     "give a local folder instead: pair.target=DIR, pair.draft=DIR",
                 )
-            raise UserError(self._complaint(part, error)) from error
+            raise UserError(self._complaint(component, error)) from error
 
-    def _require_files(self, part: str) -> None:
+    def _require_files(self, component: str) -> None:
         """Raise UserError for a path that holds nothing that can be read."""
         folder = Path(self.location)
         has_config = (folder / "config.json").is_file()
@@ -472,7 +490,7 @@ class Checkpoint:
             raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
         # without them Transformers makes a tokenizer of a few special tokens
         if (
-            part == "tokenizer"
+            component == "tokenizer"
             and self.in_folder
             and not any(map(TOKENIZER_FILE.search, os.listdir(folder)))
         ):
@@ -489,150 +507,30 @@ class Checkpoint:
                 " as org/name"
             )
 
-    def _complaint(self, part: str, error: Exception) -> str:
+    def _complaint(self, component: str, error: Exception) -> str:
         """The message for a file that cannot be read, with what the user can do about it."""
         text = str(error).strip()
         if "trust_remote_code" in text:
-            return f"the {part} of {self.path} {REMOTE_CODE}"
+            return f"the {component} of {self.path} {REMOTE_CODE}"
         if "use_safetensors" in text:
             return f"{self.path} has no safetensors weights; {PICKLE_REMEDY}"
         detail = text.splitlines()[0] if text else type(error).__name__
         if not self.in_folder:
             return (
-                f"cannot read the {part} of {self.path} from the hub: {detail}"
+                f"cannot read the {component} of {self.path} from the hub: {detail}"
                 f" ({root_cause(error)}); {HUB_REMEDY}"
             )
         return (
-            f"cannot read the {part} of {self.path}: {detail}; "
+            f"cannot read the {component} of {self.path}: {detail}; "
             "a checkpoint in Hugging Face layout with safetensors weights is needed"
         )
 
 
-@dataclass(frozen=True, eq=False)
-class LoadedCheckpoint(Checkpoint):
-    """A model and its tokenizer that are in memory already. path: a name for messages, which others
-    may have too.
-    """
-
-    module: PreTrainedModel | None = None
-    own_tokenizer: PreTrainedTokenizerBase | None = None
-    weight_files: ClassVar[None] = None
-    _file_names: ClassVar[tuple[str, ...]] = ()
-
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
-    @cached_property
-    def config(self) -> PreTrainedConfig:
-        return self.module.config
-
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.own_tokenizer
-
-    @property
-    def rows(self) -> int:
-        return self._entries(
-            self.module.get_decoder() if self.encoder_decoder else self.module, super().rows
-        )
-
-    @property
-    def source_rows(self) -> int:
-        return self._entries(
-            self.module.get_encoder() if self.encoder_decoder else self.module, super().source_rows
-        )
-
-    @property
-    def columns(self) -> int:
-        head = self.module.get_output_embeddings()
-        return self.rows if head is None else getattr(head, "out_features", self.rows)
-
-    @staticmethod
-    def _entries(part: PreTrainedModel, otherwise: int) -> int:
-        """How many tokens a module embeds, which its configuration may not say."""
-        # some decoders of Transformers are no whole models
-        if not hasattr(part, "get_input_embeddings"):
-            return otherwise
-        return getattr(part.get_input_embeddings(), "num_embeddings", otherwise)
-
-    @cached_property
-    def generation(self) -> GenerationConfig:
-        return copy.deepcopy(self.module.generation_config) or GenerationConfig.from_model_config(
-            self.config
-        )
-
-    def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
-        if self.module.dtype != dtype:
-            names = [str(each).removeprefix("torch.") for each in (self.module.dtype, dtype)]
-            raise UserError(
-                f"the loaded model is in {names[0]}, and {names[1]} was asked for; set"
-                f" dtype={names[0]!r}"
-            )
-        return self.module
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of the weights."""
-        digest = hashlib.sha256()
-        for name, weight in sorted(self.module.state_dict().items()):
-            digest.update(
-                name.encode()
-                + weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-            )
-        return digest.hexdigest()[:16]
-
-
 def root_cause(error: BaseException) -> str:
     """The first error of the chain, in one line."""
-    while (before := error.__cause__ or error.__context__) is not None:
-        error = before
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def piece_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str | None:
-    """The piece of this id; None for an id that the tokenizer cannot decode."""
-    try:
-        piece = tokenizer.convert_ids_to_tokens(token)
-    except (IndexError, KeyError, OverflowError):  # of tokenizers in Python
-        return None
-    return None if piece == tokenizer.unk_token and token != tokenizer.unk_token_id else piece
-
-
-def same_vocabulary(target: Checkpoint, draft: Checkpoint) -> bool:
-    """Whether both tokenizers map the same pieces to the same ids."""
-    return target.vocabulary == draft.vocabulary
-
-
-# of the target's ordinary tokens: a draft model that lacks more reads them better in its own
-LACKING = 0.25
-
-
-def alike(target: Checkpoint, draft: Checkpoint) -> bool:
-    """Whether a text's tokens have the same ids in both vocabularies.
-
-    They are equal; or one holds the other, with equal ids; or they differ in added and special
-    tokens alone. What begins and ends a text must be in both, and most of the target's ordinary
-    tokens in the draft model's.
-    """
-    ours, theirs = target.vocabulary, draft.vocabulary
-    if ours == theirs:
-        return True
-    lacking = {piece: token for piece, token in ours.items() if theirs.get(piece) != token}
-    further = {piece: token for piece, token in theirs.items() if ours.get(piece) != token}
-    added = [set(each.tokenizer.get_added_vocab()) for each in (target, draft)]
-    ordinary = lacking.keys() - added[0], further.keys() - added[1]
-    if lacking and further and (ordinary[0] or ordinary[1]):
-        return False
-    framing = {*target.end_tokens, target.tokenizer.bos_token_id}
-    if target.encoder_decoder:
-        framing.add(target.decoder_start)
-    return framing.isdisjoint(lacking.values()) and len(ordinary[0]) <= LACKING * len(ours)
-
-
-def without_row(target: Checkpoint, draft: Checkpoint) -> list[int]:
-    """The target's tokens that the draft model has no embedding for."""
-    rows = min(draft.rows, draft.source_rows)
-    return sorted(token for token in target.vocabulary.values() if rows <= token < target.rows)
 
 
 def quantization(config: PreTrainedConfig) -> str | None:

@@ -50,7 +50,6 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.hub import no_progress_bars
-from bild_lab.engine.models.checkpoint.outline import weightless
 from bild_lab.engine.models.checkpoint.weights import StoredWeights, file_weights
 from bild_lab.errors import UserError
 from bild_lab.files import file_digest
@@ -89,8 +88,10 @@ LLAMA_3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-# as the kernels can
-KEPT = (*(getattr(GGMLQuantizationType, name) for name in "Q8_0 Q5_0 Q4_0 Q4_K Q6_K".split()),)
+# the types whose blocks the kernels read
+KERNEL_TYPES = (
+    *(getattr(GGMLQuantizationType, name) for name in "Q8_0 Q5_0 Q4_0 Q4_K Q6_K".split()),
+)
 PLAIN = [getattr(GGMLQuantizationType, name) for name in ("F32", "F16", "BF16")]
 ENDS = "<|im_end|> <|endoftext|> <|eot_id|> <|eom_id|> <|end_of_text|> <end_of_turn>".split()
 
@@ -137,15 +138,15 @@ class PackedTensor:
         numbers = torch.empty(len(rows), width, dtype=dtype)
 
         def unpack(start: int) -> None:
-            part = dequantize(rows[start : start + step], self.type) - np.float32(self.added)
-            numbers[start : start + step] = torch.from_numpy(part)
+            chunk = dequantize(rows[start : start + step], self.type) - np.float32(self.added)
+            numbers[start : start + step] = torch.from_numpy(chunk)
 
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             list(pool.map(unpack, range(0, len(rows), step)))  # a list raises what a part raised
         return numbers.view(self.shape)
 
     def __getitem__(self, rows: Int[Tensor, " n"] | slice) -> Float[Tensor, "n dim"]:
-        """Of a table: the numbers of rows that are asked for."""
+        """The numbers of these rows of a table, which alone are read."""
         shape = quant_shape_to_byte_shape(self.shape, self.type)
         stored = np.memmap(self.file, np.uint8, "r", self.start, shape)
         return torch.from_numpy(dequantize(stored[rows], self.type)).to(self.dtype)
@@ -201,10 +202,10 @@ class GgufCheckpoint(Checkpoint):
                 f"wanted a GGUF file, got {self.path}, damaged or cut short: {error}; {AGAIN}"
             ) from error
         return values, {
-            each.name: PackedTensor(
-                file, each.tensor_type, tuple(each.shape.tolist()[::-1]), each.data_offset
+            tensor.name: PackedTensor(
+                file, tensor.tensor_type, tuple(tensor.shape.tolist()[::-1]), tensor.data_offset
             )
-            for each in reader.tensors
+            for tensor in reader.tensors
         }
 
     @cached_property
@@ -221,7 +222,7 @@ class GgufCheckpoint(Checkpoint):
     @property
     def precision(self) -> str:
         """How most of the weights are packed, by llama.cpp's name, such as q4_k_m."""
-        names = {each.value: each.name for each in LlamaFileType}
+        names = {file_type.value: file_type.name for file_type in LlamaFileType}
         name = names.get(self._header[0].get("general.file_type"), "unknown")
         return name.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
 
@@ -239,7 +240,7 @@ class GgufCheckpoint(Checkpoint):
                 f"the tokenizer of {self.path} cannot be built: {error}; {OTHERWISE}"
             ) from error
         if pre == "qwen2":
-            # as in Qwen2's own tokenizer; the file does not say
+            # Qwen2's own tokenizer has it; the file does not say
             backend.normalizer = normalizers.NFC()
         return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
@@ -250,7 +251,7 @@ class GgufCheckpoint(Checkpoint):
         """
         values = self._header[0]
         named = (values.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
-        ends = [each for each in (*named, *map(self.vocabulary.get, ENDS)) if each is not None]
+        ends = [token for token in (*named, *map(self.vocabulary.get, ENDS)) if token is not None]
         return GenerationConfig(
             **special_tokens(values) | {"eos_token_id": list(dict.fromkeys(ends)) or None}
         )
@@ -267,13 +268,13 @@ class GgufCheckpoint(Checkpoint):
 
         Raises UserError unless each weight of the model is there, in its shape, and nothing else.
         """
-        module, model_type, found = weightless(self), self.config.model_type, {}
+        module, model_type, packed_tensors = self.weightless(), self.config.model_type, {}
         (architecture,) = (arch for name, arch in MODEL_TYPES.values() if name == model_type)
         names, left = get_tensor_name_map(architecture, self.depth), dict(self._header[1])
         left.pop(FREQUENCIES, None)
         for name, weight in module.state_dict().items():
-            part, _, kind = name.rpartition(".")
-            stored = f"{names.get_name(part)}.{kind}"
+            module_path, _, kind = name.rpartition(".")
+            stored = f"{names.get_name(module_path)}.{kind}"
             if stored not in left and name in module.all_tied_weights_keys:
                 continue
             tensor = left.pop(stored, None)
@@ -283,19 +284,19 @@ class GgufCheckpoint(Checkpoint):
                     f"{self.path}: wanted {stored} of shape {list(weight.shape)}, got {got};"
                     f" {AGAIN}"
                 )
-            heads, added = 0, float(model_type == "gemma3_text" and part.endswith("norm"))
-            if model_type == "llama" and part.endswith(("q_proj", "k_proj")):
-                queries = part.endswith("q_proj")
+            heads, added = 0, float(model_type == "gemma3_text" and module_path.endswith("norm"))
+            if model_type == "llama" and module_path.endswith(("q_proj", "k_proj")):
+                queries = module_path.endswith("q_proj")
                 heads = (
                     self.config.num_attention_heads if queries else self.config.num_key_value_heads
                 )
-            found[name] = replace(tensor, heads=heads, added=added)
+            packed_tensors[name] = replace(tensor, heads=heads, added=added)
         if left:
             raise UserError(
                 f"{self.path} also holds {min(left)}, which is not known of a {model_type};"
                 f" {OTHERWISE}"
             )
-        for kind in {tensor.type for tensor in found.values()}:
+        for kind in {tensor.type for tensor in packed_tensors.values()}:
             try:
                 dequantize(np.zeros(GGML_QUANT_SIZES[kind][1], np.uint8), kind)
             except NotImplementedError as error:
@@ -304,26 +305,28 @@ class GgufCheckpoint(Checkpoint):
                     " unpack"
                 )
                 raise UserError(f"{what}; give a file of another type") from error
-        return found
+        return packed_tensors
 
     @cached_property
-    def kept(self) -> dict[str, PackedTensor]:
+    def kernel_blocks(self) -> dict[str, PackedTensor]:
         """The matrices whose blocks the kernels read as they are.
 
         Raises UserError if they cannot read all.
         """
-        matrices = {name: one for name, one in self.packed.items() if len(one.shape) == 2}
+        matrices = {name: tensor for name, tensor in self.packed.items() if len(tensor.shape) == 2}
         for name, tensor in matrices.items():
             beside = matrices.get(name.replace("gate_proj", "up_proj"), tensor)
-            if tensor.type not in (*KEPT, *PLAIN) or beside.type != tensor.type:
-                got = " beside ".join(dict.fromkeys(each.type.name for each in (tensor, beside)))
-                known = ", ".join(kind.name for kind in KEPT)
+            if tensor.type not in (*KERNEL_TYPES, *PLAIN) or beside.type != tensor.type:
+                got = " beside ".join(
+                    dict.fromkeys(neighbour.type.name for neighbour in (tensor, beside))
+                )
+                known = ", ".join(kind.name for kind in KERNEL_TYPES)
                 raise UserError(
                     f"weights=gguf wants blocks of {known}, in a gate those of what it gates, got"
                     f" {got} for {name} in {self.path}; set 8, 4 or null, or give a file of another"
                     " type"
                 )
-        return {name: one for name, one in matrices.items() if one.type in KEPT}
+        return {name: tensor for name, tensor in matrices.items() if tensor.type in KERNEL_TYPES}
 
     @property
     def weight_files(self) -> StoredWeights:
@@ -331,14 +334,14 @@ class GgufCheckpoint(Checkpoint):
         return StoredWeights(shapes, lambda name, dtype: self.packed[name].numbers(dtype))
 
     def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
-        outline = weightless(self)
+        outline = self.weightless()
         weights = file_weights(self.weight_files, outline, dtype, torch.device("cpu"))
-        given = {
+        inputs = {
             "config": copy.deepcopy(self.config),
             "state_dict": {name: weights[name] for name in self.packed},
         }
         with no_progress_bars():
-            module = type(outline).from_pretrained(None, **given, dtype=dtype, **placement)
+            module = type(outline).from_pretrained(None, **inputs, dtype=dtype, **placement)
         module.generation_config = copy.deepcopy(self.generation)
         return module
 
@@ -367,41 +370,45 @@ def configuration(
         raise ValueError(f"its type is {kind}")
     if (parts := values.get("split.count", 0)) > 1:
         raise ValueError(f"it is one of {parts} parts, which llama-gguf-split --merge joins")
-    own = {
+    settings = {
         key.removeprefix(f"{architecture}."): values[key]
         for key in values
         if key.startswith(f"{architecture}.")
     }
-    if unknown := [key for key, value in own.items() if key not in {*NEEDED, *READ} and value]:
-        raise ValueError(f"its setting {architecture}.{unknown[0]} is {own[unknown[0]]}")
+    if unknown := [key for key, value in settings.items() if key not in {*NEEDED, *READ} and value]:
+        raise ValueError(f"its setting {architecture}.{unknown[0]} is {settings[unknown[0]]}")
     layers = len({name.split(".")[1] for name in tensors if name.startswith("blk.")})
-    if own["block_count"] != layers:
+    if settings["block_count"] != layers:
         raise ValueError(
-            f"its {architecture}.block_count is {own['block_count']}, and it holds {layers} layers"
+            f"its {architecture}.block_count is {settings['block_count']}, and it holds {layers}"
+            " layers"
         )
-    fields, heads = {field: own[key] for key, field in NEEDED.items()}, own["attention.head_count"]
+    fields, heads = (
+        {field: settings[key] for key, field in NEEDED.items()},
+        settings["attention.head_count"],
+    )
     head_dim = (
-        own.get("attention.key_length")
-        or own.get("rope.dimension_count")
-        or own["embedding_length"] // heads
+        settings.get("attention.key_length")
+        or settings.get("rope.dimension_count")
+        or settings["embedding_length"] // heads
     )
     for key in ("attention.value_length", "rope.dimension_count"):
-        if own.get(key, head_dim) != head_dim:
+        if settings.get(key, head_dim) != head_dim:
             raise ValueError(
-                f"its {architecture}.{key} is {own[key]}, and a head is {head_dim} wide"
+                f"its {architecture}.{key} is {settings[key]}, and a head is {head_dim} wide"
             )
     config = AutoConfig.for_model(
         MODEL_TYPES[architecture][0],
         **fields,
         **special_tokens(values),
         vocab_size=tensors["token_embd.weight"].shape[0],
-        num_key_value_heads=own.get("attention.head_count_kv", heads),
+        num_key_value_heads=settings.get("attention.head_count_kv", heads),
         head_dim=head_dim,
-        rope_parameters=_rotation(own),
+        rope_parameters=_rotation(settings),
         tie_word_embeddings="output.weight" not in tensors,
     )
     if architecture == "gemma3":
-        _set_gemma3(config, own)
+        _set_gemma3(config, settings)
     if FREQUENCIES in tensors:
         _set_llama3_rotation(config, tensors[FREQUENCIES].numbers(torch.float32))
     return config
@@ -419,24 +426,27 @@ def special_tokens(values: Mapping[str, Any]) -> dict[str, int | None]:
     """
     names = {"eos": "eos", "bos": "bos", "pad": "padding"}
     return {
-        f"{ours}_token_id": values.get(f"tokenizer.ggml.{name}_token_id")
-        for ours, name in names.items()
+        f"{role}_token_id": values.get(f"tokenizer.ggml.{gguf_role}_token_id")
+        for role, gguf_role in names.items()
     }
 
 
-def _rotation(own: Mapping[str, Any]) -> dict[str, Any]:
+def _rotation(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The rotary positions of an architecture's own settings.
 
     Raises ValueError for a scaling that is not known.
     """
-    rotation = {"rope_type": "default", "rope_theta": own.get("rope.freq_base", 10000.0)}
-    kind, factor = own.get("rope.scaling.type", "linear"), own.get("rope.scaling.factor") or 1.0
+    rotation = {"rope_type": "default", "rope_theta": settings.get("rope.freq_base", 10000.0)}
+    kind, factor = (
+        settings.get("rope.scaling.type", "linear"),
+        settings.get("rope.scaling.factor") or 1.0,
+    )
     if kind == "none" or factor == 1.0:
         return rotation
     if kind not in ("linear", "yarn"):
         raise ValueError(f"its rotary scaling is {kind}")
     if kind == "yarn":
-        trained = own.get("rope.scaling.original_context_length", own["context_length"])
+        trained = settings.get("rope.scaling.original_context_length", settings["context_length"])
         rotation["original_max_position_embeddings"] = trained
     return rotation | {"rope_type": kind, "factor": factor}
 
@@ -459,19 +469,19 @@ def _set_llama3_rotation(config: PreTrainedConfig, divisors: Float[Tensor, " hal
         raise ValueError(f"its {FREQUENCIES} is not Llama 3's")
 
 
-def _set_gemma3(config: PreTrainedConfig, own: Mapping[str, Any]) -> None:
+def _set_gemma3(config: PreTrainedConfig, settings: Mapping[str, Any]) -> None:
     """Set what Gemma 3 has besides: windows, a rotation for layers that have one, and the scale of
     attention.
     """
-    config.sliding_window = own["attention.sliding_window"]
-    pattern = own.get("attention.sliding_window_pattern", 6)  # every sixth layer sees all
+    config.sliding_window = settings["attention.sliding_window"]
+    pattern = settings.get("attention.sliding_window_pattern", 6)  # every sixth layer sees all
     if not isinstance(pattern, list):
         pattern = [(layer + 1) % pattern != 0 for layer in range(config.num_hidden_layers)]
     config.layer_types = [
         "sliding_attention" if windowed else "full_attention" for windowed in pattern
     ]
-    near = {"rope_type": "default", "rope_theta": own.get("rope.freq_base_swa", 10000.0)}
-    config.rope_parameters = {"full_attention": _rotation(own), "sliding_attention": near}
+    near = {"rope_type": "default", "rope_theta": settings.get("rope.freq_base_swa", 10000.0)}
+    config.rope_parameters = {"full_attention": _rotation(settings), "sliding_attention": near}
     of_27b = config.num_hidden_layers == 62
     config.query_pre_attn_scalar = (
         config.hidden_size // config.num_attention_heads if of_27b else config.head_dim

@@ -97,13 +97,13 @@ def offline_hub() -> Iterator[None]:
     modules = [huggingface_hub.constants]
     if "datasets.config" in sys.modules:
         modules.append(sys.modules["datasets.config"])
-    before = [module.HF_HUB_OFFLINE for module in modules]
+    offline_flags = [module.HF_HUB_OFFLINE for module in modules]
     try:
         for module in modules:
             module.HF_HUB_OFFLINE = True
         yield
     finally:
-        for module, value in zip(modules, before, strict=True):
+        for module, value in zip(modules, offline_flags, strict=True):
             module.HF_HUB_OFFLINE = value
 
 
@@ -125,12 +125,12 @@ def no_progress_bars() -> Iterator[None]:
 def no_conversion_service() -> Iterator[None]:
     """Keep Transformers from asking a service of the hub to convert a checkpoint of pickles."""
     name = "DISABLE_SAFETENSORS_CONVERSION"
-    before = os.environ.get(name)
+    setting = os.environ.get(name)
     os.environ[name] = "1"
     try:
         yield
     finally:
-        if before is None:
+        if setting is None:
             del os.environ[name]
         else:
-            os.environ[name] = before
+            os.environ[name] = setting

@@ -34,7 +34,7 @@ class Pieces:
             if not piece.special
         }
         nothing = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
-        decoded = decoding(tokenizer)
+        decoded = piece_decoder(tokenizer)
         pieces = tokenizer.get_vocab().items()
         self.written: dict[int, bytes] = {
             token: decoded(piece) for piece, token in pieces if token not in nothing
@@ -70,11 +70,14 @@ class Pieces:
     @cached_property
     def template(self) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer puts before and behind a text."""
-        plain, whole = self.encode("a"), self._tokenizer("a", verbose=False)["input_ids"]
-        place = next(
-            (at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), len(whole)
-        )
-        return whole[:place], whole[place + len(plain) :]
+        plain = self.encode("a")
+        with_special = self._tokenizer("a", verbose=False)["input_ids"]
+        start = len(with_special)  # where the text begins among the special tokens
+        for place in range(len(with_special)):
+            if with_special[place : place + len(plain)] == plain:
+                start = place
+                break
+        return with_special[:start], with_special[start + len(plain) :]
 
     def encode(self, text: str) -> list[int]:
         """The tokenizer's own tokens for a whole text, without special ones."""
@@ -95,16 +98,18 @@ class Pieces:
         # these bytes end a character
         body = text.lstrip(bytes(range(0x80, 0xC0))) if behind else text
         decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
-        whole = decoder.decode(body)
+        characters = decoder.decode(body)
         ends, begins = text[: len(text) - len(body)], decoder.getstate()[0]
         return [
-            *self._bytes(ends),
-            *self._encoded(whole, behind or bool(ends)),
-            *self._bytes(begins),
+            *self._byte_tokens(ends),
+            *self._encoded(characters, behind or bool(ends)),
+            *self._byte_tokens(begins),
         ]
 
-    def _bytes(self, text: bytes) -> list[int]:
-        return [self.tokens_of[bytes([one])] for one in text if bytes([one]) in self.tokens_of]
+    def _byte_tokens(self, text: bytes) -> list[int]:
+        """The tokens of single bytes, without the bytes that have none."""
+        single_bytes = [bytes([byte]) for byte in text]
+        return [self.tokens_of[byte] for byte in single_bytes if byte in self.tokens_of]
 
     def _encoded(self, text: str, behind: bool) -> list[int]:
         if not text:
@@ -112,19 +117,23 @@ class Pieces:
         plain = self.encode(text)
         if not behind or self._is_written(plain, text):
             return plain
-        if text[0] == " " and self._is_written(spaced := self.encode(text[1:]), text):
-            return spaced
+        # 1. the tokenizer adds the space itself
+        if text[0] == " " and self._is_written(without_space := self.encode(text[1:]), text):
+            return without_space
+        # 2. the tokens of the text behind another one
         for anchor in ANCHORS:
-            before, whole = self.encode(anchor), self.encode(anchor + text)
-            if whole[: len(before)] == before and self._is_written(whole[len(before) :], text):
-                return whole[len(before) :]
+            anchor_tokens = self.encode(anchor)
+            both = self.encode(anchor + text)
+            tokens = both[len(anchor_tokens) :]
+            if both[: len(anchor_tokens)] == anchor_tokens and self._is_written(tokens, text):
+                return tokens
         return plain
 
     def _is_written(self, tokens: list[int], text: str) -> bool:
         return all(token in self.written for token in tokens) and self.text(tokens) == text.encode()
 
 
-def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
+def piece_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
     """From a piece to the bytes that it writes, as the tokenizer's decoder says."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -135,7 +144,7 @@ def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
     elif backend.decoder is None:
         return lambda piece: f" {piece}".encode()  # pieces are joined by spaces
     else:
-        steps = flat(json.loads(backend.decoder.__getstate__()))
+        steps = simple_steps(json.loads(backend.decoder.__getstate__()))
     kinds = {step["type"]: step for step in steps}
     if "ByteLevel" in kinds:
         table = {letter: bytes([byte]) for byte, letter in bytes_to_unicode().items()}
@@ -154,8 +163,8 @@ def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
     falls_back = "ByteFallback" in kinds
 
     def written(piece: str) -> bytes:
-        if falls_back and (found := BYTE.fullmatch(piece)):
-            return bytes([int(found[1], 16)])
+        if falls_back and (match := BYTE.fullmatch(piece)):
+            return bytes([int(match[1], 16)])
         for old, new in replaced:
             piece = piece.replace(old, new)
         return piece.encode()
@@ -163,13 +172,20 @@ def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
     return written
 
 
-def flat(step: dict[str, Any]) -> list[dict[str, Any]]:
-    """The steps of a decoder."""
-    return (
-        [one for part in step["decoders"] for one in flat(part)]
-        if step["type"] == "Sequence"
-        else [step]
-    )
+def simple_steps(step: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps of a decoder, those of a sequence one after the other."""
+    if step["type"] != "Sequence":
+        return [step]
+    return [simple for substep in step["decoders"] for simple in simple_steps(substep)]
+
+
+def piece_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str | None:
+    """The piece of this id; None for an id that the tokenizer cannot decode."""
+    try:
+        piece = tokenizer.convert_ids_to_tokens(token)
+    except (IndexError, KeyError, OverflowError):  # of tokenizers in Python
+        return None
+    return None if piece == tokenizer.unk_token and token != tokenizer.unk_token_id else piece
 
 
 def begin_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -6,7 +6,6 @@ import torch
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.engine.models.checkpoint.outline import weightless
 from bild_lab.engine.models.device import DTYPES, SHORT_DTYPES
 from bild_lab.errors import UserError, require_choice
 
@@ -44,4 +43,4 @@ def stored_dtype(config: PreTrainedConfig) -> torch.dtype | None:
 
 def parameters(checkpoint: Checkpoint) -> int:
     """How many numbers a model has, of its configuration alone."""
-    return sum(weight.numel() for weight in weightless(checkpoint).parameters())
+    return sum(weight.numel() for weight in checkpoint.weightless().parameters())

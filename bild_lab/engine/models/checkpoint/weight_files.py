@@ -32,11 +32,11 @@ SUFFIXES = (
     *(".gguf", ".h5", ".msgpack", ".onnx", ".ot", INDEX_SUFFIX),
 )
 ADAPTER = "adapter_config.json"
-# of torch.distributed.checkpoint
+# how torch.distributed.checkpoint names its files
 TRAINING_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$")
 
 
-def first_file(names: Collection[str], named: str | None = None) -> str | None:
+def opened_weight_file(names: Collection[str], named: str | None = None) -> str | None:
     """The file that Transformers opens, one with weights or an index of shards; None if there is
     none.
 
@@ -68,10 +68,16 @@ def in_folder(folder: Path) -> list[str]:
     """
     named = named_in_config(folder / "config.json")
     candidates = ORDER if named is None else (named,)
-    first = first_file([name for name in candidates if (folder / name).is_file()], named)
-    if first is None:
+    weight_file = opened_weight_file(
+        [name for name in candidates if (folder / name).is_file()], named
+    )
+    if weight_file is None:
         return []
-    return [first, *shards_of(folder / first)] if first.endswith(INDEX_SUFFIX) else [first]
+    return (
+        [weight_file, *shards_of(folder / weight_file)]
+        if weight_file.endswith(INDEX_SUFFIX)
+        else [weight_file]
+    )
 
 
 def shards_of(index: Path) -> list[str]:
@@ -112,7 +118,7 @@ def require_weights(path: str, names: Collection[str], named: str | None) -> str
     """The file that Transformers opens. Raises UserError where there is none, or where it adds
     others to it.
 
-    path: of the checkpoint, for messages. names, named: as in `first_file`.
+    path: of the checkpoint, for messages. names, named: as in `opened_weight_file`.
     """
     require_no_adapter(path, names)
     if shards := sorted(name for name in names if TRAINING_SHARD.match(name)):
@@ -121,9 +127,9 @@ def require_weights(path: str, names: Collection[str], named: str | None) -> str
             " in place of model.safetensors; move such shards elsewhere, or save the model anew"
             " with save_pretrained"
         )
-    if (first := first_file(names, named)) is not None:
-        return first
-    wanted = (
+    if (weight_file := opened_weight_file(names, named)) is not None:
+        return weight_file
+    expected = (
         " or ".join(SAFE)
         if named is None
         else f"{named}, as transformers_weights in its config.json says"
@@ -131,7 +137,7 @@ def require_weights(path: str, names: Collection[str], named: str | None) -> str
     beside = sorted(name for name in names if holds_weights(name))
     got = f"got {', '.join(beside[:3])}" if beside else "got no file with weights"
     raise UserError(
-        f"{path} has no weights that Transformers reads: wanted {wanted}, {got}; rename the file,"
+        f"{path} has no weights that Transformers reads: wanted {expected}, {got}; rename the file,"
         " or save the model anew with save_pretrained"
     )
 

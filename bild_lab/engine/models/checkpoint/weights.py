@@ -51,47 +51,62 @@ class Weights(Mapping[str, Tensor]):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._keys, self._read, self.dtype, self._device = keys, read, dtype, device
-        self._held: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
-        # what a weight is a part of
+        self._keys = keys
+        self._read = read
+        self.dtype = dtype
+        self._device = device
+        self._loaded: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
+        # by key: the matrix that a weight is a part of, and its rows there
         self._joined: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
-        self._rows: dict[str, slice] = {}  # of that
+        self._rows: dict[str, slice] = {}
 
     def __getitem__(self, name: str) -> Tensor:
         key = self._keys[name]
-        if (whole := self._joined.get(key)) is not None:
-            return whole[self._rows[key]]
-        if (weight := self._held.get(key)) is None:
-            weight = self._held[key] = self._read(key).to(self._device, self.dtype)
+        joined = self._joined.get(key)
+        if joined is not None:
+            return joined[self._rows[key]]
+        weight = self._loaded.get(key)
+        if weight is None:
+            weight = self._read(key).to(self._device, self.dtype)
+            self._loaded[key] = weight
         return weight
 
     def joined(self, *names: str) -> Tensor:
-        """Weights one after the other.
+        """Weights one after the other in one tensor.
 
-        While somebody holds them, each is a part of these, and not read again.
+        While somebody holds it, each weight is a view of its rows, and not read again.
         """
-        parts, end = [self[name] for name in names], 0
-        if len(parts) == 1:
-            return parts[0]
-        whole = torch.cat(parts)
-        for name, part in zip(names, parts, strict=True):
-            key, start, end = self._keys[name], end, end + len(part)
-            self._joined[key], self._rows[key] = whole, slice(start, end)
-        return whole
+        weights = [self[name] for name in names]
+        if len(weights) == 1:
+            return weights[0]
+        joined = torch.cat(weights)
+        start = 0
+        for name, weight in zip(names, weights, strict=True):
+            key = self._keys[name]
+            stop = start + len(weight)
+            self._joined[key] = joined
+            self._rows[key] = slice(start, stop)
+            start = stop
+        return joined
 
     def matrix(self, *names: str) -> Tensor | tuple[Any, ...]:
-        """The same of matrices; where some are `packed`, each by itself, and those as they are."""
-        keys = {self._keys[name]: name for name in names}
-        if self.packed.keys().isdisjoint(keys):
+        """Matrices one after the other in one tensor; where some are `packed`, a tuple of all, and
+        the packed ones as they are.
+        """
+        names_by_key = {self._keys[name]: name for name in names}
+        if self.packed.keys().isdisjoint(names_by_key):
             return self.joined(*names)
         return tuple(
-            self.packed[key] if key in self.packed else self[name] for key, name in keys.items()
+            self.packed[key] if key in self.packed else self[name]
+            for key, name in names_by_key.items()
         )
 
     def table(self, name: str) -> Tensor | Any:
         """A matrix of which rows are asked for; where it is `packed`, they are read then."""
         key = self._keys[name]
-        return replace(self.packed[key], dtype=self.dtype) if key in self.packed else self[name]
+        if key in self.packed:
+            return replace(self.packed[key], dtype=self.dtype)
+        return self[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._keys)
@@ -101,10 +116,14 @@ class Weights(Mapping[str, Tensor]):
 
 
 def module_weights(module: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Of a module in memory."""
-    state, first = module.state_dict(), {}
-    keys = {name: first.setdefault(weight.data_ptr(), name) for name, weight in state.items()}
-    return Weights(keys, state.__getitem__, dtype, device)
+    """The weights of a module in memory. Names of one tensor share a key."""
+    parameters = module.state_dict()
+    names_by_address: dict[int, str] = {}
+    keys = {
+        name: names_by_address.setdefault(weight.data_ptr(), name)
+        for name, weight in parameters.items()
+    }
+    return Weights(keys, parameters.__getitem__, dtype, device)
 
 
 @dataclass(frozen=True)
@@ -150,13 +169,17 @@ def file_weights(
     takes no memory. None if names or shapes in the files are not those of the module, as in
     checkpoints that Transformers renames.
     """
-    shapes, wanted = files.shapes, module.state_dict()
-    keys = {name: name for name in wanted if name in shapes}
+    shapes = files.shapes
+    parameters = module.state_dict()
+    # 1. what to read for each name of the module
+    keys = {name: name for name in parameters if name in shapes}
     for name, source in module.all_tied_weights_keys.items():
         if name not in keys and source in shapes:
             keys[name] = source
-    if set(keys) != set(wanted) or set(shapes) != set(keys.values()):
+    # 2. whether the files hold this module, and nothing else
+    if set(keys) != set(parameters) or set(shapes) != set(keys.values()):
         return None
-    if any(list(shapes[key]) != list(wanted[name].shape) for name, key in keys.items()):
-        return None
+    for name, key in keys.items():
+        if list(shapes[key]) != list(parameters[name].shape):
+            return None
     return Weights(keys, lambda name: files.read(name, dtype), dtype, device)

@@ -41,10 +41,10 @@ AFFORDABLE = {"cuda": 1e13}  # weights times rows of a forward that takes well b
 AFFORDABLE_ELSEWHERE = 1e10
 PROMPT = 4
 FED = 12  # rows behind the prompt that the checks feed, without the tree's
-# of the tree: the second branch lies far from its place in the text
+# the parents of the tree, whose second branch lies far from its place in the text
 PARENTS = (-1, 0, 0, 0, 0, 0, 1, 5)
 LEFT, RIGHT = [0, 1, 6], [0, 5, 7]
-GROWN = 3  # its rows that run in a forward before the others
+GROWN = 3  # rows of the tree that run in a forward before the others
 TREE = len(RIGHT) + 1  # the deepest branch, and a row behind it
 
 REMEDIES = {
@@ -107,9 +107,9 @@ def check(module: PreTrainedModel, draft_shape: DraftShape, open_session: Open) 
     """Run a short text in all the ways that a method may feed it; None if the module scores it with
     NaN.
 
-    draft_shape: what the method feeds at most. open_session: starts a session of the module. A recurrent
-    module may begin several rows from an empty state; then a session that runs them one by one is
-    tried.
+    draft_shape: what the method feeds at most. open_session: starts a session of the module. A
+    recurrent module may begin several rows from an empty state; then a session that runs them one
+    by one is tried.
     """
     outcome = _check(module, draft_shape, open_session, one_by_one=False)
     if outcome is None or outcome.failed not in (TOGETHER, ROLLED_BACK, KEPT):
@@ -121,21 +121,24 @@ def check(module: PreTrainedModel, draft_shape: DraftShape, open_session: Open) 
 def _check(
     module: PreTrainedModel, draft_shape: DraftShape, open_session: Open, one_by_one: bool
 ) -> Outcome | None:
-    trial = Trial(module, lambda source: open_session(source, one_by_one))
+    session_check = SessionCheck(module, lambda source: open_session(source, one_by_one))
     failed = problem = None
     refused = False
     try:
-        if bool(trial.score().isnan().any()):
+        if bool(session_check.score().isnan().any()):
             return None
-        for difference in trial.run(draft_shape):
-            if not difference <= (most := tolerance(module.dtype)):
+        for difference in session_check.run(draft_shape):
+            if not difference <= (limit := tolerance(module.dtype)):
                 raise CheckFailed(
-                    f"they are off by {difference:.2g} of their spread, and {most:.2g} is the most"
+                    f"they are off by {difference:.2g} of their spread, and {limit:.2g} is the most"
                 )
     except UserError as error:
-        failed, problem, refused = trial.at, str(error), True
+        failed, problem, refused = session_check.check_name, str(error), True
     except Exception as error:  # whatever a module raises is its answer
-        failed, problem = trial.at, (str(error).strip().splitlines() or [""])[0][:200]
+        failed, problem = (
+            session_check.check_name,
+            (str(error).strip().splitlines() or [""])[0][:200],
+        )
         if not isinstance(error, CheckFailed):
             problem = f"it raises {type(error).__name__}: {problem}"
     return Outcome(one_by_one, failed, problem, refused)
@@ -149,17 +152,17 @@ def tolerance(dtype: torch.dtype) -> float:
     return 3e-4 if dtype.itemsize > 2 else 0.1
 
 
-class Trial:
-    """A short text and a session that runs it. at: the check that runs now."""
+class SessionCheck:
+    """Checks of a short text in a session that runs it. check_name: the check that runs now."""
 
     def __init__(
         self, module: PreTrainedModel, open_session: Callable[[Source], CachedSession]
     ) -> None:
-        self.at = WHOLE
-        self._module, self._open = module, open_session
+        self.check_name = WHOLE
+        self._module, self._open_session = module, open_session
         self._prompt = prompt_length(module)
         tokens = plain_tokens(module.config, self._prompt + FED + len(PARENTS) + 4)
-        self.text, self._others = tokens[: self._prompt + FED], tokens[self._prompt + FED :]
+        self.text, self._other_tokens = tokens[: self._prompt + FED], tokens[self._prompt + FED :]
         sources = plain_tokens(module.config, 6) if module.config.is_encoder_decoder else None
         self._device = input_device(module)
         self._encoder_ids = (
@@ -168,20 +171,20 @@ class Trial:
 
     def score(self) -> Float[Tensor, "n vocab"]:
         """The module's own logits of the text."""
-        self._own = self._scored(self.text)
-        return self._own
+        self._expected = self._scored(self.text)
+        return self._expected
 
     def run(self, draft_shape: DraftShape) -> Iterator[float]:
         """How far the logits of each group of rows are off."""
-        self._fed = self._prompt - 1  # rows that the session has, the prompt's included
-        self.at = ROW_BY_ROW
+        self._fed_count = self._prompt - 1  # rows that the session has, the prompt's included
+        self.check_name = ROW_BY_ROW
         # a text of its own, which must leave no trace
-        other = self._open(self._source(self._others[:2]))
-        other.extend(self._others[1:2])
-        self._session = self._open(self._source(self.text[: self._prompt]))
-        for wrong in self._others[:3]:
+        other_session = self._open_session(self._source(self._other_tokens[:2]))
+        other_session.extend(self._other_tokens[1:2])
+        self._session = self._open_session(self._source(self.text[: self._prompt]))
+        for wrong in self._other_tokens[:3]:
             yield self._feed(1)
-            other.extend([wrong])
+            other_session.extend([wrong])
         self._require_growth()
         if draft_shape > DraftShape.ROWS:
             yield from self._chains()
@@ -190,71 +193,77 @@ class Trial:
             yield from self._tree()
 
     def _require_growth(self) -> None:
-        if (held := self._session.layers.stored) - {self._fed}:
-            raise CheckFailed(f"the cache holds {max(held)} rows where {self._fed} were fed")
+        if (row_counts := self._session.layers.stored) - {self._fed_count}:
+            raise CheckFailed(
+                f"the cache holds {max(row_counts)} rows where {self._fed_count} were fed"
+            )
 
     def _chains(self) -> Iterator[float]:
-        self.at = TOGETHER
+        self.check_name = TOGETHER
         yield self._feed(3)
-        self.at = ROLLED_BACK
+        self.check_name = ROLLED_BACK
         yield self._feed(1, wrong=2)
-        self._session.rollback(self._fed)
+        self._session.rollback(self._fed_count)
         yield self._feed(2)
-        for wrong in self._others[:2]:  # one forward each, as a drafter does
+        for wrong in self._other_tokens[:2]:  # one forward each, as a drafter does
             self._session.extend([wrong])
-        self._session.rollback(self._fed)
+        self._session.rollback(self._fed_count)
         yield self._feed(1)
-        self.at = KEPT
+        self.check_name = KEPT
         yield self._feed(1, wrong=2)
         self._session.keep([0])
         yield self._feed(2)
-        self._session.rollback(self._fed)
+        self._session.rollback(self._fed_count)
 
     def _tree(self) -> Iterator[float]:
-        self.at = BRANCHING
-        rows, behind = self._others[: len(PARENTS)], self._others[len(PARENTS)]
+        self.check_name = BRANCHING
+        tree_tokens = self._other_tokens[: len(PARENTS)]
+        next_token = self._other_tokens[len(PARENTS)]
         shapes = [
             Tree(torch.tensor(PARENTS[:count], device=self._device))
             for count in (GROWN, len(PARENTS))
         ]
         # a tree may grow in several forwards
-        parts = [Rows(rows[:GROWN], shapes[0]), Rows(rows[GROWN:], shapes[1])]
-        logits = torch.cat([self._session.extend(part).logits for part in parts])
-        left, right = ([rows[node] for node in branch] for branch in (LEFT, RIGHT))
+        forwards = [Rows(tree_tokens[:GROWN], shapes[0]), Rows(tree_tokens[GROWN:], shapes[1])]
+        logits = torch.cat([self._session.extend(rows).logits for rows in forwards])
+        left, right = ([tree_tokens[node] for node in branch] for branch in (LEFT, RIGHT))
         yield self._difference(logits[LEFT], self._scored([*self.text, *left])[-3:])
-        own = self._scored([*self.text, *right, behind])
-        yield self._difference(logits[RIGHT], own[-4:-1])
+        expected = self._scored([*self.text, *right, next_token])
+        yield self._difference(logits[RIGHT], expected[-4:-1])
         self._session.keep(RIGHT)
-        yield self._difference(self._session.extend([behind]).logits, own[-1:])
+        yield self._difference(self._session.extend([next_token]).logits, expected[-1:])
 
     def _feed(self, count: int, wrong: int = 0) -> float:
         """Feed the next rows of the text and some wrong ones behind them, and compare."""
-        rows = [*self.text[self._fed : self._fed + count], *self._others[:wrong]]
-        own = self._own[self._fed : self._fed + count]
-        self._fed += count
-        return self._difference(self._session.extend(rows).logits[:count], own)
+        rows = [*self.text[self._fed_count : self._fed_count + count], *self._other_tokens[:wrong]]
+        expected = self._expected[self._fed_count : self._fed_count + count]
+        self._fed_count += count
+        return self._difference(self._session.extend(rows).logits[:count], expected)
 
     def _source(self, text: Sequence[int]) -> Source:
         return Source(tuple(text), self._encoder_ids, self._device)
 
     def _scored(self, text: Sequence[int]) -> Float[Tensor, "n vocab"]:
-        return whole_logits(self._module, self._source(text))
+        return uncached_logits(self._module, self._source(text))
 
-    def _difference(self, ours: Float[Tensor, "m vocab"], own: Float[Tensor, "m vocab"]) -> float:
+    def _difference(
+        self, logits: Float[Tensor, "m vocab"], expected: Float[Tensor, "m vocab"]
+    ) -> float:
         """The rows' distances relative to the spread of the module's logits: of the worst row, or
         the middle one.
 
         In half precision a rounding may send a single row to other experts. Infinite logits do not
         count; a NaN does.
         """
-        kept = {"nan": torch.nan, "posinf": 0.0, "neginf": 0.0}
-        ours, own = (logits.double().nan_to_num(**kept) for logits in (ours, own.to(ours.device)))
-        spread = (own - own.mean(-1, keepdim=True)).norm(dim=-1).clamp(min=1e-30)
-        distances = (ours - own).norm(dim=-1) / spread
+        replacements = {"nan": torch.nan, "posinf": 0.0, "neginf": 0.0}
+        logits = logits.double().nan_to_num(**replacements)
+        expected = expected.to(logits.device).double().nan_to_num(**replacements)
+        spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1).clamp(min=1e-30)
+        distances = (logits - expected).norm(dim=-1) / spread
         return float(distances.max() if self._module.dtype.itemsize > 2 else distances.median())
 
 
-def whole_logits(module: PreTrainedModel, text: Source) -> Float[Tensor, "n vocab"]:
+def uncached_logits(module: PreTrainedModel, text: Source) -> Float[Tensor, "n vocab"]:
     """A module's logits of a text, by one forward without a cache."""
     ids = torch.tensor([text.prompt], device=text.device)
     if text.encoder_ids is None:
@@ -277,8 +286,8 @@ def prompt_length(module: PreTrainedModel) -> int:
     """
     config = module.config.get_text_config(decoder=True)
     behind = FED + TREE
-    most = most_positions(module)
-    room = behind + PROMPT if most is None else max(behind + 1, most)
+    max_positions = max_session_positions(module)
+    room = behind + PROMPT if max_positions is None else max(behind + 1, max_positions)
     short = 1 if module.config.is_encoder_decoder else min(PROMPT, room - behind)
     weights = sum(weight.numel() for weight in module.parameters())
     affordable = AFFORDABLE.get(module.device.type, AFFORDABLE_ELSEWHERE) / weights
@@ -295,7 +304,7 @@ def prompt_length(module: PreTrainedModel) -> int:
     fitting = [
         length
         for length in lengths
-        if length <= affordable and (most is None or length + behind <= most)
+        if length <= affordable and (max_positions is None or length + behind <= max_positions)
     ]
     return max([short, *fitting])
 
@@ -321,7 +330,7 @@ def plain_tokens(config: PreTrainedConfig, count: int) -> list[int]:
     return plain[:count]
 
 
-def learned_positions(part: nn.Module, config: PreTrainedConfig) -> int | None:
+def learned_positions(module: nn.Module, config: PreTrainedConfig) -> int | None:
     """For how many positions an encoder or decoder has learned or tabulated embeddings; None if for
     any number.
 
@@ -333,19 +342,19 @@ def learned_positions(part: nn.Module, config: PreTrainedConfig) -> int | None:
         for name in POSITIONS
         if isinstance(size := getattr(config, name, None), int) and size > 0
     }
-    tables = [*part.named_parameters(), *part.named_buffers()]
+    tables = [*module.named_parameters(), *module.named_buffers()]
     rows = [
-        each.shape[0]
-        for name, each in tables
-        if any(part in name for part in TABLES) and each.ndim == 2
+        tensor.shape[0]
+        for name, tensor in tables
+        if any(table_name in name for table_name in TABLES) and tensor.ndim == 2
     ]
-    found = [size for size in sizes for count in rows if size <= count <= size + OFFSET]
-    return min(found, default=None)
+    table_sizes = [size for size in sizes for count in rows if size <= count <= size + OFFSET]
+    return min(table_sizes, default=None)
 
 
 def original_context(config: PreTrainedConfig) -> int | None:
     """The context that a scaled rotation was made from; None without such a rotation."""
-    scaled = [each.get("original_max_position_embeddings") for each in rotations(config)]
+    scaled = [rotation.get("original_max_position_embeddings") for rotation in rotations(config)]
     return max((length for length in scaled if isinstance(length, int)), default=None)
 
 
@@ -353,10 +362,10 @@ def changing_rotation(config: PreTrainedConfig) -> int | None:
     """Up to how many positions all rows have one rotation, if a longer text changes it; else
     None.
     """
-    changing = [each for each in rotations(config) if each.get("rope_type") in CHANGING]
+    changing = [rotation for rotation in rotations(config) if rotation.get("rope_type") in CHANGING]
     lengths = [
-        each.get("original_max_position_embeddings") or config.max_position_embeddings
-        for each in changing
+        rotation.get("original_max_position_embeddings") or config.max_position_embeddings
+        for rotation in changing
     ]
     return min(lengths, default=None)
 
@@ -380,7 +389,7 @@ def trained_positions(config: PreTrainedConfig) -> int | None:
     return max(length, int(factor * (original or length)))
 
 
-def most_positions(module: PreTrainedModel) -> int | None:
+def max_session_positions(module: PreTrainedModel) -> int | None:
     """The longest text that a session of this module can run, in tokens; None for any length."""
     config = module.config.get_text_config(decoder=True)
     decoder = module.get_decoder() if module.config.is_encoder_decoder else module
@@ -391,5 +400,5 @@ def most_positions(module: PreTrainedModel) -> int | None:
 def rotations(config: PreTrainedConfig) -> list[dict]:
     """The rotary settings of a configuration: of all layers, or of each kind of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
-    by_kind = [each for each in parameters.values() if isinstance(each, dict)]
+    by_kind = [rotation for rotation in parameters.values() if isinstance(rotation, dict)]
     return by_kind or [parameters]

@@ -47,12 +47,14 @@ class Branches:
     positions: Int[Tensor, " m"]
     keys: Int[Tensor, " n"]
 
-    def mask(self, own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def mask(self, mask_function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The model's mask function (batch, head, row's slot, key's slot), along the branches."""
 
         def visible(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
             position = self.keys[key]
-            near = own(batch, head, self.positions[row - self.start], position) | (position < 0)
+            near = mask_function(batch, head, self.positions[row - self.start], position) | (
+                position < 0
+            )
             return near & self.visible[row - self.start, key]
 
         return visible
@@ -131,14 +133,14 @@ def decoder_layers(module: PreTrainedModel) -> nn.ModuleList | None:
         getattr(text, name, None)
         for name in ("num_hidden_layers", "num_decoder_layers", "decoder_layers")
     }
-    lists = [each for each in decoder.children() if isinstance(each, nn.ModuleList)]
+    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
     lists += [
-        each
+        grandchild
         for child in decoder.children()
-        for each in child.children()
-        if isinstance(each, nn.ModuleList)
+        for grandchild in child.children()
+        if isinstance(grandchild, nn.ModuleList)
     ]
-    return next((each for each in lists if len(each) in depths), None)
+    return next((module_list for module_list in lists if len(module_list) in depths), None)
 
 
 def wrap_layers(module: PreTrainedModel) -> None:
@@ -147,8 +149,8 @@ def wrap_layers(module: PreTrainedModel) -> None:
     A module that is already wrapped is left unchanged.
     """
     for name in BY_BRANCH:
-        if not hasattr(made := ALL_MASK_ATTENTION_FUNCTIONS[name], "_follows_branches"):
-            ALL_MASK_ATTENTION_FUNCTIONS[name] = _following_branches(made)
+        if not hasattr(make_mask := ALL_MASK_ATTENTION_FUNCTIONS[name], "_follows_branches"):
+            ALL_MASK_ATTENTION_FUNCTIONS[name] = _following_branches(make_mask)
     layers = decoder_layers(module)
     if layers is None or getattr(layers, "_follows_plan", False):
         return
@@ -167,11 +169,11 @@ def blocks_of(layer: nn.Module) -> tuple[list[nn.Module], list[nn.Module]] | Non
     """
     if _relative_attention(layer) is not None:
         return list(layer.layer[:-1]), [layer.layer[-1]]
-    found = [
+    blocks = [
         [getattr(layer, name) for name in names if hasattr(layer, name)]
         for names in (ATTENTION, FEED_FORWARD)
     ]
-    return (found[0], found[1]) if len(found[0]) == len(found[1]) == 1 else None
+    return (blocks[0], blocks[1]) if len(blocks[0]) == len(blocks[1]) == 1 else None
 
 
 def wrap_blocks(module: PreTrainedModel) -> bool:
@@ -179,12 +181,14 @@ def wrap_blocks(module: PreTrainedModel) -> bool:
     could be told apart.
     """
     layers = decoder_layers(module)
-    every = None if layers is None else [blocks_of(layer) for layer in layers]
-    if every is None or None in every:
+    layer_blocks = None if layers is None else [blocks_of(layer) for layer in layers]
+    if layer_blocks is None or None in layer_blocks:
         return False
     if not getattr(layers, "_skips_blocks", False):
         layers._skips_blocks = True
-        for index, (layer, (attention, feed_forward)) in enumerate(zip(layers, every, strict=True)):
+        for index, (layer, (attention, feed_forward)) in enumerate(
+            zip(layers, layer_blocks, strict=True)
+        ):
             for block in attention:
                 block.forward = _skipping(
                     layer, block.forward, lambda skipped, at=index: at in skipped.attention
@@ -202,8 +206,8 @@ def _following_branches(make: Callable[..., Any]) -> Callable[..., Any]:
         plan = _plan.get()
         branches = None if plan is None else plan.branches
         if branches is None or mask_function is None:
-            given = {} if mask_function is None else {"mask_function": mask_function}
-            return make(*args, **given, **options)
+            mask_options = {} if mask_function is None else {"mask_function": mask_function}
+            return make(*args, **mask_options, **options)
         return make(
             *args,
             mask_function=branches.mask(mask_function),
@@ -246,14 +250,14 @@ def _skipping(
 
 
 def _following_plan(
-    layer: nn.Module, run: Callable[..., Any], index: int, last: bool
+    layer: nn.Module, run: Callable[..., Any], index: int, is_last: bool
 ) -> Callable[..., Any]:
     def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         plan = _plan.get()
         if plan is None or plan.idle:
             return run(hidden_states, *args, **kwargs)
         layers = range(index + 1) if plan.layers is None else plan.layers
-        reads = index == layers[0] if len(layers) else last
+        reads = index == layers[0] if len(layers) else is_last
         if reads and plan.states is not None:
             hidden_states = plan.states[None].to(hidden_states)
         if index == 0 and 0 in plan.hidden:
@@ -289,7 +293,7 @@ def sets_positions(module: PreTrainedModel) -> bool:
     attentions = [_relative_attention(layer) for layer in layers]
     return (
         None not in attentions
-        and [each.has_relative_attention_bias for each in attentions].count(True) == 1
+        and [attention.has_relative_attention_bias for attention in attentions].count(True) == 1
     )
 
 
@@ -343,7 +347,7 @@ def _position_bias(
     return bias
 
 
-def logits_equal(one: Tensor, other: Tensor) -> bool:
+def logits_equal(logits: Tensor, expected: Tensor) -> bool:
     """Whether two computations of the same logits agree up to rounding in their precision."""
-    scale = float(one.abs().max()) or 1.0
-    return float((one - other).abs().max()) <= 64 * torch.finfo(one.dtype).eps * scale
+    scale = float(logits.abs().max()) or 1.0
+    return float((logits - expected).abs().max()) <= 64 * torch.finfo(logits.dtype).eps * scale

@@ -18,16 +18,15 @@ from transformers import DynamicCache, PreTrainedModel
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, Prompt, decoder_depth
 from bild_lab.engine.models.checkpoint.hub import no_progress_bars
-from bild_lab.engine.models.checkpoint.outline import weightless
+from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
 from bild_lab.engine.models.checkpoint.weights import Weights
 from bild_lab.engine.models.device import resolve_device
-from bild_lab.engine.models.head_bias import biased, head_bias
 from bild_lab.engine.models.hf.admission import (
     check,
     input_device,
     learned_positions,
-    most_positions,
-    whole_logits,
+    max_session_positions,
+    uncached_logits,
 )
 from bild_lab.engine.models.hf.layer_control import (
     decoder_layers,
@@ -71,7 +70,7 @@ class HuggingFaceModel:
 
     # those of a decoder of ours, which the module then shares
     lent: Weights | None = field(default=None, init=False)
-    # of the weights
+    # of the weights, once they are loaded
     _checks: list[Callable[[PreTrainedModel, str], None]] = field(default_factory=list, init=False)
     _admitted: DraftShape | None = field(
         default=None, init=False
@@ -80,12 +79,12 @@ class HuggingFaceModel:
 
     @cached_property
     def module(self) -> PreTrainedModel:
-        own = (
+        loaded = (
             self.checkpoint.weights(self.dtype)
             if self.lent is None
             else module_over(self.checkpoint, self.lent)
         )
-        module = own.to(self.device).eval()
+        module = loaded.to(self.device).eval()
         for check_weights in self._checks:
             check_weights(module, self.checkpoint.path)
         return module
@@ -112,7 +111,7 @@ class HuggingFaceModel:
 
     @cached_property
     def session_positions(self) -> int | None:
-        return most_positions(self._outline)
+        return max_session_positions(self._outline)
 
     @cached_property
     def source_positions(self) -> int | None:
@@ -122,7 +121,7 @@ class HuggingFaceModel:
 
     @property
     def _outline(self) -> PreTrainedModel:
-        return vars(self).get("module") or weightless(self.checkpoint)
+        return vars(self).get("module") or self.checkpoint.weightless()
 
     def load(self) -> None:
         """Read the weights now rather than at the first decoding."""
@@ -147,11 +146,11 @@ class HuggingFaceModel:
 
     @torch.inference_mode()
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
-        return biased(whole_logits(self.module, text), self.bias)
+        return biased(uncached_logits(self.module, text), self.bias)
 
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
         ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
-        embedding, head = (each.weight.detach().to(self.device) for each in ends)
+        embedding, head = (module.weight.detach().to(self.device) for module in ends)
         return embedding, head
 
     def synchronize(self) -> None:
@@ -176,7 +175,7 @@ class HuggingFaceModel:
         self._require(require_same_by_layers)
 
     def require_blocks(self, what: str) -> None:
-        """The same for attention and feed-forward separately."""
+        """As `require_layers`, for attention and feed-forward separately."""
         self.require_layers(what)
         self._require(require_same_by_blocks)
 
@@ -213,7 +212,7 @@ class HuggingFaceModel:
             [getattr(layer, name).to(embeddings.device) for layer in cache.layers]
             for name in ("keys", "values")
         )
-        keys, values = (torch.cat(part) for part in parts)
+        keys, values = (torch.cat(tensors) for tensors in parts)
         return Prefix(keys, values)
 
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
@@ -237,10 +236,10 @@ def module_over(checkpoint: Checkpoint, weights: Weights) -> PreTrainedModel:
     """The checkpoint's module with these very tensors as its parameters; its buffers are on the
     CPU.
     """
-    outline, dtype = weightless(checkpoint), weights.dtype
+    outline, dtype = checkpoint.weightless(), weights.dtype
     nothing = {
-        name: torch.zeros((), dtype=dtype).expand(one.shape)
-        for name, one in outline.state_dict().items()
+        name: torch.zeros((), dtype=dtype).expand(parameter.shape)
+        for name, parameter in outline.state_dict().items()
     }
     with no_progress_bars():
         module = type(outline).from_pretrained(
@@ -256,8 +255,8 @@ def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
     of layers.
     """
     layers, middle = decoder_depth(module.config), decoder_depth(module.config) // 2
-    tokens, source = few_tokens(module)
-    whole = open_session(module, source).extend(tokens).logits
+    tokens, source = probe_tokens(module)
+    expected = open_session(module, source).extend(tokens).logits
     session = open_session(module, source)
     states = session.extend(
         tokens, OutputSpec(layers=range(middle), hidden=(middle,), logits=0)
@@ -265,7 +264,7 @@ def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
     parts = session.extend(
         Rows(tokens, states=states), OutputSpec(layers=range(middle, layers))
     ).logits
-    if not logits_equal(whole, parts):
+    if not logits_equal(expected, parts):
         raise UserError(
             f"the layers of {name} ({module.config.model_type}) do not give the same one by one as"
             " all together; choose a policy that does not run some of them"
@@ -279,7 +278,7 @@ def require_same_by_blocks(module: PreTrainedModel, name: str) -> None:
     """
     layers, middle = range(decoder_depth(module.config)), decoder_depth(module.config) // 2
     if told_apart := wrap_blocks(module):
-        tokens, source = few_tokens(module)
+        tokens, source = probe_tokens(module)
         without = Skipped(frozenset({middle}), frozenset({middle}))
         required_outputs = (
             OutputSpec(),
@@ -298,7 +297,7 @@ def require_same_by_blocks(module: PreTrainedModel, name: str) -> None:
         )
 
 
-def few_tokens(module: PreTrainedModel) -> tuple[list[int], Source]:
+def probe_tokens(module: PreTrainedModel) -> tuple[list[int], Source]:
     """A few tokens to run, and the source of a text that begins with the first."""
     tokens = [
         token % module.config.get_text_config(decoder=True).vocab_size for token in (3, 5, 7, 11)
@@ -341,19 +340,22 @@ class SpreadModel(HuggingFaceModel):
     @cached_property
     def module(self) -> PreTrainedModel:
         module = self.checkpoint.weights(self.dtype, device_map=self.device_map).eval()
-        entry, wanted = input_device(module), torch.empty(0, device=self.device).device
-        if entry != wanted:
+        input_place, drafter_device = (
+            input_device(module),
+            torch.empty(0, device=self.device).device,
+        )
+        if input_place != drafter_device:
             raise UserError(
-                f"{self.checkpoint.path} takes its tokens on {entry}, as no part of it found room"
-                f" on {wanted}, where drafters lie; free that device, or leave it out of"
-                " CUDA_VISIBLE_DEVICES"
+                f"{self.checkpoint.path} takes its tokens on {input_place}, as no part of it found"
+                f" room on {drafter_device}, where drafters lie; free that device, or leave it out"
+                " of CUDA_VISIBLE_DEVICES"
             )
         return module
 
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
         """Raises UserError if one of them is on disk or in memory only until it runs."""
         ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
-        if any(each.weight.is_meta for each in ends):
+        if any(module.weight.is_meta for module in ends):
             self._refuse("this drafter reads the target's vocabulary matrices")
         return super().vocabulary_weights()
 
@@ -370,7 +372,7 @@ class SpreadModel(HuggingFaceModel):
     def parts(self) -> dict[str, int]:
         """How many parts, mostly layers, are on each device, in memory (cpu) and on disk."""
         # GPUs are numbers there
-        where = getattr(self.module, "hf_device_map", {"": self.device}).values()
+        places = getattr(self.module, "hf_device_map", {"": self.device}).values()
         return dict(
-            Counter(f"cuda:{each}" if isinstance(each, int) else str(each) for each in where)
+            Counter(f"cuda:{place}" if isinstance(place, int) else str(place) for place in places)
         )

@@ -16,7 +16,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import ForwardPass, Layers
 from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
-from bild_lab.engine.models.head_bias import biased
+from bild_lab.engine.models.checkpoint.vocabulary import biased
 from bild_lab.engine.models.hf.admission import input_device
 from bild_lab.engine.models.hf.layer_control import (
     Branches,
@@ -89,40 +89,42 @@ class ModuleLayers(Layers):
         """
         return self._cache.lengths or ({0} if self._snapshots is None else set())
 
-    def run(self, work: ForwardPass) -> Scores:
+    def run(self, forward_pass: ForwardPass) -> Scores:
         if self._snapshots is not None:
-            return self._run_from_state(work, self._snapshots)
-        tree = work.tree
+            return self._run_from_state(forward_pass, self._snapshots)
+        tree = forward_pass.tree
         if tree is None and self.reserved:  # a chain needs a mask too, to hide the prefix
-            tree = Tree(torch.arange(-1, work.count - 1, device=work.tokens.device))
+            tree = Tree(torch.arange(-1, forward_pass.count - 1, device=forward_pass.tokens.device))
         plan = Plan(
-            work.start,
-            work.layers,
-            work.states,
-            work.hidden,
-            work.fill,
-            stop=not work.read,
-            skipped=work.skipped,
+            forward_pass.start,
+            forward_pass.layers,
+            forward_pass.states,
+            forward_pass.hidden,
+            forward_pass.fill,
+            stop=not forward_pass.read,
+            skipped=forward_pass.skipped,
         )
-        inputs = {} if tree is None else self._placed(tree, work, plan)
-        return self._run(work, plan, inputs)
+        inputs = {} if tree is None else self._placed(tree, forward_pass, plan)
+        return self._run(forward_pass, plan, inputs)
 
     def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
         if self._snapshots is None:
             return [(start, count)]
-        first, end = self._snapshots.before(start), start + count
-        if self._one_by_one and first:
-            return [(slot, 1) for slot in range(first, end)]
-        return [(first, end - first)]
+        restart, end = self._snapshots.restart_slot(start), start + count
+        if self._one_by_one and restart:
+            return [(slot, 1) for slot in range(restart, end)]
+        return [(restart, end - restart)]
 
-    def scored(self, work: ForwardPass) -> int:
+    def scored(self, forward_pass: ForwardPass) -> int:
         """Some models of Transformers run their head for all rows."""
-        return work.read if self._keeps_logits or not work.read else work.count
+        return (
+            forward_pass.read if self._keeps_logits or not forward_pass.read else forward_pass.count
+        )
 
-    def last_memory(self, layers: int) -> tuple[Tensor, Tensor]:
-        last = self._past.cross_attention_cache.layers[-layers:]
-        return torch.cat([layer.keys for layer in last]), torch.cat(
-            [layer.values for layer in last]
+    def memory_of_last_layers(self, layers: int) -> tuple[Tensor, Tensor]:
+        last_layers = self._past.cross_attention_cache.layers[-layers:]
+        return torch.cat([layer.keys for layer in last_layers]), torch.cat(
+            [layer.values for layer in last_layers]
         )
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
@@ -132,58 +134,74 @@ class ModuleLayers(Layers):
             start, list(rows), range(len(self._cache.layers)) if layers is None else layers
         )
 
-    def _run_from_state(self, work: ForwardPass, snapshots: Snapshots) -> Scores:
+    def _run_from_state(self, forward_pass: ForwardPass, snapshots: Snapshots) -> Scores:
         """Run a chain through layers whose states cannot be cut, behind the rows that have to run
         again.
         """
-        if work.tree is not None or self.reserved:
+        if forward_pass.tree is not None or self.reserved:
             raise UserError(NO_BRANCHES.format(self.config.model_type))
-        if work.layers is not None or work.states is not None or work.fill:
+        if forward_pass.layers is not None or forward_pass.states is not None or forward_pass.fill:
             raise UserError(NO_SINGLE_LAYERS.format(self.config.model_type))
-        forwards, again = self.forwards(work.start, work.count), snapshots.go_back(work.start)
-        tokens = work.tokens if again is None else torch.cat([again, work.tokens])
-        parts = []
+        forwards, repeated_tokens = (
+            self.forwards(forward_pass.start, forward_pass.count),
+            snapshots.go_back(forward_pass.start),
+        )
+        tokens = (
+            forward_pass.tokens
+            if repeated_tokens is None
+            else torch.cat([repeated_tokens, forward_pass.tokens])
+        )
+        scores_by_forward = []
         for (start, count), rows in zip(
             forwards, tokens.split([count for _, count in forwards]), strict=True
         ):
             snapshots.add(rows)
-            part = replace(work, start=start, tokens=rows, logits=min(count, work.read))
+            part_pass = replace(
+                forward_pass, start=start, tokens=rows, logits=min(count, forward_pass.read)
+            )
             # some modules count from 0
             positions = torch.arange(start, start + count, device=self.device)[None]
             inputs = {"position_ids": positions} if "position_ids" in self._inputs else {}
-            parts.append(
-                self._run(part, Plan(start, hidden=work.hidden, stop=not work.read), inputs)
-            )
+            plan = Plan(start, hidden=forward_pass.hidden, stop=not forward_pass.read)
+            scores_by_forward.append(self._run(part_pass, plan, inputs))
         return Scores(
-            torch.cat([part.logits for part in parts])[-work.logits :] if work.logits else None,
+            torch.cat([scores.logits for scores in scores_by_forward])[-forward_pass.logits :]
+            if forward_pass.logits
+            else None,
             (
-                torch.cat([part.head_input for part in parts])[-work.head_input :]
-                if work.head_input
+                torch.cat([scores.head_input for scores in scores_by_forward])[
+                    -forward_pass.head_input :
+                ]
+                if forward_pass.head_input
                 else None
             ),
             tuple(
-                torch.cat(states)[-work.count :]
-                for states in zip(*(part.hidden for part in parts), strict=True)
+                torch.cat(states)[-forward_pass.count :]
+                for states in zip(*(scores.hidden for scores in scores_by_forward), strict=True)
             ),
         )
 
-    def _run(self, work: ForwardPass, plan: Plan, inputs: dict[str, Any]) -> Scores:
-        reads_head = head_input(self.module) if work.head_input else nullcontext([])
+    def _run(self, forward_pass: ForwardPass, plan: Plan, inputs: dict[str, Any]) -> Scores:
+        reads_head = head_input(self.module) if forward_pass.head_input else nullcontext([])
         logits = None
         with reads_head as read, following(plan):
             logits = self.module(
-                **self._tokens(work.tokens),
+                **self._tokens(forward_pass.tokens),
                 **self._encoded,
                 **inputs,
-                **({"logits_to_keep": work.read} if self._keeps_logits and work.read else {}),
+                **(
+                    {"logits_to_keep": forward_pass.read}
+                    if self._keeps_logits and forward_pass.read
+                    else {}
+                ),
                 **{self._cache_name: self._past},
                 use_cache=True,
             ).logits
-        hidden = tuple(plan.outputs[depth].to(self.device) for depth in work.hidden)
-        if not work.read:
+        hidden = tuple(plan.outputs[depth].to(self.device) for depth in forward_pass.hidden)
+        if not forward_pass.read:
             return Scores(None, hidden=hidden)
-        logits = biased(logits[0, -work.logits :], self._bias)
-        read_there = read[0][0, -work.head_input :].to(logits.device) if read else None
+        logits = biased(logits[0, -forward_pass.logits :], self._bias)
+        read_there = read[0][0, -forward_pass.head_input :].to(logits.device) if read else None
         return Scores(logits, read_there, hidden)
 
     def _tokens(self, fed: Int[Tensor, " m"]) -> dict[str, Tensor]:
@@ -195,21 +213,25 @@ class ModuleLayers(Layers):
         look_up = self.module.get_input_embeddings()
         return {"inputs_embeds": self._prefix.embed(fed, look_up.num_embeddings, look_up)[None]}
 
-    def _placed(self, tree: Tree, work: ForwardPass, plan: Plan) -> dict[str, Any]:
+    def _placed(self, tree: Tree, forward_pass: ForwardPass, plan: Plan) -> dict[str, Any]:
         """Mask and positions: every row attends to the text and its own ancestors, at its logical
         position.
         """
-        module, start, device = self.module, work.start, work.tokens.device
-        root = start + work.count - len(tree)  # the slot of the tree's first row
+        module, start, device = self.module, forward_pass.start, forward_pass.tokens.device
+        root = start + forward_pass.count - len(tree)  # the slot of the tree's first row
         behind = root - self.reserved + tree.depths
-        positions = behind[-work.count :]  # [m]
+        positions = behind[-forward_pass.count :]  # [m]
         keys = torch.cat(
             [torch.arange(-self.reserved, root - self.reserved, device=device), behind]
         )
-        visible = torch.ones(work.count, start + work.count, dtype=torch.bool, device=device)
-        visible[:, root:] = tree.ancestors[-work.count :]
+        visible = torch.ones(
+            forward_pass.count, start + forward_pass.count, dtype=torch.bool, device=device
+        )
+        visible[:, root:] = tree.ancestors[-forward_pass.count :]
         if self.reserved:
-            probe = self._prefix.probe(work.tokens, module.get_input_embeddings().num_embeddings)
+            probe = self._prefix.probe(
+                forward_pass.tokens, module.get_input_embeddings().num_embeddings
+            )
             visible[:, : self.reserved] = False if probe is None else probe[:, None]
         if not module.config.is_encoder_decoder:
             plan.branches = Branches(start, visible, positions, keys)
@@ -226,13 +248,13 @@ class ModuleLayers(Layers):
 def cache_name(module: PreTrainedModel) -> str:
     """The parameter that takes a module's cache. Raises UserError if there is none."""
     inputs = inspect.signature(module.forward).parameters
-    found = next((name for name in ("past_key_values", "cache_params") if name in inputs), None)
-    if found is None:
+    name = next((name for name in ("past_key_values", "cache_params") if name in inputs), None)
+    if name is None:
         raise UserError(
             f"a {module.config.model_type} takes no cache, so no row can be added to a text that"
             " has run; use policy=hf_generate"
         )
-    return found
+    return name
 
 
 def additive(visible: Bool[Tensor, "m n"], dtype: torch.dtype) -> Float[Tensor, "m n"]:

@@ -45,7 +45,10 @@ class SlotCache(DynamicCache):
         text = None if config is None else config.get_text_config(decoder=True)
         if set(getattr(text, "layer_types", None) or ()) - set(BY_SLOT):
             kinds, options = get_layer_types_and_kwargs(text)
-            self.layers = [_layer(kind, given) for kind, given in zip(kinds, options, strict=True)]
+            self.layers = [
+                _layer(kind, layer_options)
+                for kind, layer_options in zip(kinds, options, strict=True)
+            ]
 
     @property
     def cuts(self) -> bool:
@@ -53,7 +56,12 @@ class SlotCache(DynamicCache):
         return all(type(layer) in CUT for layer in self.layers)
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *rest: Any, **options: Any
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *arguments: Any,
+        **options: Any,
     ) -> Any:
         plan = current_plan()
         if (
@@ -64,7 +72,7 @@ class SlotCache(DynamicCache):
             # a prefix was stored before the layers ran: move it to the device of its layer
             keys, values = layer.keys.to(key_states.device), layer.values.to(value_states.device)
             layer.keys, layer.values = keys[..., : plan.start, :], values[..., : plan.start, :]
-        stored = super().update(key_states, value_states, layer_idx, *rest, **options)
+        stored = super().update(key_states, value_states, layer_idx, *arguments, **options)
         if plan.fill:
             raise KeysStored
         return stored
@@ -106,12 +114,12 @@ class SlotCache(DynamicCache):
     @property
     def lengths(self) -> set[int]:
         """How many rows the layers with keys and values hold."""
-        held = [
+        keys_by_layer = [
             layer.keys
             for layer in self.layers
             if _stores_all(layer) and isinstance(layer.keys, Tensor)
         ]
-        return {keys.shape[-2] for keys in held}
+        return {keys.shape[-2] for keys in keys_by_layer}
 
 
 class Snapshots:
@@ -126,7 +134,7 @@ class Snapshots:
         self._tokens: Int[Tensor, " n"] | None = None  # all rows that the state holds
         self._saved = [(0, self._state())]  # the number of rows, and the state after them
 
-    def before(self, start: int) -> int:
+    def restart_slot(self, start: int) -> int:
         """How many rows the newest state holds from which slot `start` can be reached."""
         if start == self._length:
             return start
@@ -137,15 +145,15 @@ class Snapshots:
 
         Returns the rows that have to run again, up to that slot.
         """
-        first = self.before(start)
+        restart = self.restart_slot(start)
         if self._tokens is None:
             return None
-        if first != self._length:
-            self._saved = [(length, state) for length, state in self._saved if length <= first]
+        if restart != self._length:
+            self._saved = [(length, state) for length, state in self._saved if length <= restart]
             for layer, state in zip(self._layers, self._saved[-1][1], strict=True):
                 vars(layer).update(_copied(state))
-        again, self._tokens = self._tokens[first:start], self._tokens[:first]
-        return again
+        repeated_tokens, self._tokens = self._tokens[restart:start], self._tokens[:restart]
+        return repeated_tokens
 
     def add(self, tokens: Int[Tensor, " m"]) -> None:
         """Save the state, before these rows run."""
@@ -163,8 +171,8 @@ class Snapshots:
         return [
             _copied(
                 {
-                    name: held
-                    for name, held in vars(layer).items()
+                    name: state
+                    for name, state in vars(layer).items()
                     if name not in by_slot or not _stores_all(layer)
                 }
             )
@@ -194,5 +202,9 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, list):
-        return [_copied(each) for each in value]
-    return {key: _copied(each) for key, each in value.items()} if isinstance(value, dict) else value
+        return [_copied(element) for element in value]
+    return (
+        {key: _copied(element) for key, element in value.items()}
+        if isinstance(value, dict)
+        else value
+    )

@@ -37,7 +37,7 @@ class PlacedRows:
         return self.positions.shape[0]
 
     @property
-    def each_position(self) -> Int[Tensor, " m"]:
+    def row_positions(self) -> Int[Tensor, " m"]:
         return self.positions
 
 
@@ -56,17 +56,17 @@ def place_rows(
     probes; None: no row.
     """
     slots, stop = slice(start, start + count), start + count
-    first = start - reserved  # logical position of the first row
+    start_position = start - reserved  # logical position of the first row
     if count == 1 and not reserved and (tree is None or len(tree) == 1):
         # torch.tensor would synchronize
-        return PlacedRows(slots, stop, torch.full((1,), first, device=device))
+        return PlacedRows(slots, stop, torch.full((1,), start_position, device=device))
     if tree is None:
-        behind = torch.arange(first, first + count, device=device)
+        behind = torch.arange(start_position, start_position + count, device=device)
         among = torch.ones(count, count, dtype=torch.bool, device=device).tril()
     else:
-        first -= len(tree) - count  # where the tree's first row stands
-        behind, among = first + tree.depths, tree.ancestors[-count:]
-    positions, root = behind[-count:], first + reserved
+        start_position -= len(tree) - count  # where the tree's first row stands
+        behind, among = start_position + tree.depths, tree.ancestors[-count:]
+    positions, root = behind[-count:], start_position + reserved
     visible = torch.ones(count, stop, dtype=torch.bool, device=device)
     visible[:, root:] = among
     if reserved:
@@ -78,7 +78,7 @@ def place_rows(
         stop,
         positions,
         visible,
-        torch.cat([torch.arange(-reserved, first, device=device), behind]),
+        torch.cat([torch.arange(-reserved, start_position, device=device), behind]),
     )
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from bild_lab.engine.models.cached_session import ForwardPass
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
-from bild_lab.engine.models.native.drafting import WindowProgram
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import Memory, T5Decoder
-from bild_lab.engine.session import ChainResult, ChainSpec
+from bild_lab.engine.sampling import most_likely, pick, precise
+from bild_lab.engine.session import ChainProgress, ChainResult, ChainSpec, on_device
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)  # other numbers of rows are padded up to the next of these
 # tokens before a window that is drafted as one program; more of them run by themselves
@@ -30,6 +30,8 @@ COMPILED_SHAPES = 256
 
 Result = TypeVar("Result")
 Outputs = tuple[Float[Tensor, "m vocab"], Float[Tensor, "m dim"]]  # logits, and the head's input
+# the logits of rows at slots from `start` on: (tokens, start)
+LogitsOf = Callable[[Int[Tensor, " m"], Int[Tensor, ""]], Float[Tensor, "m vocab"]]
 
 
 @dataclass
@@ -44,6 +46,90 @@ class CompiledStep:
     among: Bool[Tensor, "m m"]
     run: Callable[[], Outputs]
     holds_tree: bool = False
+
+
+class WindowProgram:
+    """A chain drafted as one program of fixed shape, whose inputs lie at fixed addresses.
+
+    All steps run, whatever they draft. Confidences and end tokens are read afterwards, in one
+    transfer, and `ChainProgress` says where the chain ended. If neither ends it, nothing is read.
+
+    logits_of: runs rows. rows: how many tokens are fed at most. chain: gives the number of steps,
+    the temperature, and whether distributions at temperature 1 are kept.
+    """
+
+    def __init__(
+        self, logits_of: LogitsOf, rows: int, chain: ChainSpec, device: torch.device
+    ) -> None:
+        self.steps = chain.steps
+        self._logits_of = logits_of
+        self._temperature = chain.temperature
+        self._keeps_probs = chain.keeps_probs
+        self.tokens = torch.zeros(rows, dtype=torch.long, device=device)
+        self.start = torch.zeros((), dtype=torch.long, device=device)
+        self._count = torch.ones(1, dtype=torch.long, device=device)
+        self._uniforms = None
+        if chain.temperature:
+            self._uniforms = torch.zeros(self.steps, dtype=torch.float64, device=device)
+        self.run = self.program  # or a graph of it
+
+    def program(self) -> tuple[Float[Tensor, " twice"], Tensor | None, Tensor | None]:
+        """Run all steps. Returns the tokens, [steps], and the confidences, [steps], as float64 in
+        one vector; each step's distribution at the chain's temperature, and the one at temperature
+        1, [steps, vocab] each, None if they are not kept.
+        """
+        logits = self._logits_of(self.tokens, self.start).index_select(0, self._count - 1)
+        slot = self.start + self._count[0]
+        draft_tokens, confidences, probs, unscaled_probs = [], [], [], []
+        for step in range(self.steps):  # logits: [1, vocab]
+            unscaled_probs.append(precise(logits).softmax(-1))
+            confidences.append(unscaled_probs[-1].amax(-1))
+            if self._uniforms is None:
+                draft_tokens.append(most_likely(precise(logits)))
+            else:
+                probs.append((precise(logits) / self._temperature).softmax(-1))
+                draft_tokens.append(pick(probs[-1], self._uniforms[step : step + 1]))
+            if step + 1 < self.steps:
+                logits = self._logits_of(draft_tokens[-1], slot)
+                slot = slot + 1
+        return (
+            torch.cat([column.double() for column in (*draft_tokens, *confidences)]),
+            torch.cat(probs) if probs else None,
+            torch.cat(unscaled_probs) if self._keeps_probs else None,
+        )
+
+    def draft(self, start: int, tokens: Sequence[int], chain: ChainSpec) -> ChainResult:
+        """Run these tokens from slot `start` on, and a chain after them, which may have fewer
+        steps.
+        """
+        # 1. the inputs go to their addresses, and the program runs
+        self.tokens[: len(tokens)] = on_device(tokens, self.tokens.device)
+        self.start.fill_(start)
+        self._count.fill_(len(tokens))
+        if self._uniforms is not None:
+            self._uniforms[: chain.steps] = chain.uniforms
+        tokens_and_confidences, probs, unscaled_probs = self.run()
+        # 2. where the chain ended
+        if chain.threshold is None and not chain.stop_on_eos:
+            draft_tokens, confidences = tokens_and_confidences[: chain.steps].long(), []
+            count = forwards = chain.steps
+        else:
+            read = tokens_and_confidences.tolist()
+            draft_tokens = [int(token) for token in read[: chain.steps]]
+            confidences = read[self.steps :][: chain.steps]
+            progress = ChainProgress.after(chain, draft_tokens, confidences)
+            count, forwards = progress.drafted, progress.forwards
+            draft_tokens = draft_tokens[:count]
+            confidences = [] if chain.threshold is None else confidences[:forwards]
+        # 3. the outputs up to there
+        return ChainResult(
+            tokens=draft_tokens,
+            forwards=forwards,
+            fallback=forwards > count,
+            confidences=confidences,
+            probs=None if probs is None else probs[:count],
+            unscaled_probs=None if unscaled_probs is None else unscaled_probs[:count],
+        )
 
 
 class Workspace:
@@ -84,32 +170,32 @@ class Workspace:
     @torch.inference_mode()
     def remember(self, memory: tuple[Memory, ...]) -> None:
         """Copy the encoder memory of a new sequence."""
-        for ours, theirs in zip(self.memory, memory, strict=True):
-            count = theirs.keys.shape[2]
-            ours.keys[:, :, :count] = theirs.keys
-            ours.values[:, :, :count] = theirs.values
-            ours.visible.fill_(False)[..., :count] = True
+        for workspace_memory, source_memory in zip(self.memory, memory, strict=True):
+            count = source_memory.keys.shape[2]
+            workspace_memory.keys[:, :, :count] = source_memory.keys
+            workspace_memory.values[:, :, :count] = source_memory.values
+            workspace_memory.visible.fill_(False)[..., :count] = True
 
-    def takes(self, work: ForwardPass) -> bool:
+    def takes(self, forward_pass: ForwardPass) -> bool:
         """Whether this pass fits the largest step and the cache's capacity, and its tree has no
         earlier rows.
         """
         return (
-            not work.earlier
-            and work.count <= ROW_COUNTS[-1]
-            and work.start + padded(work.count) <= self.cache.capacity
+            not forward_pass.earlier
+            and forward_pass.count <= ROW_COUNTS[-1]
+            and forward_pass.start + padded(forward_pass.count) <= self.cache.capacity
         )
 
-    def step(self, work: ForwardPass) -> Outputs:
+    def step(self, forward_pass: ForwardPass) -> Outputs:
         """Run rows after the cached ones. Logits and head input are valid until the next step."""
-        count, tree = work.count, work.tree
+        count, tree = forward_pass.count, forward_pass.tree
         rows = padded(count)
         if rows not in self._steps:
-            self._steps[rows] = self._compile(rows, work.start)
+            self._steps[rows] = self._compile(rows, forward_pass.start)
             self._on_compiled()
         step = self._steps[rows]
-        step.tokens[:count] = work.tokens
-        step.start.fill_(work.start)
+        step.tokens[:count] = forward_pass.tokens
+        step.start.fill_(forward_pass.start)
         if tree is not None:
             step.depth[:count] = tree.depths
             step.among[:count, :count] = tree.ancestors
@@ -134,19 +220,19 @@ class Workspace:
         # a few steps too many cost less than another capture, which the end of a text would
         # otherwise ask for
         window = next(
-            (each for each in windows if steps <= each.steps <= min(2 * steps, room)), None
+            (program for program in windows if steps <= program.steps <= min(2 * steps, room)), None
         )
         if window is None:
             shapes = {count: self._inputs(count) for count in {rows, 1}}
 
-            def forward_of(tokens: Tensor, start: Tensor) -> Tensor:
-                step, given = (
-                    shapes[tokens.shape[0]],
-                    (self._decoder, self.cache, self.memory, tokens, start),
+            def logits_of(tokens: Tensor, start: Tensor) -> Tensor:
+                step = shapes[tokens.shape[0]]
+                logits, _ = self._compiled(
+                    self._decoder, self.cache, self.memory, tokens, start, step.depth, step.among
                 )
-                return self._compiled(*given, step.depth, step.among)[0]
+                return logits
 
-            window = WindowProgram(forward_of, rows, chain, self.cache.keys.device)
+            window = WindowProgram(logits_of, rows, chain, self.cache.keys.device)
             window.start.fill_(start)
             with torch._dynamo.config.patch(recompile_limit=COMPILED_SHAPES):
                 window.program()
@@ -228,7 +314,7 @@ def forward(
         start + torch.arange(m, device=tokens.device),
         cache.capacity,
         positions,
-        # by lookup: PyTorch 2.13's compiler copies into an expanded mask wrongly
+        # PyTorch 2.13's compiler copies into an expanded mask wrongly, so this is a lookup
         visible=torch.where(filled, among[:, nearest], row < 0),
         key_positions=torch.where(filled, positions[nearest], places),
     )
@@ -238,8 +324,8 @@ def forward(
 
 
 def captured(run: Callable[[], Result]) -> Callable[[], Result]:
-    """The same kernels as one CUDA graph over the same memory, which the caller has to keep: it has
-    addresses alone.
+    """A function's kernels as one CUDA graph over the function's memory. The graph has addresses
+    alone, so the caller has to keep the memory.
     """
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -263,8 +349,8 @@ def padded(count: int) -> int:
     return next((rows for rows in ROW_COUNTS if rows >= count), count)
 
 
-def roomy(least: int) -> int:
-    """A power of two of at least `least` slots: few distinct capacities, as each needs its own
+def roomy(slots: int) -> int:
+    """A power of two of at least `slots` slots: few distinct capacities, as each needs its own
     compilation.
     """
-    return max(LEAST_CAPACITY, 1 << (least - 1).bit_length())
+    return max(LEAST_CAPACITY, 1 << (slots - 1).bit_length())

@@ -26,7 +26,12 @@ from bild_lab.engine.models.native.attention import (
 )
 from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.cpu import PackedDecoder, SequenceSlice
-from bild_lab.engine.models.native.side_by_side import Pool, SourcesTogether, side_by_side
+from bild_lab.engine.models.native.side_by_side import (
+    BatchedSources,
+    Pool,
+    SideBySide,
+    side_by_side,
+)
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ChainResult, ChainSpec, GrownTree, Prefix, Scores, TreeSpec
 
@@ -39,8 +44,8 @@ Decoder = llama.LlamaDecoder | t5.T5Decoder
 
 
 def cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int, source: int) -> int:
-    """Of one text's cache, for so many tokens of prompt and answer, and of its source's keys and
-    values.
+    """The size of one text's cache, for so many tokens of prompt and answer, and of its source's
+    keys and values.
     """
     if config.is_encoder_decoder:
         layers, width = config.num_decoder_layers, config.num_heads * config.d_kv
@@ -56,7 +61,7 @@ class NativeLayers(Layers):
     """A native decoder's layers and the KV cache of one sequence.
 
     The cache is allocated once, for the prompt and `room` more rows; it grows if that is not
-    enough. With a workspace, every whole pass except the prompt's has a fixed shape; its logits are
+    enough. With a workspace, every plain pass except the prompt's has a fixed shape; its logits are
     valid until the next one. With a batch, rows run together with those of its other texts; a pool
     then holds the cache, unless the CPU kernels run them, which take any number of caches. masks:
     of the prefix, one table for all rows of a pass.
@@ -78,11 +83,16 @@ class NativeLayers(Layers):
         batch: Batch | None = None,
         pool: Pool | None = None,
     ) -> None:
-        self.decoder, self.config = decoder, decoder.config
-        self.device, self.depth = decoder.embedding.device, len(decoder.layers)
+        self.decoder = decoder
+        self.config = decoder.config
+        self.device = decoder.embedding.device
+        self.depth = len(decoder.layers)
         self.reserved = 0 if prefix is None else prefix.length
         self.source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
-        self._prefix, self._workspace, self.packed, self._batch = prefix, workspace, packed, batch
+        self.packed = packed
+        self._prefix = prefix
+        self._workspace = workspace
+        self._batch = batch
         self.supports_draft_vocab = workspace is None  # compiled steps have the whole head
         capacity = self.reserved + len(source.prompt) + room + SPARE_ROWS
         if workspace is not None:
@@ -102,88 +112,101 @@ class NativeLayers(Layers):
         self.masks = None if prefix is None or prefix.masks is None else prefix.masks.contiguous()
         self.memory: tuple[t5.Memory, ...] = ()
         if source.encoder_ids is not None:
-            memory = self._encoded(packed_encoder, source.encoder_ids[0])
+            memory = self._encode_source(packed_encoder, source.encoder_ids[0])
             self.memory = (memory if pool is None else pool.remember(self.cache.place, memory),)
             if workspace is not None:
                 workspace.remember(self.memory)
 
-    def _encoded(self, encoder: PackedDecoder | None, tokens: Int[Tensor, " s"]) -> t5.Memory:
+    def _encode_source(self, encoder: PackedDecoder | None, tokens: Int[Tensor, " s"]) -> t5.Memory:
         if encoder is None:
             return self.decoder.encode(tokens)
-        return self._together(
-            "encode", partial(encoded, self.decoder, encoder), tokens, prefetchable=True
-        )
+        run = partial(encode_by_kernels, self.decoder, encoder)
+        return self._run_batched("encode", run, tokens, prefetchable=True)
 
-    def _together(
+    def _run_batched(
         self,
         kind: Hashable,
         run: Callable[[list[Any]], Sequence[Any]],
-        work: Any,
+        operand: Any,
         prefetchable: bool = False,
     ) -> Any:
-        """Run this work, in a batch together with what other texts want of the same kind."""
+        """The result of `run` for this operand; in a batch it runs with the operands of other texts
+        of the same kind. prefetchable: as in `PendingOp`.
+        """
         if self._batch is None:
-            return run([work])[0]
+            return run([operand])[0]
         size = self.depth * self.decoder.embedding.shape[1]
-        return self._batch.wait(PendingOp((id(self.decoder), kind), size, run, work, prefetchable))
+        key = (id(self.decoder), kind)
+        return self._batch.wait(PendingOp(key, size, run, operand, prefetchable))
 
-    def run(self, work: ForwardPass) -> Scores:
-        if (
-            work.whole
-            and not work.prompt
+    def run(self, forward_pass: ForwardPass) -> Scores:
+        # 1. a compiled step, where there is one
+        if self._runs_compiled(forward_pass):
+            logits, head_input = self._workspace.step(forward_pass)
+            count = forward_pass.logits
+            return Scores(logits[-count:], head_input[-count:])
+        self._reserve(forward_pass.start + forward_pass.count)
+        # 2. a long prompt in parts, which bounds the memory of their buffers, or without the batch
+        if self.packed is not None and forward_pass.prompt > LONG_PROMPT:
+            parts = split_prompt(forward_pass, LONG_PROMPT)
+            return concatenated_scores([self.run(prompt_pass) for prompt_pass in parts])
+        if self.packed is None and self._batch is not None and forward_pass.prompt > ALONE_ROWS:
+            return run_rows([(self, forward_pass)])[0]
+        # 3. all else, with passes of other texts that run the same
+        kind = (
+            None if forward_pass.layers is None else tuple(forward_pass.layers),
+            forward_pass.skipped,
+            forward_pass.fill,
+            forward_pass.states is None,
+            bool(forward_pass.hidden),
+            id(self._prefix),
+            forward_pass.vocabulary,
+        )
+        run = run_rows if self.packed is None else run_packed
+        return self._run_batched(kind, run, (self, forward_pass))
+
+    def _runs_compiled(self, forward_pass: ForwardPass) -> bool:
+        return (
+            forward_pass.is_plain
+            and not forward_pass.prompt
             and self._workspace is not None
-            and self._workspace.takes(work)
-        ):
-            logits, head_input = self._workspace.step(work)
-            return Scores(logits[-work.logits :], head_input[-work.logits :])
-        self._reserve(work.start + work.count)
-        # in parts, which bounds the memory of their buffers
-        if self.packed is not None and work.prompt > LONG_PROMPT:
-            return one_after_another([self.run(part) for part in split(work, LONG_PROMPT)])
-        if self.packed is None and self._batch is not None and work.prompt > ALONE_ROWS:
-            return run_rows([(self, work)])[0]
-        chosen = None if work.layers is None else tuple(work.layers)
-        states = work.states is None, bool(work.hidden)
-        kind = (chosen, work.skipped, work.fill, *states, id(self._prefix), work.vocabulary)
-        return self._together(kind, run_rows if self.packed is None else run_packed, (self, work))
+            and self._workspace.takes(forward_pass)
+        )
 
     @property
-    def _whole(self) -> PackedDecoder | None:
+    def _program_decoder(self) -> PackedDecoder | None:
         """What drafts a chain or a tree as one program, if anything does."""
         return self.packed if self.fused_drafting and self._prefix is None else None
 
     def draft(self, start: int, tokens: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         if self._workspace is not None and self.fused_drafting:
-            return (
-                None
-                if chain.layers or chain.vocabulary
-                else self._workspace.draft(start, tokens, chain)
-            )
-        if (packed := self._whole) is None:
+            if chain.layers or chain.vocabulary:
+                return None
+            return self._workspace.draft(start, tokens, chain)
+        if (packed := self._program_decoder) is None:
             return None
         self._reserve(start + len(tokens) + chain.steps)
         kind = ("draft", chain.layers, chain.skipped, chain.vocabulary)
-        return self._together(
-            kind, partial(run_program, packed.draft), (self, start, tokens, chain)
-        )
+        run = partial(run_program, packed.draft)
+        return self._run_batched(kind, run, (self, start, tokens, chain))
 
     def forward_until_confident(
         self, start: int, token: int, threshold: float
     ) -> tuple[Float[Tensor, "1 vocab"], int] | None:
-        if (packed := self._whole) is None:
+        if (packed := self._program_decoder) is None:
             return None
         self._reserve(start + 1)
-        found = packed.run(torch.tensor([token]), [self.text_rows(start, 1)], bar=threshold)
-        return found.logits, found.ran
+        row = self.text_rows(start, 1)
+        scores = packed.run(torch.tensor([token]), [row], exit_threshold=threshold)
+        return scores.logits, scores.layers_run
 
     def grow(self, start: int, tokens: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
-        if (packed := self._whole) is None:
+        if (packed := self._program_decoder) is None:
             return None
         self._reserve(start + len(tokens) + (tree_spec.depth - 1) * tree_spec.width)
         kind = ("grow", tree_spec.vocabulary)
-        return self._together(
-            kind, partial(run_program, packed.grow), (self, start, tokens, tree_spec)
-        )
+        run = partial(run_program, packed.grow)
+        return self._run_batched(kind, run, (self, start, tokens, tree_spec))
 
     def text_rows(
         self, start: int, count: int, scored: int = 1, tree: Tree | None = None
@@ -193,20 +216,25 @@ class NativeLayers(Layers):
         memory = (self.memory[0].keys, self.memory[0].values) if self.memory else None
         return SequenceSlice(count, start, self.cache, memory, scored, parents, self.reserved)
 
-    def placed(self, work: ForwardPass) -> PlacedRows:
+    def placed(self, forward_pass: ForwardPass) -> PlacedRows:
         """The slots, positions and visible slots of a pass's rows."""
-        probe = (
-            None
-            if self._prefix is None
-            else self._prefix.probe(work.tokens, self.decoder.embedding.shape[0])
+        probe = None
+        if self._prefix is not None:
+            probe = self._prefix.probe(forward_pass.tokens, self.decoder.embedding.shape[0])
+        return place_rows(
+            forward_pass.start,
+            forward_pass.count,
+            self.device,
+            forward_pass.tree,
+            self.reserved,
+            probe,
         )
-        return place_rows(work.start, work.count, self.device, work.tree, self.reserved, probe)
 
-    def scored(self, work: ForwardPass) -> int:
+    def scored(self, forward_pass: ForwardPass) -> int:
         """The kernels run the head wherever its input is asked for."""
-        return work.logits if self.packed is None else work.read
+        return forward_pass.logits if self.packed is None else forward_pass.read
 
-    def last_memory(self, layers: int) -> tuple[Tensor, Tensor]:
+    def memory_of_last_layers(self, layers: int) -> tuple[Tensor, Tensor]:
         return self.memory[0].keys[-layers:], self.memory[0].values[-layers:]
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
@@ -214,10 +242,11 @@ class NativeLayers(Layers):
             start, rows, slice(None) if layers is None else slice(layers[0], layers[-1] + 1)
         )
 
-    def embed(self, work: ForwardPass) -> Float[Tensor, "m dim"]:
+    def embed(self, forward_pass: ForwardPass) -> Float[Tensor, "m dim"]:
+        tokens = forward_pass.tokens
         if self._prefix is None:
-            return self.decoder.embed(work.tokens)
-        return self._prefix.embed(work.tokens, self.decoder.embedding.shape[0], self.decoder.embed)
+            return self.decoder.embed(tokens)
+        return self._prefix.embed(tokens, self.decoder.embedding.shape[0], self.decoder.embed)
 
     def _reserve(self, slots: int) -> None:
         """Make sure that the cache has so many slots, and the kernels the rotations of as many
@@ -230,171 +259,239 @@ class NativeLayers(Layers):
             self.packed.rotate_by(*self.decoder.rotations(slots))
 
 
-Work = tuple[NativeLayers, ForwardPass]
+TextPass = tuple[NativeLayers, ForwardPass]  # a pass, and the layers of its text
 
 
-def run_rows(works: Sequence[Work]) -> list[Scores]:
+def run_rows(text_passes: Sequence[TextPass]) -> list[Scores]:
     """Passes of one or several texts through the same layers, by PyTorch: matrix products over all
     rows at once.
     """
-    (first, one), decoder = works[0], works[0][0].decoder
-    memory: Sequence[Any]
-    if len(works) == 1:
-        rows, cache, memory = first.placed(one), first.cache, first.memory
-    else:
-        pool, places = first.cache.pool, [layers.cache.place for layers, _ in works]
-        rows = side_by_side([layers.placed(work) for layers, work in works], places, first.device)
-        cache, memory = pool, []
-        if first.memory:
-            memory = [SourcesTogether(pool, rows, [layers.source for layers, _ in works])]
+    text_layers, forward_pass = text_passes[0]  # the others run the same layers
+    decoder = text_layers.decoder
+    # 1. where the rows stand, and what the first layer reads
+    rows, cache, memory = placed_together(text_passes)
     x = joined(
-        [layers.embed(work) if work.states is None else work.states for layers, work in works]
+        [
+            layers.embed(text_pass) if text_pass.states is None else text_pass.states
+            for layers, text_pass in text_passes
+        ]
     )
-    chosen = range(first.depth) if one.layers is None else one.layers
-    if one.fill:
-        decoder.fill(x, rows, cache, chosen)
-        return [Scores(None)] * len(works)
-    states: list[Tensor] | None = [x] if one.hidden else None
-    if len(chosen):
-        x = decoder.run(x, rows, cache, *memory, layers=chosen, hidden=states, skipped=one.skipped)
-    if not any(work.read for _, work in works):
-        return _scores(works, None, None, states)
-    reads = [
-        last(part, work.read)
-        for part, (_, work) in zip(of_each(x, works, "count"), works, strict=True)
+    # 2. the layers
+    layer_indices = forward_pass.layers
+    if layer_indices is None:
+        layer_indices = range(text_layers.depth)
+    if forward_pass.fill:
+        decoder.fill(x, rows, cache, layer_indices)
+        return [Scores(None)] * len(text_passes)
+    states: list[Tensor] | None = [x] if forward_pass.hidden else None
+    if len(layer_indices):
+        x = decoder.run(
+            x,
+            rows,
+            cache,
+            *memory,
+            layers=layer_indices,
+            hidden=states,
+            skipped=forward_pass.skipped,
+        )
+    # 3. the head, of the rows that are read
+    if not any(text_pass.read for _, text_pass in text_passes):
+        return _scores(text_passes, None, None, states)
+    rows_read = [
+        last_rows(output, text_pass.read)
+        for output, (_, text_pass) in zip(
+            rows_by_text(x, text_passes, "count"), text_passes, strict=True
+        )
     ]
-    heads = of_each(decoder.final(joined(reads)), works, "read")
-    scored = joined([last(head, work.logits) for head, (_, work) in zip(heads, works, strict=True)])
-    logits = (
-        of_each(decoder.scores(scored, one.vocabulary), works, "logits")
-        if scored.shape[0]
-        else None
+    head_inputs = rows_by_text(decoder.final(joined(rows_read)), text_passes, "read")
+    scored_inputs = joined(
+        [
+            last_rows(head_input, text_pass.logits)
+            for head_input, (_, text_pass) in zip(head_inputs, text_passes, strict=True)
+        ]
     )
-    return _scores(works, logits, heads, states)
+    logits = None
+    if scored_inputs.shape[0]:
+        scores = decoder.scores(scored_inputs, forward_pass.vocabulary)
+        logits = rows_by_text(scores, text_passes, "logits")
+    return _scores(text_passes, logits, head_inputs, states)
 
 
-def run_packed(works: Sequence[Work]) -> list[Scores]:
+def placed_together(
+    text_passes: Sequence[TextPass],
+) -> tuple[PlacedRows | SideBySide, KeyValueCache | Pool, Sequence[Any]]:
+    """The rows of all passes as one, the cache that they use, and their sources, if any."""
+    text_layers, forward_pass = text_passes[0]
+    if len(text_passes) == 1:
+        return text_layers.placed(forward_pass), text_layers.cache, text_layers.memory
+    pool = text_layers.cache.pool
+    places = [layers.cache.place for layers, _ in text_passes]
+    rows = side_by_side(
+        [layers.placed(text_pass) for layers, text_pass in text_passes], places, text_layers.device
+    )
+    if not text_layers.memory:
+        return rows, pool, []
+    return rows, pool, [BatchedSources(pool, rows, [layers.source for layers, _ in text_passes])]
+
+
+def run_packed(text_passes: Sequence[TextPass]) -> list[Scores]:
     """Passes of one or several texts through the same layers, by the CPU kernels.
 
     Logits and hidden states are float32 whatever the precision of the weights.
     """
-    first, one = works[0]
-    given = None if one.states is None else joined([work.states for _, work in works])
-    found = first.packed.run(
-        joined([work.tokens for _, work in works]),
-        [layers.text_rows(work.start, work.count, work.read, work.tree) for layers, work in works],
-        states=given,
-        masks=first.masks,
-        reads=any(work.head_input for _, work in works),
-        layers=one.layers,
-        hidden=bool(one.hidden),
-        fill=one.fill,
-        skipped=one.skipped,
-        vocabulary=one.vocabulary,
-    )
+    text_layers, forward_pass = text_passes[0]  # the others run the same layers
     states = None
-    if one.hidden:
-        before = joined([layers.embed(work) for layers, work in works]) if given is None else given
-        states = [before.float(), *found.hidden]
-    logits = None if found.logits is None else of_each(found.logits, works, "read")
-    head_input = None if found.head_input is None else found.head_input.to(first.cache.keys.dtype)
-    return _scores(
-        works, logits, None if head_input is None else of_each(head_input, works, "read"), states
+    if forward_pass.states is not None:
+        states = joined([text_pass.states for _, text_pass in text_passes])
+    packed_scores = text_layers.packed.run(
+        joined([text_pass.tokens for _, text_pass in text_passes]),
+        [
+            layers.text_rows(text_pass.start, text_pass.count, text_pass.read, text_pass.tree)
+            for layers, text_pass in text_passes
+        ],
+        states=states,
+        masks=text_layers.masks,
+        reads=any(text_pass.head_input for _, text_pass in text_passes),
+        layers=forward_pass.layers,
+        hidden=bool(forward_pass.hidden),
+        fill=forward_pass.fill,
+        skipped=forward_pass.skipped,
+        vocabulary=forward_pass.vocabulary,
     )
+    hidden = None
+    if forward_pass.hidden:
+        if states is None:
+            states = joined([layers.embed(text_pass) for layers, text_pass in text_passes])
+        hidden = [states.float(), *packed_scores.hidden]
+    logits = head_inputs = None
+    if packed_scores.logits is not None:
+        logits = rows_by_text(packed_scores.logits, text_passes, "read")
+    if packed_scores.head_input is not None:
+        head_input = packed_scores.head_input.to(text_layers.cache.keys.dtype)
+        head_inputs = rows_by_text(head_input, text_passes, "read")
+    return _scores(text_passes, logits, head_inputs, hidden)
 
 
-def split(work: ForwardPass, rows: int) -> tuple[ForwardPass, ForwardPass]:
-    """The first rows of a prompt, and the others."""
-    before, others = (
-        (None, None) if work.states is None else (work.states[:rows], work.states[rows:])
-    )
-    after = work.count - rows
-    first = replace(
-        work,
-        tokens=work.tokens[:rows],
+def split_prompt(forward_pass: ForwardPass, rows: int) -> tuple[ForwardPass, ForwardPass]:
+    """The first rows of a prompt, and those after them."""
+    rows_after = forward_pass.count - rows
+    states = states_after = None
+    if forward_pass.states is not None:
+        states, states_after = forward_pass.states[:rows], forward_pass.states[rows:]
+    first_part = replace(
+        forward_pass,
+        tokens=forward_pass.tokens[:rows],
         tree=None,
-        states=before,
-        logits=max(0, work.logits - after),
-        head_input=max(0, work.head_input - after),
+        states=states,
+        logits=max(0, forward_pass.logits - rows_after),
+        head_input=max(0, forward_pass.head_input - rows_after),
         prompt=rows,
     )
-    rest = {"logits": min(work.logits, after), "head_input": min(work.head_input, after)}
-    start, tokens = work.start + rows, work.tokens[rows:]
-    return first, replace(
-        work, start=start, tokens=tokens, states=others, prompt=work.prompt - rows, **rest
+    second_part = replace(
+        forward_pass,
+        start=forward_pass.start + rows,
+        tokens=forward_pass.tokens[rows:],
+        states=states_after,
+        logits=min(forward_pass.logits, rows_after),
+        head_input=min(forward_pass.head_input, rows_after),
+        prompt=forward_pass.prompt - rows,
     )
+    return first_part, second_part
 
 
-def one_after_another(parts: Sequence[Scores]) -> Scores:
+def concatenated_scores(parts: Sequence[Scores]) -> Scores:
     """The outputs of a pass from those of its parts."""
 
-    def whole(name: str) -> Tensor | None:
-        found = [value for part in parts if (value := getattr(part, name)) is not None]
-        return joined(found) if found else None
+    def concatenated(name: str) -> Tensor | None:
+        tensors = [tensor for scores in parts if (tensor := getattr(scores, name)) is not None]
+        return joined(tensors) if tensors else None
 
-    hidden = tuple(joined(states) for states in zip(*(part.hidden for part in parts), strict=True))
-    return Scores(whole("logits"), whole("head_input"), hidden)
+    hidden = zip(*(scores.hidden for scores in parts), strict=True)
+    return Scores(
+        concatenated("logits"),
+        concatenated("head_input"),
+        tuple(joined(states) for states in hidden),
+    )
 
 
 def _scores(
-    works: Sequence[Work],
+    text_passes: Sequence[TextPass],
     logits: Sequence[Tensor] | None,
-    heads: Sequence[Tensor] | None,
+    head_inputs: Sequence[Tensor] | None,
     states: Sequence[Tensor] | None,
 ) -> list[Scores]:
     """What each text gets of a pass.
 
-    logits, heads: of each text. states: of all rows, what the first layer reads and then each
+    logits, head_inputs: of each text. states: of all rows, what the first layer reads and then each
     layer's output.
     """
-    first, one = works[0]
-    hidden: Sequence[tuple[Tensor, ...]] = [()] * len(works)
+    hidden: Sequence[tuple[Tensor, ...]] = [()] * len(text_passes)
     if states is not None:
-        layers = range(first.depth) if one.layers is None else one.layers
-        depths = (layers[0] if len(layers) else 0, *(layer + 1 for layer in layers))
-        after = dict(zip(depths, (of_each(state, works, "count") for state in states), strict=True))
-        hidden = [
-            tuple(after[depth][text] for depth in work.hidden)
-            for text, (_, work) in enumerate(works)
-        ]
+        hidden = _hidden_by_text(text_passes, states)
     return [
         Scores(
-            last(logits[text], work.logits) if work.logits else None,
-            heads[text] if heads is not None and work.read else None,
-            hidden[text],
+            last_rows(logits[index], text_pass.logits) if text_pass.logits else None,
+            head_inputs[index] if head_inputs is not None and text_pass.read else None,
+            hidden[index],
         )
-        for text, (_, work) in enumerate(works)
+        for index, (_, text_pass) in enumerate(text_passes)
     ]
 
 
-def of_each(rows: Tensor, works: Sequence[Work], which: str) -> Sequence[Tensor]:
-    """The rows of each text, of which a pass has as many as this attribute says."""
-    return [rows] if len(works) == 1 else rows.split([getattr(work, which) for _, work in works])
+def _hidden_by_text(
+    text_passes: Sequence[TextPass], states: Sequence[Tensor]
+) -> list[tuple[Tensor, ...]]:
+    """The hidden states that each text asked for. states: as in `_scores`."""
+    text_layers, forward_pass = text_passes[0]
+    layers = range(text_layers.depth) if forward_pass.layers is None else forward_pass.layers
+    depths = (layers[0] if len(layers) else 0, *(layer + 1 for layer in layers))
+    states_after = {
+        depth: rows_by_text(state, text_passes, "count")
+        for depth, state in zip(depths, states, strict=True)
+    }
+    return [
+        tuple(states_after[depth][index] for depth in text_pass.hidden)
+        for index, (_, text_pass) in enumerate(text_passes)
+    ]
 
 
-def last(rows: Tensor, count: int) -> Tensor:
+def rows_by_text(
+    rows: Tensor, text_passes: Sequence[TextPass], count_name: str
+) -> Sequence[Tensor]:
+    """The rows of each text. count_name: the attribute of a pass that says how many it has."""
+    if len(text_passes) == 1:
+        return [rows]
+    return rows.split([getattr(text_pass, count_name) for _, text_pass in text_passes])
+
+
+def last_rows(rows: Tensor, count: int) -> Tensor:
     """The last rows, which may be all."""
     return rows if rows.shape[0] == count else rows[rows.shape[0] - count :]
 
 
 def run_program(
-    program: Callable[..., list[Any]], works: Sequence[tuple[NativeLayers, int, Sequence[int], Any]]
+    program: Callable[..., list[Any]],
+    drafts: Sequence[tuple[NativeLayers, int, Sequence[int], ChainSpec | TreeSpec]],
 ) -> list[Any]:
-    """Chains or trees of one or several texts, by a program of the CPU kernels."""
-    texts = [layers.text_rows(start, len(tokens)) for layers, start, tokens, _ in works]
-    return program([tokens for _, _, tokens, _ in works], texts, [ask for *_, ask in works])
+    """Chains or trees of one or several texts, by a program of the CPU kernels. drafts: of each
+    text its layers, the first slot, the tokens before the draft, and what to draft.
+    """
+    texts = [layers.text_rows(start, len(tokens)) for layers, start, tokens, _ in drafts]
+    return program(
+        [tokens for _, _, tokens, _ in drafts], texts, [spec for _, _, _, spec in drafts]
+    )
 
 
-def encoded(
+def encode_by_kernels(
     decoder: t5.T5Decoder, encoder: PackedDecoder, sources: Sequence[Int[Tensor, " s"]]
 ) -> list[t5.Memory]:
     """The cross-attention keys and values of one or several sources, by the CPU kernels."""
     _, heads, dim = decoder.cache_shape
+    lengths = [len(tokens) for tokens in sources]
     texts = []
-    for tokens in sources:
-        rows = KeyValueCache(
-            (encoder.depth, heads, len(tokens), dim), decoder.embedding.dtype, tokens.device
-        )
-        texts.append(SequenceSlice(len(tokens), 0, rows, scored=len(tokens)))
-    found = encoder.run(joined(sources), texts).logits
-    return [decoder.memory(each) for each in found.split([len(tokens) for tokens in sources])]
+    for tokens, length in zip(sources, lengths, strict=True):
+        shape = (encoder.depth, heads, length, dim)
+        cache = KeyValueCache(shape, decoder.embedding.dtype, tokens.device)
+        texts.append(SequenceSlice(length, 0, cache, scored=length))
+    keys_values = encoder.run(joined(sources), texts).logits
+    return [decoder.memory(rows) for rows in keys_values.split(lengths)]

@@ -80,7 +80,10 @@ def layer_under(
         return norm_factor(config, weights[f"{prefix}{name}.weight"])
 
     def linear(*names: str, gated: bool = False) -> Weight:
-        matrix, bias = ([f"{prefix}{name}.{part}" for name in names] for part in ("weight", "bias"))
+        matrix, bias = (
+            [f"{prefix}{name}.{kind_of_tensor}" for name in names]
+            for kind_of_tensor in ("weight", "bias")
+        )
         return Weight(
             weights.matrix(*matrix), weights.joined(*bias) if bias[0] in weights else None, gated
         )
@@ -115,9 +118,9 @@ class LlamaDecoder(Stack):
     """
 
     def __init__(
-        self, module: PreTrainedModel, weights: Weights | None = None, held: bool = True
+        self, module: PreTrainedModel, weights: Weights | None = None, preload: bool = True
     ) -> None:
-        """weights: of the module, which is then only asked for its configuration. held: as in
+        """weights: of the module, which is then only asked for its configuration. preload: as in
         `layers_of`.
         """
         self.config = config = module.config
@@ -142,10 +145,10 @@ class LlamaDecoder(Stack):
                 lambda i: layer_under(
                     f"model.layers.{i}.", weights, config, kind_of[i], windows[kind_of[i]]
                 ),
-                held,
+                preload,
             ),
             embedding=embedding,
-            read_head=reader(lambda: weights.matrix("lm_head.weight"), held),
+            read_head=reader(lambda: weights.matrix("lm_head.weight"), preload),
             final_norm=norm_factor(config, weights["model.norm.weight"]),
             heads=heads,
             kv_heads=kv_heads,
@@ -180,11 +183,11 @@ class LlamaDecoder(Stack):
         if positions <= self._reached:
             return
         self._reached = max(256, 2 * positions)
-        every = torch.arange(self._reached, device=self.embedding.device)
+        places = torch.arange(self._reached, device=self.embedding.device)
         half = self.head_dim // 2
         for index, kind in enumerate(self._kinds):
             cos, sin = self._rotary(
-                self.embedding[:1], every[None], *([kind] if self._rotary_by_kind else [])
+                self.embedding[:1], places[None], *([kind] if self._rotary_by_kind else [])
             )
             # signed so that a roll rotates
             sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
@@ -194,16 +197,16 @@ class LlamaDecoder(Stack):
         self, rows: PlacedRows, layers: Sequence[int], masked: bool = True
     ) -> dict[int, AttentionView]:
         self.reach(rows.stop)
-        found = {}
+        views = {}
         for kind in {self._kind_of[index] for index in layers}:
             cos, sin = self._rotations[kind]
-            at = slice(rows.stop - 1, rows.stop) if rows.visible is None else rows.each_position
-            found[kind] = AttentionView(
+            at = slice(rows.stop - 1, rows.stop) if rows.visible is None else rows.row_positions
+            views[kind] = AttentionView(
                 cos[at, None],
                 sin[at, None],
                 self._mask(rows, self._windows[kind]) if masked else None,
             )
-        return found
+        return views
 
     def _mask(self, rows: PlacedRows, window: int) -> Tensor | None:
         if not window or rows.stop <= window:
@@ -256,14 +259,16 @@ def why_not(config: PreTrainedConfig) -> str | None:
     activation = getattr(config, FAMILIES[config.model_type].activation)
     if activation not in ACTIVATIONS:
         return f"its activation is {activation}"
-    if other := sorted(set(layer_kinds(config)) - {FULL, SLIDING}):
-        return f"it has layers of {other[0]}"
+    if unknown := sorted(set(layer_kinds(config)) - {FULL, SLIDING}):
+        return f"it has layers of {unknown[0]}"
     if capped := [name for name in SOFT_CAPS if getattr(config, name, None) is not None]:
         return f"it caps logits softly ({capped[0]})"
     if getattr(config, "use_bidirectional_attention", False):
         return "its rows also see those behind them"
     changing = [
-        each["rope_type"] for each in rotations(config) if each.get("rope_type") in CHANGING
+        rotation["rope_type"]
+        for rotation in rotations(config)
+        if rotation.get("rope_type") in CHANGING
     ]
     return (
         f"its rotary scaling is {changing[0]}, which changes with the length" if changing else None

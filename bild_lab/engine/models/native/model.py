@@ -15,16 +15,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bild_lab.engine.batch_scheduler import current_batch
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint.checkpoint import Prompt, quantization
-from bild_lab.engine.models.checkpoint.outline import weightless
+from bild_lab.engine.models.checkpoint.vocabulary import head_bias
 from bild_lab.engine.models.checkpoint.weights import Weights, file_weights, module_weights
-from bild_lab.engine.models.head_bias import head_bias
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.compiled import Workspace, roomy
 from bild_lab.engine.models.native.cpu import PackedDecoder
 from bild_lab.engine.models.native.layers import SPARE_ROWS, Decoder, NativeLayers
-from bild_lab.engine.models.native.rounded import round_weights
+from bild_lab.engine.models.native.quantized_matrix import quantize_weights
 from bild_lab.engine.models.native.side_by_side import Pool
 from bild_lab.engine.models.native.stack import numbers_of
 from bild_lab.engine.models.processed_session import processed
@@ -63,18 +62,14 @@ class NativeModel:
         bits: int | str | None = None,
         graphs: bool = False,
     ) -> None:
-        self.transformers, self.compiled, self.kernels, self.bits = (
-            transformers,
-            compiled,
-            kernels,
-            bits,
-        )
+        self.transformers = transformers
+        self.compiled = compiled
+        self.kernels = kernels
+        self.bits = bits
         self.graphs = graphs
-        self.checkpoint, self.device, self.dtype = (
-            transformers.checkpoint,
-            transformers.device,
-            transformers.dtype,
-        )
+        self.checkpoint = transformers.checkpoint
+        self.device = transformers.device
+        self.dtype = transformers.dtype
         self.engine = "kernels" if kernels else "native"
         self.compiled_steps = 0  # so far; a timing during which it grew measured the compiler
         self._free: list[Workspace] = []
@@ -90,10 +85,10 @@ class NativeModel:
         is rounded.
         """
         module, weights = self._weights()
-        decoder = self.family(module, weights, held=not self.kernels and self.bits is None)
+        decoder = self.family(module, weights, preload=not self.kernels and self.bits is None)
         if not self.kernels and self.bits is not None:
             for stack in (decoder, *([decoder.encoder] if self.checkpoint.encoder_decoder else [])):
-                round_weights(stack, self.bits)
+                quantize_weights(stack, self.bits)
         decoder.head_bias = head_bias(self.checkpoint, self.dtype, self.device)
         return decoder
 
@@ -102,12 +97,12 @@ class NativeModel:
         weights.
         """
         if (files := self.checkpoint.weight_files) is not None:
-            module = weightless(self.checkpoint)
+            module = self.checkpoint.weightless()
             if (weights := file_weights(files, module, self.dtype, self.device)) is not None:
                 if not self.kernels:  # which pack them
                     self.transformers.lent = weights
                 if self.bits == "gguf":
-                    weights.packed = self.checkpoint.kept
+                    weights.packed = self.checkpoint.kernel_blocks
                 return module, weights
         module = self.checkpoint.weights(self.dtype).eval()
         return module, module_weights(module, self.dtype, self.device)
@@ -123,7 +118,7 @@ class NativeModel:
 
     @cached_property
     def packed_encoder(self) -> PackedDecoder | None:
-        """The same for the encoder; None if there is none."""
+        """The encoder's weights packed for the CPU kernels; None without an encoder."""
         encodes = self.kernels and self.checkpoint.encoder_decoder
         return PackedDecoder(self.decoder.encoder, self.bits) if encodes else None
 
@@ -162,35 +157,29 @@ class NativeModel:
 
     require_blocks = require_layers
 
-    def as_compiled(self) -> NativeModel:
-        """The same weights, run in compiled steps."""
-        return self._again(compiled=True)
-
-    def as_graphs(self) -> NativeModel:
-        """The same weights, on a GPU run as CUDA graphs of PyTorch's own kernels."""
-        return self._again(graphs=True)
-
-    def by_kernels(self, bits: int | None = None) -> NativeModel:
-        """The same weights, run by the CPU kernels."""
-        return self._again(kernels=True, bits=bits)
-
-    def step_by_step(self) -> NativeModel:
-        """The same weights, which draft by one forward after another."""
-        model = copy.copy(self)
-        model.fused_drafting = False
+    def with_backend(self, **backend: Any) -> NativeModel:
+        """A model of the same weights in memory that another backend runs. backend: keywords of
+        `NativeModel`; without any, PyTorch runs it.
+        """
+        model = NativeModel(self.transformers, **backend)
+        model.decoder = self.decoder
         return model
 
-    def _again(self, **options: Any) -> NativeModel:
-        model = NativeModel(self.transformers, **options)
-        model.decoder = self.decoder
+    def without_fused_drafting(self) -> NativeModel:
+        """A model of the same weights and backend that drafts by one forward after another."""
+        model = copy.copy(self)
+        model.fused_drafting = False
         return model
 
     @torch.inference_mode()
     def start(
         self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
     ) -> Session:
-        batch, workspace, pool, prefix = current_batch(), None, None, session_options.prefix
-        if (self.compiled or (self.graphs and batch is None)) and prefix is None:
+        batch = current_batch()
+        prefix = session_options.prefix
+        workspace = pool = None
+        runs_in_steps = self.compiled or (self.graphs and batch is None)
+        if runs_in_steps and prefix is None:
             workspace = self._workspace(len(source.prompt) + room + SPARE_ROWS, source)
         if batch is not None and not self.kernels:
             pool = self._pool

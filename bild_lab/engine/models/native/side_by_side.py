@@ -55,7 +55,7 @@ class Pool:
         count = memory.keys.shape[2]
         self._grow(self.keys.shape[1], 0, count)
         keys, values = (
-            each[:, place, :, :count] for each in (self.source_keys, self.source_values)
+            store[:, place, :, :count] for store in (self.source_keys, self.source_values)
         )
         keys[:], values[:] = memory.keys, memory.values
         return Memory(keys, values)
@@ -64,9 +64,9 @@ class Pool:
         """Make sure that there are so many texts, with so many slots each, and rows of the longest
         source.
         """
-        self.keys, self.values = (grown(each, texts, slots) for each in (self.keys, self.values))
+        self.keys, self.values = (grown(store, texts, slots) for store in (self.keys, self.values))
         sources = (self.source_keys, self.source_values)
-        self.source_keys, self.source_values = (grown(each, texts, source) for each in sources)
+        self.source_keys, self.source_values = (grown(store, texts, source) for store in sources)
 
     def write(
         self,
@@ -98,7 +98,7 @@ class Pool:
 def grown(
     store: Float[Tensor, "layers texts heads slots dim"], texts: int, slots: int
 ) -> Float[Tensor, "layers more heads longer dim"]:
-    """The same rows with room for so many texts and slots.
+    """The stored rows with room for so many texts and slots.
 
     New slots are zeros: masked slots must not hold NaN.
     """
@@ -139,7 +139,7 @@ class SideBySide:
     places: [n], of the texts in the pool. row: [m], where each row is among the n * widest. slots:
     [m], in its text's cache. text: [m], the text's place in the pool. positions: [n, widest].
     visible: [n, widest, stop], each text's own slots alone.
-    key_positions: [n, stop]. each_position: [m].
+    key_positions: [n, stop]. row_positions: [m].
     """
 
     places: Int[Tensor, " n"]
@@ -150,7 +150,7 @@ class SideBySide:
     positions: Int[Tensor, "n widest"]
     visible: Bool[Tensor, "n widest stop"]
     key_positions: Int[Tensor, "n stop"]
-    each_position: Int[Tensor, " m"]
+    row_positions: Int[Tensor, " m"]
 
     @property
     def count(self) -> int:
@@ -202,19 +202,19 @@ def side_by_side(
         slots += range(text.slots.start, text.slots.stop)
         owner += [places[index]] * text.count
     where = on_device([*row, *slots, *owner], device).view(3, -1)
-    each_position = positions.flatten()[where[0]]
+    row_positions = positions.flatten()[where[0]]
     return SideBySide(
-        on_device(places, device), *where, stop, positions, visible, keys, each_position
+        on_device(places, device), *where, stop, positions, visible, keys, row_positions
     )
 
 
-class SourcesTogether:
+class BatchedSources:
     """The sources of several texts, of different lengths, as one memory. lengths: of each."""
 
     def __init__(self, pool: Pool, rows: SideBySide, lengths: Sequence[int]) -> None:
         self._rows, longest = rows, max(lengths)
         self._keys, self._values = (
-            each[:, :, :, :longest] for each in (pool.source_keys, pool.source_values)
+            store[:, :, :, :longest] for store in (pool.source_keys, pool.source_values)
         )
         places = torch.arange(longest, device=rows.row.device)
         # [n, 1, 1, longest]

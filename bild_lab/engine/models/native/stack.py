@@ -36,7 +36,7 @@ class Weight:
     half.
 
     matrix: may be several that lie one after the other, packed as in a GGUF file (`PackedTensor`),
-    for the kernels; or a rounded one (`RoundedMatrix`).
+    for the kernels; or a rounded one (`QuantizedMatrix`).
     """
 
     matrix: Float[Tensor, "out in"] | tuple[Any, ...]
@@ -113,7 +113,7 @@ class Stack:
 
     @property
     def head(self) -> Float[Tensor, "vocab dim"] | tuple[Any]:
-        """The matrix to the vocabulary, as in `Weight`; where layers are not held, read anew."""
+        """The matrix to the vocabulary, as in `Weight`; read anew without preloaded layers."""
         return self.read_head()
 
     def scores(
@@ -124,13 +124,13 @@ class Stack:
             return product(states, self.head, self.head_bias)
         if vocabulary.covers_most_of(self.embedding.shape[0]):
             return vocabulary.masked(product(states, self.head))
-        part = linear(
+        draft_scores = linear(
             states,
             vocabulary.cached_for(
                 self, lambda: numbers_of(self.head, states.dtype)[vocabulary.tokens]
             ),
         )
-        return vocabulary.widened(part, self.embedding.shape[0], float("-inf"))
+        return vocabulary.widened(draft_scores, self.embedding.shape[0], float("-inf"))
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
@@ -249,15 +249,15 @@ class Stack:
         x: Float[Tensor, "m heads head_dim"],
         layer: Layer,
         view: AttentionView,
-        first: int = 0,
+        first_head: int = 0,
     ) -> Float[Tensor, "m heads head_dim"]:
-        """Queries and keys with norm and rotation, if they have any. first: the number of the first
-        of these heads.
+        """Queries and keys with norm and rotation, if they have any. first_head: the number of the
+        first of these heads.
         """
         if view.cos is None:
             return x
         if layer.head_norm is not None:
-            x = normalize(x, layer.head_norm[first:], self.epsilon)
+            x = normalize(x, layer.head_norm[first_head:], self.epsilon)
         return rotate(x, view.cos, view.sin)
 
     def _add(
@@ -273,7 +273,10 @@ class Stack:
 def numbers_of(matrix: Tensor | tuple[Any, ...], dtype: torch.dtype) -> Float[Tensor, "out in"]:
     """A matrix as in `Weight`, unpacked."""
     parts = matrix if isinstance(matrix, tuple) else (matrix,)
-    numbers = [part if isinstance(part, Tensor) else part.numbers(dtype) for part in parts]
+    numbers = [
+        matrix_part if isinstance(matrix_part, Tensor) else matrix_part.numbers(dtype)
+        for matrix_part in parts
+    ]
     return numbers[0] if len(numbers) == 1 else cat(numbers)
 
 
@@ -289,14 +292,16 @@ def product(
     return linear(x, numbers_of(matrix, x.dtype), bias)
 
 
-def layers_of(count: int, make: Callable[[int], Layer], held: bool) -> Sequence[Layer]:
-    """The layers; if they are not held, each is read from the weights whenever it is asked for."""
-    return [make(index) for index in range(count)] if held else OnDemand(count, make)
+def layers_of(count: int, make: Callable[[int], Layer], preload: bool) -> Sequence[Layer]:
+    """The layers. preload: read all now; else each is read from the weights whenever it is asked
+    for.
+    """
+    return [make(index) for index in range(count)] if preload else OnDemand(count, make)
 
 
-def reader(make: Callable[[], Tensor], held: bool) -> Callable[[], Tensor]:
-    """What gives a weight: the same each time if it is held, else read anew."""
-    if not held:
+def reader(make: Callable[[], Tensor], preload: bool) -> Callable[[], Tensor]:
+    """What gives a weight. preload: read it now, once; else it is read anew at each call."""
+    if not preload:
         return make
     weight = make()
     return lambda: weight

@@ -52,9 +52,9 @@ class T5Decoder(Stack):
     """
 
     def __init__(
-        self, module: PreTrainedModel, weights: Weights | None = None, held: bool = True
+        self, module: PreTrainedModel, weights: Weights | None = None, preload: bool = True
     ) -> None:
-        """weights: of the module, which is then only asked for its configuration. held: as in
+        """weights: of the module, which is then only asked for its configuration. preload: as in
         `layers_of`.
         """
         self.config = config = module.config
@@ -79,9 +79,9 @@ class T5Decoder(Stack):
         super().__init__(
             **shared,
             layers=layers_of(
-                len(blocks), lambda i: t5_layer(weights, f"decoder.block.{i}.", gated), held
+                len(blocks), lambda i: t5_layer(weights, f"decoder.block.{i}.", gated), preload
             ),
-            read_head=reader(lambda: weights["lm_head.weight"], held),
+            read_head=reader(lambda: weights["lm_head.weight"], preload),
             final_norm=weights["decoder.final_layer_norm.weight"],
             final_scale=head_scale(config),
             distance_bias=relative_bias(module.decoder, weights[f"decoder.{BIAS}"], back),
@@ -95,9 +95,11 @@ class T5Decoder(Stack):
         self.encoder = Stack(
             **shared,
             layers=layers_of(
-                config.num_layers, lambda i: t5_layer(weights, f"encoder.block.{i}.", gated), held
+                config.num_layers,
+                lambda i: t5_layer(weights, f"encoder.block.{i}.", gated),
+                preload,
             ),
-            read_head=reader(lambda: weights.joined(*parts), held),
+            read_head=reader(lambda: weights.joined(*parts), preload),
             final_norm=weights["encoder.final_layer_norm.weight"],
             distance_bias=self._bias_around.flip(1),
             bidirectional=True,
@@ -185,23 +187,23 @@ def t5_layer(weights: Weights, prefix: str, gated: bool) -> Layer:
     source.
     """
 
-    def matrix(part: str, *names: str) -> Tensor:
-        return weights.joined(*(f"{prefix}{part}.{name}.weight" for name in names))
+    def matrix(block: str, *names: str) -> Tensor:
+        return weights.joined(*(f"{prefix}{block}.{name}.weight" for name in names))
 
-    own, cross = "layer.0.SelfAttention", "layer.1.EncDecAttention"
-    crosses = f"{prefix}{cross}.q.weight" in weights
-    last = "layer.2" if crosses else "layer.1"
-    inner = matrix(f"{last}.DenseReluDense", *(("wi_0", "wi_1") if gated else ("wi",)))
+    self_attention, cross_attention = "layer.0.SelfAttention", "layer.1.EncDecAttention"
+    crosses = f"{prefix}{cross_attention}.q.weight" in weights
+    feed_forward = "layer.2" if crosses else "layer.1"
+    inner = matrix(f"{feed_forward}.DenseReluDense", *(("wi_0", "wi_1") if gated else ("wi",)))
     return Layer(
         norm=weights[f"{prefix}layer.0.layer_norm.weight"],
-        qkv=Weight(matrix(own, "q", "k", "v")),
-        out=Weight(matrix(own, "o")),
+        qkv=Weight(matrix(self_attention, "q", "k", "v")),
+        out=Weight(matrix(self_attention, "o")),
         cross_norm=weights[f"{prefix}layer.1.layer_norm.weight"] if crosses else None,
-        cross_query=Weight(matrix(cross, "q")) if crosses else None,
-        cross_out=Weight(matrix(cross, "o")) if crosses else None,
-        feed_norm=weights[f"{prefix}{last}.layer_norm.weight"],
+        cross_query=Weight(matrix(cross_attention, "q")) if crosses else None,
+        cross_out=Weight(matrix(cross_attention, "o")) if crosses else None,
+        feed_norm=weights[f"{prefix}{feed_forward}.layer_norm.weight"],
         inner=Weight(inner, gated=gated),
-        outer=Weight(matrix(f"{last}.DenseReluDense", "wo")),
+        outer=Weight(matrix(f"{feed_forward}.DenseReluDense", "wo")),
     )
 
 

@@ -200,8 +200,8 @@ def test_it_needs_what_either_needs_and_gives_what_both_give() -> None:
     )
     with pytest.raises(UserError, match="must read the same hidden states of the target"):
         merged_outputs(OutputSpec(hidden=(1,)), states)
-    both = Fixed(gives=frozenset({"own_probs"}))
-    assert HybridDrafter(both, both, 1).gives == {"own_probs"}
+    both = Fixed(gives=frozenset({"unscaled_probs"}))
+    assert HybridDrafter(both, both, 1).gives == {"unscaled_probs"}
     assert HybridDrafter(both, Fixed(), 1).gives == frozenset()
     assert not HybridDrafter(both, Fixed(), 1).drafts_trees
     assert HybridDrafter(both, LookaheadDrafter(TARGET, 2, 3, 2), 1).drafts_trees

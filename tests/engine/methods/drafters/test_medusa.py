@@ -17,7 +17,7 @@ from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.measure.cost import total
+from bild_lab.lab.measure.cost import total_cost
 from tests.engine.methods.modules.tiny import random_heads
 from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory
@@ -103,7 +103,7 @@ def test_every_round_counts_one_product_with_each_heads_matrix(shared: bool) -> 
     DraftThenVerify(target, MedusaDrafter(target, heads, "full_tree", 2), ExactMatch()).decode(
         Request(Source((START, 5)), Limits(2, 6, NEVER)), trace
     )
-    products = [total([each], 4).flops for each in trace.forwards if each.layers == 0]
+    products = [total_cost([each], 4).flops for each in trace.forwards if each.layers == 0]
     one = 2 * 32 * VOCABULARY
     assert products == ([3 * one] if shared else [one] * 3) * len(trace.rounds)
 

@@ -94,7 +94,7 @@ def test_a_greedy_chain_ends_with_the_window_the_text_or_an_end_token() -> None:
     assert [each.token_list for each in drafts] == [[1, 2], [1, 2, 3], [1, 2, 3, END]]
     assert [each.calls for each in drafts] == [2, 3, 4]
     for each in drafts:
-        assert (each.parents, each.probs, each.own_probs, each.uniforms, each.stats) == (
+        assert (each.parents, each.probs, each.unscaled_probs, each.uniforms, each.stats) == (
             None,
             None,
             None,
@@ -129,12 +129,12 @@ def test_a_sampled_chain_has_what_each_token_was_drawn_from_and_by() -> None:
     assert len(draft) >= 2 and draft.calls == len(draft)
     assert numbers(draft.uniforms) == uniforms[: len(draft)].tolist()
     torch.testing.assert_close(draft.probs, WARM.probs(TABLE[before].log()))
-    torch.testing.assert_close(draft.own_probs, TABLE[before])
+    torch.testing.assert_close(draft.unscaled_probs, TABLE[before])
     assert draft.tokens.tolist() == pick(draft.probs, draft.uniforms).tolist()
     others = [
         begun(request_of(sampling=WARM, seed=seed), 5).propose([0]) for seed in (5, 5, 6, 7, 8)
     ]
-    assert others[0].token_list == draft.token_list and others[0].own_probs is None
+    assert others[0].token_list == draft.token_list and others[0].unscaled_probs is None
     assert len({tuple(each.uniforms.tolist()) for each in others}) > 1
 
 
@@ -144,7 +144,7 @@ def test_a_chain_ends_before_a_token_that_the_model_is_not_sure_of() -> None:
     assert draft.stats == {"fallback": True, "confidence": pytest.approx((0.6, 0.5, 0.4))}
     drafter = begun(request_of(sampling=WARM), 9, 0.95, keeps_probs=True)
     nothing = drafter.propose([0])
-    assert (nothing.token_list, nothing.calls, nothing.probs, nothing.own_probs) == (
+    assert (nothing.token_list, nothing.calls, nothing.probs, nothing.unscaled_probs) == (
         [],
         1,
         None,
@@ -158,7 +158,7 @@ def test_a_chain_ends_before_a_token_that_the_model_is_not_sure_of() -> None:
         sure.calls,
     )
     cut = begun(request_of(sampling=Sampling(0.01)), 9, 0.45, keeps_probs=True).propose([0])
-    assert (len(cut), cut.probs.shape, cut.own_probs.shape) == (2, (2, 5), (2, 5))
+    assert (len(cut), cut.probs.shape, cut.unscaled_probs.shape) == (2, (2, 5), (2, 5))
 
 
 DRAFTED = ChainResult([1, 2], 3, True, [0.6, 0.5, 0.4], TABLE[:2], TABLE[1:3])
@@ -179,14 +179,17 @@ def test_a_program_is_given_all_of_it_and_its_chain_is_the_draft() -> None:
         3,
         uniforms[:2].tolist(),
     )
-    assert draft.probs is DRAFTED.probs and draft.own_probs is DRAFTED.own_probs
+    assert draft.probs is DRAFTED.probs and draft.unscaled_probs is DRAFTED.unscaled_probs
     assert draft.stats == {"fallback": True, "confidence": (0.6, 0.5, 0.4)} and model.fed == []
     model.drafted = replace(DRAFTED, tokens=[], forwards=1)
     empty = drafter.propose([0, 3])
-    assert (empty.token_list, empty.probs, empty.own_probs, empty.calls) == ([], None, None, 1)
+    assert (empty.token_list, empty.probs, empty.unscaled_probs, empty.calls) == ([], None, None, 1)
     model.drafted = ChainResult([1], 1, False, [0.6], TABLE[:1], TABLE[1:2])
     single = drafter.propose([0, 3])
-    assert single.probs is model.drafted.probs and single.own_probs is model.drafted.own_probs
+    assert (
+        single.probs is model.drafted.probs
+        and single.unscaled_probs is model.drafted.unscaled_probs
+    )
     drafter.stop_on_eos = False  # as on an accelerator
     drafter.propose([0, 3])
     assert [chain.stop_on_eos for _, chain in model.given] == [True, True, True, False]
@@ -228,7 +231,7 @@ def test_what_a_drafter_gives_and_draws_from() -> None:
     model = Programmed()
     assert (ModelDrafter(model, 1).gives, ModelDrafter(model, 1, keeps_probs=True).gives) == (
         set(),
-        {"own_probs"},
+        {"unscaled_probs"},
     )
     assert ModelDrafter(model, 1).draws_from is model and not ModelDrafter(model, 1).drafts_trees
     for wrong in (-0.1, 1.1, "much"):

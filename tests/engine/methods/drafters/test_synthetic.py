@@ -19,8 +19,7 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Rows, Scores, as_rows
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.measure.runner import time_methods
-from bild_lab.lab.measure.score import traced_pass
+from bild_lab.lab.measure.timing import TimingOptions, time_methods, traced_pass
 from bild_lab.lab.schema.statistics import acceptance_by_position
 from tests.engine.test_decode import FAMILIES, copying, decode, random_pair
 from tests.stubs import StubModel, StubSession
@@ -129,10 +128,11 @@ class Prepared:
 def test_the_clock_starts_after_what_a_method_prepares() -> None:
     requests = [Request(Source((0,)), Limits(1, 1))] * 2
     events: list[str] = []
-    time_methods({"method": Prepared(events)}, requests, 2, 0, lambda: events.append("wait"))
+    options = TimingOptions(synchronize=lambda: events.append("wait"))
+    time_methods({"method": Prepared(events)}, requests, 2, options)
     assert events == ["prepare", "wait", "decode", "wait"] * 4
     events.clear()
-    list(traced_pass(Prepared(events), requests, 0, lambda: events.append("wait")))
+    list(traced_pass(Prepared(events), requests, options))
     assert events == ["prepare", "wait", "decode", "wait"] * 2
 
 

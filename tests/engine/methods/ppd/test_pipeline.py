@@ -24,7 +24,7 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.measure.cost import total
+from bild_lab.lab.measure.cost import total_cost
 from bild_lab.lab.measure.prediction import pipeline_log
 from tests.engine.methods.ppd.runs import compute_of_runs, latency_of_runs
 from tests.policies import FAMILIES, in_memory
@@ -202,7 +202,7 @@ def test_the_recorded_forwards_are_the_layers_that_were_run(
     single = sum(layers for rows, layers in ran if rows == 1)
     prompt = 0 if family == "t5" else DEPTH  # which goes in with the first token
     assert single + prompt == pipeline_log(trace).latency
-    assert total(trace.forwards, 4).flops > 0
+    assert total_cost(trace.forwards, 4).flops > 0
 
 
 def test_a_traced_text_tells_each_token_and_its_stages(targets: dict[str, LoadedModel]) -> None:

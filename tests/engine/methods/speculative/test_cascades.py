@@ -91,7 +91,7 @@ def cascade_output(rule: str, alpha: float, request: Request, q: Tensor = DRAFTE
     temperature = request.sampling.temperature
     standardized = (q.log() / temperature).softmax(-1)
     proposals = [
-        (Draft(draft.tokens, probs=draft.probs, own_probs=q[:1]), chance)
+        (Draft(draft.tokens, probs=draft.probs, unscaled_probs=q[:1]), chance)
         for draft, chance in drafts([ROOT], lambda last, _: standardized[last], 3, chain=True)
     ]
     output = emitted(SpeculativeCascade(rule, alpha), iter(proposals), TARGET, request)
@@ -137,7 +137,7 @@ def test_greedily_the_drafters_best_token_is_accepted_unless_it_is_deferred(
 ) -> None:
     logits = torch.tensor([[0.2, 0.7, 0.1], [0.1, 0.2, 0.7]], dtype=torch.float64).log()
     draft = Draft(
-        torch.tensor([0]), own_probs=torch.tensor([[0.55, 0.2, 0.25]], dtype=torch.float64)
+        torch.tensor([0]), unscaled_probs=torch.tensor([[0.55, 0.2, 0.25]], dtype=torch.float64)
     )
     assert SpeculativeCascade(rule, kept)(draft, logits, GREEDY) == Verdict((0,), 2)
     assert SpeculativeCascade(rule, deferred)(draft, logits, GREEDY) == Verdict((), 1)
@@ -145,5 +145,5 @@ def test_greedily_the_drafters_best_token_is_accepted_unless_it_is_deferred(
 
 def test_a_drafter_with_a_smaller_vocabulary_gives_the_rest_no_probability() -> None:
     logits = torch.tensor([[0.1, 0.2, 0.7], [0.1, 0.2, 0.7]], dtype=torch.float64).log()
-    draft = Draft(torch.tensor([0]), own_probs=torch.tensor([[0.6, 0.4]], dtype=torch.float64))
+    draft = Draft(torch.tensor([0]), unscaled_probs=torch.tensor([[0.6, 0.4]], dtype=torch.float64))
     assert SpeculativeCascade("opt", 0.1)(draft, logits, GREEDY) == Verdict((), 2)

@@ -62,7 +62,7 @@ RULES_OF_ALL_KINDS = {**RULES_OF_CHAINS, "exact match": ExactMatch()}
 def with_own(proposals: Proposals) -> Proposals:
     """The drafts with the drafter's own probabilities, as cascades need them."""
     for draft, chance in proposals:
-        object.__setattr__(draft, "own_probs", draft.probs)
+        object.__setattr__(draft, "unscaled_probs", draft.probs)
         yield draft, chance
 
 

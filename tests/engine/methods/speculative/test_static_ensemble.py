@@ -92,7 +92,9 @@ def test_the_expected_acceptance_is_the_measured_one() -> None:
 def test_greedily_the_text_is_the_ensembles() -> None:
     """p says 1, q says 0: which is likelier in the mixture depends on the weight."""
     logits = torch.tensor([[0.2, 0.7, 0.1], [0.1, 0.2, 0.7]], dtype=torch.float64).log()
-    draft = Draft(torch.tensor([0]), own_probs=torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64))
+    draft = Draft(
+        torch.tensor([0]), unscaled_probs=torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64)
+    )
     # 0.2 w + 0.6 (1 − w) is larger than 0.7 w + 0.3 (1 − w) for w < 0.375
     assert StaticEnsemble(0.37)(draft, logits, GREEDY) == Verdict((0,), 2)
     assert StaticEnsemble(0.38)(draft, logits, GREEDY) == Verdict((), 1)
@@ -101,7 +103,7 @@ def test_greedily_the_text_is_the_ensembles() -> None:
 def test_at_weight_1_even_a_tie_of_probabilities_is_decided_as_the_target_does() -> None:
     logits = torch.tensor([[0.0, 1e-20]] * 2, dtype=torch.float64)
     assert logits[0].softmax(-1).unique().shape == (1,)
-    draft = Draft(torch.tensor([1]), own_probs=torch.tensor([[0.5, 0.5]], dtype=torch.float64))
+    draft = Draft(torch.tensor([1]), unscaled_probs=torch.tensor([[0.5, 0.5]], dtype=torch.float64))
     assert StaticEnsemble(1)(draft, logits, GREEDY) == Verdict((0,), 1)
 
 
@@ -109,8 +111,8 @@ def test_greedily_tokens_are_accepted_up_to_the_first_that_is_not_the_ensembles(
     logits = torch.tensor([[0.6, 0.4], [0.1, 0.9], [0.5, 0.5]], dtype=torch.float64).log()
     own = torch.tensor([[0.8, 0.2], [0.55, 0.45]], dtype=torch.float64)
     assert StaticEnsemble(0.5)(
-        Draft(torch.tensor([0, 0]), own_probs=own), logits, GREEDY
+        Draft(torch.tensor([0, 0]), unscaled_probs=own), logits, GREEDY
     ) == Verdict((0,), 1)
     assert StaticEnsemble(0.05)(
-        Draft(torch.tensor([0, 0]), own_probs=own), logits, GREEDY
+        Draft(torch.tensor([0, 0]), unscaled_probs=own), logits, GREEDY
     ) == Verdict((0, 1), 0)

@@ -94,7 +94,7 @@ inline void attend(const float* const (&query)[Q], const T* keys, const T* value
 }
 
 // norm of a head, then rotation, in place
-inline void place(const Model& model, const Layer& layer, const Pass& pass, int64_t position, int head, float* x) {
+inline void place(const Model& model, const Layer& layer, const ForwardPass& pass, int64_t position, int head, float* x) {
     int dim = model.head_dim, half = dim / 2;
     if (layer.head_norm) normalize(x, layer.head_norm + int64_t(head) * dim, model.epsilon, dim, x);
     if (!model.rotary) return;
@@ -107,14 +107,14 @@ inline void place(const Model& model, const Layer& layer, const Pass& pass, int6
     }
 }
 
-inline bool is_mask(const Pass& pass, int64_t token) { return pass.masks && token >= pass.first_mask; }
+inline bool is_mask(const ForwardPass& pass, int64_t token) { return pass.masks && token >= pass.first_mask; }
 
 // What the rows of a tree see, or those of a chain behind a prefix
 struct Layout {
     std::vector<int64_t> positions, keys;
     std::vector<uint8_t> visible;
 
-    void place(Text& text, const Pass& pass, const int64_t* tokens) {  // tokens: [count], of this text
+    void place(SequenceSlice& text, const ForwardPass& pass, const int64_t* tokens) {  // tokens: [count], of this text
         if (!text.parents && !text.reserved) return;
         const int rows = text.parents ? text.tree : text.count, stop = text.start + text.count, root = stop - rows;
         auto parent = [&](int row) { return text.parents ? int(text.parents[row]) : row - 1; };
@@ -137,7 +137,7 @@ struct Layout {
 };
 
 // where a row of a text stands
-inline int64_t position_of(const Text& text, int row) {
+inline int64_t position_of(const SequenceSlice& text, int row) {
     return text.visible ? text.positions[row] : text.start - text.reserved + row;
 }
 

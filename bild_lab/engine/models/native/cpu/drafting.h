@@ -1,5 +1,6 @@
 // Drafting: which tokens follow a forward, and where a draft ends. A program alternates a forward with one such step.
-// The same rules step by step, in Python: `drafters/model.py` for chains, `drafters/model_tree.py` for trees.
+// The rule of where a chain ends is `ChainProgress` of `engine/session.py`; `methods/speculative/draft_tree.py` grows the
+// same trees in Python.
 #pragma once
 #include "forward.h"
 
@@ -50,26 +51,26 @@ inline int64_t draw(const float* probs, int n, double uniform) {
 // whether this token ends a chain or a branch
 template <class Draft>
 inline bool is_end(const Draft& draft, int64_t token) {
-    const int64_t* last = draft.ends + draft.end_count;
-    return std::find(draft.ends, last, token) != last;
+    const int64_t* last = draft.end_tokens + draft.end_count;
+    return std::find(draft.end_tokens, last, token) != last;
 }
 
 // the token that this row of the head scores
 inline int64_t token_of(const Model& model, int64_t row) { return model.tokens ? model.tokens[row] : row; }
 
-// one token after the forward that has just run; returns whether the chain goes on
-inline bool choose(const Model& model, Chain& chain, const float* logits) {
+// one token after the forward that has just run, by the rule of `ChainProgress`; returns whether the chain goes on
+inline bool choose(const Model& model, ChainDraft& chain, const float* logits) {
     const int vocab = model.vocab;
     int at = chain.forwards++, best = largest(logits, vocab);
-    float* own = chain.own_probs ? chain.own_probs + int64_t(at) * vocab : nullptr;
-    if (chain.stops || own) chain.confidences[at] = softmax(logits, vocab, logits[best], 1.0f, own);
+    float* own = chain.unscaled_probs ? chain.unscaled_probs + int64_t(at) * vocab : nullptr;
+    if (chain.has_threshold || own) chain.confidences[at] = softmax(logits, vocab, logits[best], 1.0f, own);
     int64_t token = best;
     if (chain.temperature > 0) {
         float* probs = chain.probs + int64_t(at) * vocab;
         softmax(logits, vocab, logits[best], chain.temperature, probs);
         token = draw(probs, vocab, chain.uniforms[at]);
     }
-    if (chain.stops && double(chain.confidences[at]) < chain.threshold) {
+    if (chain.has_threshold && double(chain.confidences[at]) < chain.threshold) {
         chain.fallback = 1;
         return false;
     }
@@ -80,13 +81,13 @@ inline bool choose(const Model& model, Chain& chain, const float* logits) {
 // Chains of several texts. Those that have ended leave the pass
 struct Chains {
     const Model& model;
-    Pass pass;
-    std::vector<Text> texts;
-    std::vector<Chain*> chains;
+    ForwardPass pass;
+    std::vector<SequenceSlice> texts;
+    std::vector<ChainDraft*> chains;
     std::vector<char> goes_on;
     Rows rows;
 
-    Chains(const Model& model, const Pass& first, Chain* chain)
+    Chains(const Model& model, const ForwardPass& first, ChainDraft* chain)
         : model(model), pass(first), texts(first.text, first.text + first.texts), goes_on(first.texts, 1) {
         for (int i = 0; i < first.texts; ++i) chains.push_back(chain + i);
         rows.add_all(first);
@@ -94,8 +95,8 @@ struct Chains {
     }
     int waiting() const { return int(texts.size()); }
     void read(int i, const float* x) {
-        Chain& chain = *chains[i];
-        const Text& text = pass.text[i];
+        ChainDraft& chain = *chains[i];
+        const SequenceSlice& text = pass.text[i];
         const int64_t dim = model.dim;
         if (chain.states) std::memcpy(chain.states + chain.rows * dim, x + text.first * dim, 4 * text.count * dim);
         chain.rows += text.count;
@@ -124,9 +125,9 @@ struct Node { int64_t token; int32_t parent, row; double chance; };
 // A growing tree. All threads of a team `read`; one of them does the rest
 struct GrowingTree {
     const Model& model;
-    const Pass& pass;
-    Growth& growth;
-    Text text;              // of the next level
+    const ForwardPass& pass;
+    TreeDraft& tree_draft;
+    SequenceSlice text;            // of the next level
     float* logits;          // of the level that has just run
     std::vector<Node> nodes;
     std::vector<int> leaves;       // nodes whose rows are next
@@ -136,49 +137,49 @@ struct GrowingTree {
     std::vector<double> chances;   // [width][children], of the level that has just run
     std::vector<int64_t> tokens;   // the same
     std::vector<float> confidences;
-    int kept;                      // children of a leaf
+    int child_count;               // of a leaf
     bool goes_on = true;
 
-    GrowingTree(const Model& model, const Pass& pass, const Text& first, Growth& growth, float* logits)
-        : model(model), pass(pass), growth(growth), text(first), logits(logits), leaves{-1},
-          kept(std::min(growth.children, model.vocab)) {
-        chances.resize(growth.width * kept);
-        tokens.resize(growth.width * kept);
-        confidences.resize(growth.width);
+    GrowingTree(const Model& model, const ForwardPass& pass, const SequenceSlice& first, TreeDraft& tree_draft, float* logits)
+        : model(model), pass(pass), tree_draft(tree_draft), text(first), logits(logits), leaves{-1},
+          child_count(std::min(tree_draft.children, model.vocab)) {
+        chances.resize(tree_draft.width * child_count);
+        tokens.resize(tree_draft.width * child_count);
+        confidences.resize(tree_draft.width);
     }
 
     // the most likely tokens of a row of logits, which are overwritten
     void read(int row) {
         float* logits = this->logits + int64_t(row) * model.vocab;
         int best = largest(logits, model.vocab);
-        const float top = logits[best], most = softmax(logits, model.vocab, top, growth.temperature, nullptr);
-        confidences[row] = growth.temperature == 1.0f ? most : softmax(logits, model.vocab, top, 1.0f, nullptr);
-        for (int child = 0; child < kept; ++child) {
+        const float top = logits[best], most = softmax(logits, model.vocab, top, tree_draft.temperature, nullptr);
+        confidences[row] = tree_draft.temperature == 1.0f ? most : softmax(logits, model.vocab, top, 1.0f, nullptr);
+        for (int child = 0; child < child_count; ++child) {
             if (child) best = largest(logits, model.vocab);
-            tokens[row * kept + child] = token_of(model, best);
-            const float chance = exponential(all((logits[best] - top) / growth.temperature))[0];  // never quite 0
-            chances[row * kept + child] = logits[best] > -INFINITY ? most * chance : 0.0f;
+            tokens[row * child_count + child] = token_of(model, best);
+            const float chance = exponential(all((logits[best] - top) / tree_draft.temperature))[0];  // never quite 0
+            chances[row * child_count + child] = logits[best] > -INFINITY ? most * chance : 0.0f;
             logits[best] = -INFINITY;
         }
     }
 
     void next() {  // by one thread: children of the level that has run, and the rows of the next
-        growth.counts[growth.forwards++] = text.count;
+        tree_draft.row_counts[tree_draft.forwards++] = text.count;
         std::vector<int> growing;
         for (int row = 0; row < int(leaves.size()); ++row) {
             const int leaf = leaves[row];
             const double before = leaf < 0 ? 1.0 : nodes[leaf].chance;
-            const bool pruned = growth.prunes && double(confidences[row]) >= growth.prune_confidence;
-            for (int child = 0; child < (pruned ? 1 : kept); ++child) {
-                const int64_t token = tokens[row * kept + child];
-                const double chance = before * chances[row * kept + child];
-                if (!(chances[row * kept + child] > 0.0)) continue;
-                if (!is_end(growth, token) && chance >= growth.min_prob) growing.push_back(int(nodes.size()));
+            const bool pruned = tree_draft.prunes && double(confidences[row]) >= tree_draft.prune_confidence;
+            for (int child = 0; child < (pruned ? 1 : child_count); ++child) {
+                const int64_t token = tokens[row * child_count + child];
+                const double chance = before * chances[row * child_count + child];
+                if (!(chances[row * child_count + child] > 0.0)) continue;
+                if (!is_end(tree_draft, token) && chance >= tree_draft.min_prob) growing.push_back(int(nodes.size()));
                 nodes.push_back({token, leaf, -1, chance});
             }
         }
-        leaves = most_likely(growing, growth.width);
-        goes_on = !leaves.empty() && growth.forwards < growth.depth;
+        leaves = most_likely(growing, tree_draft.width);
+        goes_on = !leaves.empty() && tree_draft.forwards < tree_draft.depth;
         if (goes_on) lay_out();
     }
 
@@ -208,11 +209,11 @@ struct GrowingTree {
     void finish() {
         std::vector<int> every(nodes.size());
         for (int node = 0; node < int(nodes.size()); ++node) every[node] = node;
-        for (int node : most_likely(every, growth.nodes)) {
-            const int place = growth.grown++;
-            growth.tokens[place] = nodes[node].token;
-            growth.parents[place] = nodes[node].parent < 0 ? -1 : every[nodes[node].parent];
-            growth.rows[place] = nodes[node].row;
+        for (int node : most_likely(every, tree_draft.nodes)) {
+            const int place = tree_draft.grown++;
+            tree_draft.tokens[place] = nodes[node].token;
+            tree_draft.parents[place] = nodes[node].parent < 0 ? -1 : every[nodes[node].parent];
+            tree_draft.rows[place] = nodes[node].row;
             every[node] = place;  // a parent comes before its children
         }
     }
@@ -220,16 +221,16 @@ struct GrowingTree {
 
 // Trees of several texts, level by level. Those that have ended leave the pass
 struct Trees {
-    Pass pass;
+    ForwardPass pass;
     std::vector<GrowingTree> trees;
     std::vector<GrowingTree*> alive;
     std::vector<std::pair<GrowingTree*, int>> found;  // of each row with logits: its tree, and its place in the level
     Rows rows;
 
-    Trees(const Model& model, const Pass& first, Growth* growth) : pass(first) {
+    Trees(const Model& model, const ForwardPass& first, TreeDraft* tree_draft) : pass(first) {
         trees.reserve(first.texts);
         for (int i = 0; i < first.texts; ++i)
-            trees.emplace_back(model, first, first.text[i], growth[i], pass.logits + int64_t(i) * model.vocab);
+            trees.emplace_back(model, first, first.text[i], tree_draft[i], pass.logits + int64_t(i) * model.vocab);
         for (auto& tree : trees) {
             alive.push_back(&tree);
             found.push_back({&tree, 0});

@@ -14,7 +14,7 @@ constexpr int TOGETHER = 4;  // queries over the same keys
 
 struct Sizes {
     int64_t features, inner, mixed, longest, widest;
-    Sizes(const Model& model, const Pass& pass, int64_t later = 0) {
+    Sizes(const Model& model, const ForwardPass& pass, int64_t later = 0) {
         features = padded((model.heads + 2 * model.kv_heads) * model.head_dim, PANEL);
         mixed = padded(model.heads * model.head_dim, PANEL);
         inner = padded(model.hidden, PANEL);
@@ -24,10 +24,10 @@ struct Sizes {
             longest = std::max<int64_t>({longest, pass.text[i].start + pass.text[i].count + later, pass.text[i].source});
         longest += 2 * LANES;
     }
-    int64_t shared(const Model& model, const Pass& pass) const {
+    int64_t shared(const Model& model, const ForwardPass& pass) const {
         return pass.count * (features + mixed + inner + 2 * padded(model.dim, PANEL));
     }
-    int64_t own(const Model& model, const Pass& pass) const {
+    int64_t own(const Model& model, const ForwardPass& pass) const {
         return pass.count * padded(model.dim, PANEL) + (TOGETHER + 1) * longest + PANEL * PANEL +
                padded(pass.count, PANEL) * widest / 2;
     }
@@ -38,13 +38,13 @@ struct Sizes {
 template <class T>
 struct Run {
     const Model& model;
-    const Pass& pass;
+    const ForwardPass& pass;
     Buffers& b;
     const Sizes sizes;
     const int m, dim, head_dim, heads, kv_heads, both;
     float* const x;
 
-    Run(const Model& model, const Pass& pass, Buffers& b)
+    Run(const Model& model, const ForwardPass& pass, Buffers& b)
         : model(model), pass(pass), b(b), sizes(model, pass), m(pass.count), dim(model.dim), head_dim(model.head_dim),
           heads(model.heads), kv_heads(model.kv_heads), both(heads + kv_heads), x(b.x) {}
 
@@ -54,8 +54,8 @@ struct Run {
         for (int l = 0; l < pass.layers; ++l) {
             const int index = pass.layer[l], skipped = pass.skipped ? pass.skipped[l] : 0;
             const Layer& layer = model.layer[index];
-            const bool leaves = pass.before && !fill && l + 1 < pass.layers;
-            if (leaves && omp_get_thread_num() == 0) std::memcpy(pass.before, x, 4 * dim);  // x changes after barriers
+            const bool leaves = pass.layer_input && !fill && l + 1 < pass.layers;
+            if (leaves && omp_get_thread_num() == 0) std::memcpy(pass.layer_input, x, 4 * dim);  // x changes after barriers
             if (!(skipped & 1)) {
                 keys_and_values(layer, index);
                 if (fill) continue;
@@ -69,8 +69,8 @@ struct Run {
                 #pragma omp barrier
             }
             if (leaves) {  // every thread finds the same
-                fill = cosine(pass.before, x, dim) > pass.bar;
-                if (fill && omp_get_thread_num() == 0) *pass.ran = l + 1;
+                fill = cosine(pass.layer_input, x, dim) > pass.exit_threshold;
+                if (fill && omp_get_thread_num() == 0) *pass.layers_run = l + 1;
                 #pragma omp barrier
             }
         }
@@ -104,7 +104,7 @@ struct Run {
         for (int task = mine.first; task < mine.last; ++task) {
             int row = task / (both + kv_heads), head = task % (both + kv_heads);
             float* from = b.qkv + row * sizes.features + int64_t(head) * head_dim;
-            const Text& text = pass.text[pass.text_of[row]];
+            const SequenceSlice& text = pass.text[pass.text_of[row]];
             const int at = row - text.first;  // in its text
             if (head < both) place(model, layer, pass, position_of(text, at), head, from);
             if (head < heads) continue;
@@ -136,7 +136,7 @@ struct Run {
     template <int Q>
     void attend_to_text(const Layer& layer, int index, int shared, int first, int end) {
         const int group = heads / kv_heads;
-        const Text& text = pass.text[pass.text_of[first / group]];
+        const SequenceSlice& text = pass.text[pass.text_of[first / group]];
         const int64_t stop = text.start + text.count, farthest = model.farthest, nearest = model.bidirectional ? -farthest : 0;
         const float *query[Q], *table[Q];
         const uint8_t* visible[Q];
@@ -175,7 +175,7 @@ struct Run {
         Span mine = share(m * heads);
         for (int task = mine.first; task < mine.last; ++task) {
             int head = task / m, row = task % m;
-            const Text& text = pass.text[pass.text_of[row]];
+            const SequenceSlice& text = pass.text[pass.text_of[row]];
             const int64_t at = (int64_t(index) * heads + head) * text.source * head_dim;
             const T *keys = static_cast<const T*>(text.memory_keys), *values = static_cast<const T*>(text.memory_values);
             const float* query[] = {b.qkv + row * sizes.features + int64_t(head) * head_dim};
@@ -250,13 +250,13 @@ struct Run {
 };
 
 template <class T>
-void forward(const Model& model, const Pass& pass, Buffers& b) {
+void forward(const Model& model, const ForwardPass& pass, Buffers& b) {
     Run<T>(model, pass, b).all();
 }
 
 // `work<T>(buffers)` by every thread of a team; T: the weights' type. later: how many slots its later passes fill
 template <class Work>
-void with_buffers(const Model& model, const Pass pass, int later, Work work) {
+void with_buffers(const Model& model, const ForwardPass pass, int later, Work work) {
     const Sizes sizes(model, pass, later);
     by_team(pass.threads, model.half, sizes.shared(model, pass), sizes.own(model, pass), [&](float* shared, float* own) {
         Buffers b;
@@ -277,7 +277,7 @@ void with_buffers(const Model& model, const Pass pass, int later, Work work) {
 
 // The rows that several texts run next, as one pass
 struct Rows {
-    std::vector<Text> texts;
+    std::vector<SequenceSlice> texts;
     std::vector<int32_t> text_of, scored;
     std::vector<int64_t> tokens;
 
@@ -287,7 +287,7 @@ struct Rows {
         scored.clear();
         tokens.clear();
     }
-    void add(Text text, const int64_t* fed) {
+    void add(SequenceSlice text, const int64_t* fed) {
         text.first = int32_t(tokens.size());
         for (int row = 0; row < text.count; ++row) {
             if (row >= text.count - text.scored) scored.push_back(int32_t(tokens.size()));
@@ -296,10 +296,10 @@ struct Rows {
         }
         texts.push_back(text);
     }
-    void add_all(const Pass& pass) {
+    void add_all(const ForwardPass& pass) {
         for (int i = 0; i < pass.texts; ++i) add(pass.text[i], pass.tokens + tokens.size());
     }
-    void fill(Pass& pass) const {
+    void fill(ForwardPass& pass) const {
         pass.count = int32_t(tokens.size());
         pass.texts = int32_t(texts.size());
         pass.scored = int32_t(scored.size());

@@ -77,11 +77,11 @@ void run_markov(const Markov& markov, const float* scores, const int32_t* parent
 // 0 if a pass reads only what there is: an embedding of each token, a slot and a position of each row, with `later` rows
 // of each text behind them. Otherwise the place of the first token without an embedding, from 1, or minus that of the
 // first text that is too long
-inline int readable(const Model& model, const Pass& pass, const int64_t* later) {
+inline int readable(const Model& model, const ForwardPass& pass, const int64_t* later) {
     const int64_t* tokens = pass.tokens;
     const int64_t end = pass.masks ? pass.first_mask + pass.mask_count : model.known;
     for (int i = 0; i < pass.texts; ++i) {
-        const Text& text = pass.text[i];
+        const SequenceSlice& text = pass.text[i];
         for (int row = 0; row < text.count && !pass.states; ++row)
             if (tokens[row] < 0 || tokens[row] >= end) return int(tokens + row - pass.tokens) + 1;
         tokens += text.count;
@@ -96,9 +96,9 @@ inline int readable(const Model& model, const Pass& pass, const int64_t* later) 
 
 extern "C" {
 
-int run(const Model* model, const Pass* given) {
+int run(const Model* model, const ForwardPass* given) {
     if (int refused = readable(*model, *given, nullptr)) return refused;
-    Pass pass = *given;
+    ForwardPass pass = *given;
     Rows rows;
     rows.add_all(pass);
     rows.fill(pass);
@@ -109,7 +109,7 @@ int run(const Model* model, const Pass* given) {
 }
 
 // Draft a chain for each text: the first forward runs the pass's rows, each later one the token drafted before it
-int draft_chains(const Model* model, const Pass* pass, Chain* chain) {
+int draft_chains(const Model* model, const ForwardPass* pass, ChainDraft* chain) {
     std::vector<int64_t> rows(pass->texts);
     for (int i = 0; i < pass->texts; ++i) rows[i] = chain[i].steps - 1;
     if (int refused = readable(*model, *pass, rows.data())) return refused;
@@ -122,16 +122,16 @@ int draft_chains(const Model* model, const Pass* pass, Chain* chain) {
 
 // Grow a tree for each text: the first forward runs the pass's rows, each later one the most likely leaves. The logits
 // have room for `width` rows of each
-int grow_trees(const Model* model, const Pass* pass, Growth* growth) {
+int grow_trees(const Model* model, const ForwardPass* pass, TreeDraft* tree_draft) {
     std::vector<int64_t> rows(pass->texts);
-    for (int i = 0; i < pass->texts; ++i) rows[i] = int64_t(growth[i].depth - 1) * growth[i].width;
+    for (int i = 0; i < pass->texts; ++i) rows[i] = int64_t(tree_draft[i].depth - 1) * tree_draft[i].width;
     if (int refused = readable(*model, *pass, rows.data())) return refused;
-    Trees all(*model, *pass, growth);
-    Pass widest = all.pass;
+    Trees all(*model, *pass, tree_draft);
+    ForwardPass widest = all.pass;
     int later = 0, leaves = 0;
     for (int i = 0; i < pass->texts; ++i) {
-        later = std::max(later, growth[i].depth * growth[i].width);
-        leaves += growth[i].width;
+        later = std::max(later, tree_draft[i].depth * tree_draft[i].width);
+        leaves += tree_draft[i].width;
     }
     widest.count = std::max(widest.count, leaves);
     with_buffers(*model, widest, later, [&]<class T>(Buffers& b) { draft<T>(*model, all, b); });

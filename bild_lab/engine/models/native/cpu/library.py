@@ -75,17 +75,17 @@ def library() -> ctypes.CDLL:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelError(f"{path} cannot be loaded: {error}") from error
-    pointer, whole = ctypes.c_void_p, ctypes.c_int
+    pointer, integer = ctypes.c_void_p, ctypes.c_int
     for name, arguments in {
         "run": [pointer] * 2,
         "draft_chains": [pointer] * 3,
         "grow_trees": [pointer] * 3,
-        "most_likely_tokens": [pointer, pointer, whole, whole, whole, pointer, pointer],
-        "draft_by_parents": [pointer, pointer, pointer, whole, ctypes.c_int64, whole, pointer],
-        "read_all": [pointer, ctypes.c_int64, whole],
+        "most_likely_tokens": [pointer, pointer, integer, integer, integer, pointer, pointer],
+        "draft_by_parents": [pointer, pointer, pointer, integer, ctypes.c_int64, integer, pointer],
+        "read_all": [pointer, ctypes.c_int64, integer],
     }.items():
         function = getattr(loaded, name)
-        function.argtypes, function.restype = arguments, whole if name in CHECKED else None
+        function.argtypes, function.restype = arguments, integer if name in CHECKED else None
     return loaded
 
 
@@ -142,10 +142,10 @@ def _compiler() -> str:
 def _openmp() -> Path:
     """The OpenMP library that PyTorch has loaded."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    found = next((line.split(maxsplit=5)[5] for line in lines if "libgomp" in line), None)
-    if found is None:
+    path = next((line.split(maxsplit=5)[5] for line in lines if "libgomp" in line), None)
+    if path is None:
         raise KernelError("PyTorch runs without GNU OpenMP")
-    return Path(found)
+    return Path(path)
 
 
 def _answer(*command: str) -> str:

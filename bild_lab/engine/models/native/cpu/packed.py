@@ -18,13 +18,35 @@ from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.cpu import structures as c
 from bild_lab.engine.models.native.cpu.library import library
-from bild_lab.engine.models.native.cpu.panels import in_panel_order, packed_matrix
+from bild_lab.engine.models.native.cpu.panels import bias_in_panel_order, packed_matrix
 from bild_lab.engine.models.native.stack import ACTIVATIONS, Layer, Stack, Weight
 from bild_lab.engine.session import NOTHING, ChainResult, ChainSpec, GrownTree, Skipped, TreeSpec
 
+# fields of a stack that the structure has by the same name
 NUMBERS = (
     "heads kv_heads head_dim hidden bidirectional epsilon scale final_scale embedding_scale".split()
 )
+SKIPS_ATTENTION, SKIPS_FEED_FORWARD = 1, 2  # as `ForwardPass.skipped` of `structures.h` has them
+
+
+class PointedMemory:
+    """The memory that structures of the kernels point to.
+
+    A structure holds addresses alone, so this object must live as long as the structure does.
+    """
+
+    def __init__(self) -> None:
+        self._objects: list[object] = []
+
+    def keep(self, memory: object) -> None:
+        self._objects.append(memory)
+
+    def address(self, memory: Tensor | ctypes.Array | ctypes.Structure | None) -> int | None:
+        """Where this memory begins; it is kept from now on. None: a null pointer."""
+        if memory is None:
+            return None
+        self.keep(memory)
+        return memory.data_ptr() if isinstance(memory, Tensor) else addressof(memory)
 
 
 class SequenceSlice(NamedTuple):
@@ -49,13 +71,36 @@ class PackedScores:
     """What a pass gives, in float32. logits, head_input: of the scored rows of every text, in
     order.
 
-    hidden: of every layer that ran, if wanted. ran: how many layers, with a bar.
+    hidden: of every layer that ran, if requested. layers_run: how many, with an exit threshold.
     """
 
     logits: Float[Tensor, "scored vocab"] | None
     head_input: Float[Tensor, "scored dim"] | None
     hidden: Float[Tensor, "layers m dim"] | None
-    ran: int | None = None
+    layers_run: int | None = None
+
+
+class ChainBuffers(NamedTuple):
+    """Where the kernels write what they draft of one chain. Fields: as in `ChainDraft` of
+    `structures.h`.
+    """
+
+    tokens: ctypes.Array[c_int64]
+    confidences: ctypes.Array[c_float]
+    probs: Float[Tensor, "steps vocab"] | None
+    unscaled_probs: Float[Tensor, "steps vocab"] | None
+    states: Float[Tensor, "rows dim"] | None
+
+
+class TreeBuffers(NamedTuple):
+    """Where the kernels write what they grow of one tree. Fields: as in `TreeDraft` of
+    `structures.h`.
+    """
+
+    tokens: ctypes.Array[c_int64]
+    parents: ctypes.Array[c_int32]
+    rows: ctypes.Array[c_int32]
+    row_counts: ctypes.Array[c_int32]
 
 
 class PackedDecoder:
@@ -68,22 +113,27 @@ class PackedDecoder:
 
     def __init__(self, stack: Stack, bits: int | None = None) -> None:
         self._bits = bits
-        self._held: list[object] = []  # what the kernels point to
-        self._matrices: list[Tensor] = []
         self._stack = stack  # whose head a draft vocabulary reads
-        self._library, trim = (
-            library(),
-            getattr(ctypes.CDLL(None), "malloc_trim", lambda spare: None),
-        )
+        self._library = library()
+        self._memory = PointedMemory()
+        self.panels: list[Tensor] = []  # of every matrix
+        # 1. the layers, each of which may be read from its file
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda spare: None)
         layers = (c.Layer * len(stack.layers))()
-        for index, layer in enumerate(stack.layers):  # each may be read from its file
-            layers[index], gated = self._layer(layer), layer.inner.gated
+        for index, layer in enumerate(stack.layers):
+            layers[index] = self._layer(layer)
+            gated = layer.inner.gated
             trim(0)  # glibc keeps what lies between tensors that stay, half of the weights' size
-        self._held.append(layers)
-        bias = stack.distance_bias
+        # 2. the head and the embeddings
         self.known, self.dim = stack.embedding.shape
         head = self._matrix(Weight(stack.head, stack.head_bias))
-        self.vocab, self.depth = head.outputs, len(layers)
+        self.vocab = head.outputs
+        self.depth = len(layers)
+        # 3. the model
+        bias = stack.distance_bias
+        farthest = 0
+        if bias is not None:
+            farthest = (bias.shape[1] - 1) // (2 if stack.bidirectional else 1)
         self._model = c.Model(
             **{name: getattr(stack, name) for name in NUMBERS},
             dim=self.dim,
@@ -93,16 +143,14 @@ class PackedDecoder:
             activation=list(ACTIVATIONS).index(stack.activation),
             gated=gated,
             rotary=bias is None,
-            farthest=(
-                0 if bias is None else (bias.shape[1] - 1) // (2 if stack.bidirectional else 1)
-            ),
-            layer=addressof(layers),
+            farthest=farthest,
+            layer=self._memory.address(layers),
             final_norm=self._vector(stack.final_norm),
             head=head,
-            embedding=self._table(stack, head),
+            embedding=self._embedding_table(stack, head),
             distance_bias=self._vector(bias),
         )
-        self._every_layer = torch.arange(self.depth, dtype=torch.int32)
+        self._all_layers = torch.arange(self.depth, dtype=torch.int32)
         nothing = torch.empty(1, 0, stack.head_dim)
         self._rotations = (nothing, nothing)
         self._rotary = bias is None
@@ -128,6 +176,11 @@ class PackedDecoder:
         """The rotations of every position. sin: signed, so that a roll by half rotates."""
         self._rotations = cos.float().contiguous(), sin.float().contiguous()
 
+    def read_weights(self) -> None:
+        """Read every weight that a token needs, once, and do nothing else."""
+        for panels in self.panels:
+            self._library.read_all(panels.data_ptr(), panels.nbytes, torch.get_num_threads())
+
     def run(
         self,
         tokens: Int[Tensor, " m"],
@@ -140,43 +193,57 @@ class PackedDecoder:
         hidden: bool = False,
         fill: bool = False,
         skipped: Skipped = NOTHING,
-        bar: float | None = None,
+        exit_threshold: float | None = None,
         vocabulary: DraftVocabulary | None = None,
     ) -> PackedScores:
-        """The rows of several texts, one text after the other.
+        """Run the rows of several texts, one text after the other.
 
         states: what the first layer reads; None: the tokens' embeddings. masks: embeddings of the
         token ids beyond the vocabulary, in the precision of the weights. Their rows alone see a
         prefix. reads: give the head's input too.
         layers: indices; None: all. fill: only the keys and values of these layers, each from the
         same states.
-        skipped: blocks that are left out. bar: one row leaves after the first layer but the last
-        whose output's cosine with its input is larger; the other layers compute only its keys and
-        values, from that output. vocabulary: the tokens that the head scores, all others get −inf;
-        None: all.
+        skipped: blocks that are left out. exit_threshold: one row leaves after the first layer but
+        the last whose output's cosine with its input is larger; the other layers compute only its
+        keys and values, from that output. vocabulary: the tokens that the head scores, all others
+        get −inf; None: all.
         """
+        # 1. room for what the kernels give
         model = self._model_for(vocabulary)
-        tokens, m, scored = tokens.contiguous(), tokens.shape[0], sum(text.scored for text in texts)
-        outputs = (
-            torch.empty(self.depth if layers is None else len(layers), m, self.dim)
-            if hidden
-            else None
+        row_count = tokens.shape[0]
+        scored_count = sum(text.scored for text in texts)
+        layer_count = self.depth if layers is None else len(layers)
+        logits = torch.empty(scored_count, model.vocab) if scored_count else None
+        head_input = torch.empty(scored_count, self.dim) if scored_count and reads else None
+        layer_outputs = torch.empty(layer_count, row_count, self.dim) if hidden else None
+        # 2. what they read, and where they write
+        forward_pass = self._forward_pass(texts, layers, skipped)
+        memory = forward_pass.memory
+        forward_pass.tokens = memory.address(tokens.contiguous())
+        forward_pass.states = memory.address(
+            None if states is None else states.float().contiguous()
         )
-        logits = torch.empty(scored, model.vocab) if scored else None
-        head_input = torch.empty(scored, self.dim) if scored and reads else None
-        read = None if states is None else states.float().contiguous()
-        work, held = self._pass(texts, layers, skipped)
-        work.fill, work.first_mask, work.tokens = fill, self.known, tokens.data_ptr()
-        work.mask_count = 0 if masks is None else masks.shape[0]
-        work.states, work.masks, work.hidden = pointer(read), pointer(masks), pointer(outputs)
-        work.head_input, work.logits = pointer(head_input), pointer(logits)
-        if bar is not None:
-            before, ran = torch.empty(self.dim), c_int32(self.depth)
-            work.bar, work.before, work.ran = bar, before.data_ptr(), addressof(ran)
-        self._require_read(self._library.run(byref(model), byref(work)), work, tokens.tolist)
-        del held
-        logits = self._widened(logits, vocabulary, float("-inf"))
-        return PackedScores(logits, head_input, outputs, None if bar is None else ran.value)
+        forward_pass.masks = memory.address(masks)
+        forward_pass.mask_count = 0 if masks is None else masks.shape[0]
+        forward_pass.first_mask = self.known
+        forward_pass.fill = fill
+        forward_pass.hidden = memory.address(layer_outputs)
+        forward_pass.head_input = memory.address(head_input)
+        forward_pass.logits = memory.address(logits)
+        layers_run = (c_int32 * 1)(self.depth)
+        if exit_threshold is not None:
+            forward_pass.exit_threshold = exit_threshold
+            forward_pass.layer_input = memory.address(torch.empty(self.dim))
+            forward_pass.layers_run = memory.address(layers_run)
+        # 3. the pass
+        refused = self._library.run(byref(model), byref(forward_pass))
+        self._require_read(refused, forward_pass, tokens.tolist)
+        return PackedScores(
+            logits=self._widened(logits, vocabulary, float("-inf")),
+            head_input=head_input,
+            hidden=layer_outputs,
+            layers_run=None if exit_threshold is None else layers_run[0],
+        )
 
     def draft(
         self,
@@ -184,169 +251,181 @@ class PackedDecoder:
         texts: Sequence[SequenceSlice],
         chains: Sequence[ChainSpec],
     ) -> list[ChainResult]:
-        """The rows of each text and a chain after them, in one call. The texts' chains run side by
-        side.
+        """Run the rows of each text and a chain after them, in one call. The texts' chains run side
+        by side.
 
         All chains are of the same layers and of one vocabulary.
         """
-        asks, outputs, vocabulary = (c.Chain * len(texts))(), [], chains[0].vocabulary
+        vocabulary = chains[0].vocabulary
         width = self._model_for(vocabulary).vocab
-        for ask, chain, fed in zip(asks, chains, tokens, strict=True):
-            steps = chain.steps
-            ends, drafted, confidences = end_tokens(chain), (c_int64 * steps)(), (c_float * steps)()
-            probs = torch.empty(steps, width) if chain.temperature > 0 else None
-            own_probs = torch.empty(steps, width) if chain.keeps_probs else None
-            states = None if chain.layers is None else torch.empty(len(fed) + steps - 1, self.dim)
-            outputs.append((ends, drafted, confidences, probs, own_probs, states))
-            ask.steps, ask.stops, ask.threshold = (
-                steps,
-                chain.threshold is not None,
-                chain.threshold or 0.0,
-            )
-            ask.temperature, ask.end_count, ask.ends = chain.temperature, len(ends), addressof(ends)
-            ask.tokens, ask.confidences = addressof(drafted), addressof(confidences)
-            ask.uniforms = pointer(chain.uniforms)
-            ask.probs, ask.own_probs, ask.states = (
-                pointer(probs),
-                pointer(own_probs),
-                pointer(states),
-            )
-        parts = vocabulary, chains[0].layers, chains[0].skipped
-        self._run_program(self._library.draft_chains, tokens, texts, asks, [1] * len(texts), *parts)
+        memory = PointedMemory()
+        drafts = (c.ChainDraft * len(texts))()
+        buffers = []
+        for draft, chain, fed_tokens in zip(drafts, chains, tokens, strict=True):
+            chain_buffers = self._chain_buffers(chain, len(fed_tokens), width)
+            set_chain(draft, chain, chain_buffers, memory)
+            buffers.append(chain_buffers)
+        self._run_program(
+            self._library.draft_chains,
+            tokens,
+            texts,
+            drafts,
+            later_rows=[1] * len(texts),
+            vocabulary=vocabulary,
+            layers=chains[0].layers,
+            skipped=chains[0].skipped,
+        )
         return [
-            ChainResult(
-                tokens=drafted[: ask.drafted],
-                forwards=ask.forwards,
-                fallback=bool(ask.fallback),
-                confidences=confidences[: ask.forwards] if ask.stops else [],
-                probs=self._widened(None if probs is None else probs[: ask.drafted], vocabulary),
-                own_probs=self._widened(
-                    None if own_probs is None else own_probs[: ask.drafted], vocabulary
-                ),
-                states=None if states is None else states[: ask.rows],
-            )
-            for ask, (_, drafted, confidences, probs, own_probs, states) in zip(
-                asks, outputs, strict=True
-            )
+            self._chain_result(draft, chain_buffers, vocabulary)
+            for draft, chain_buffers in zip(drafts, buffers, strict=True)
         ]
+
+    def _chain_buffers(self, chain: ChainSpec, fed_count: int, width: int) -> ChainBuffers:
+        """Room for a chain after so many rows, by a head of this width."""
+        steps = chain.steps
+        return ChainBuffers(
+            tokens=(c_int64 * steps)(),
+            confidences=(c_float * steps)(),
+            probs=torch.empty(steps, width) if chain.temperature > 0 else None,
+            unscaled_probs=torch.empty(steps, width) if chain.keeps_probs else None,
+            states=None if chain.layers is None else torch.empty(fed_count + steps - 1, self.dim),
+        )
+
+    def _chain_result(
+        self, draft: c.ChainDraft, buffers: ChainBuffers, vocabulary: DraftVocabulary | None
+    ) -> ChainResult:
+        """What was drafted, copied from the buffers up to the chain's end."""
+        count = draft.drafted
+        probs, unscaled_probs = (
+            None if rows is None else self._widened(rows[:count], vocabulary)
+            for rows in (buffers.probs, buffers.unscaled_probs)
+        )
+        return ChainResult(
+            tokens=buffers.tokens[:count],
+            forwards=draft.forwards,
+            fallback=bool(draft.fallback),
+            confidences=buffers.confidences[: draft.forwards] if draft.has_threshold else [],
+            probs=probs,
+            unscaled_probs=unscaled_probs,
+            states=None if buffers.states is None else buffers.states[: draft.rows],
+        )
 
     def grow(
         self,
         tokens: Sequence[Sequence[int]],
         texts: Sequence[SequenceSlice],
-        growths: Sequence[TreeSpec],
+        tree_specs: Sequence[TreeSpec],
     ) -> list[GrownTree]:
-        """The rows of each text and a tree after them, of one vocabulary, in one call: the trees
-        grow side by side.
+        """Run the rows of each text and grow a tree after them, of one vocabulary, in one call: the
+        trees grow side by side.
         """
-        asks, outputs = (c.Growth * len(texts))(), []
-        for ask, tree_spec in zip(asks, growths, strict=True):
-            ends = end_tokens(tree_spec)
-            grown, parents, rows = (
-                (kind * tree_spec.nodes)() for kind in (c_int64, c_int32, c_int32)
+        memory = PointedMemory()
+        drafts = (c.TreeDraft * len(texts))()
+        buffers = []
+        for draft, tree_spec in zip(drafts, tree_specs, strict=True):
+            tree_buffers = TreeBuffers(
+                tokens=(c_int64 * tree_spec.nodes)(),
+                parents=(c_int32 * tree_spec.nodes)(),
+                rows=(c_int32 * tree_spec.nodes)(),
+                row_counts=(c_int32 * tree_spec.depth)(),
             )
-            counts = (c_int32 * tree_spec.depth)()
-            outputs.append((ends, grown, parents, rows, counts))
-            ask.nodes, ask.depth, ask.width, ask.children = (
-                tree_spec.nodes,
-                tree_spec.depth,
-                tree_spec.width,
-                tree_spec.children,
-            )
-            ask.prunes, ask.prune_confidence = (
-                tree_spec.prune_confidence is not None,
-                tree_spec.prune_confidence or 0.0,
-            )
-            ask.min_prob, ask.temperature = tree_spec.min_prob, tree_spec.temperature
-            ask.end_count, ask.ends = len(ends), addressof(ends)
-            ask.tokens, ask.parents = addressof(grown), addressof(parents)
-            ask.rows, ask.counts = addressof(rows), addressof(counts)
-        later, vocabulary = [tree_spec.width for tree_spec in growths], growths[0].vocabulary
-        self._run_program(self._library.grow_trees, tokens, texts, asks, later, vocabulary)
+            set_tree(draft, tree_spec, tree_buffers, memory)
+            buffers.append(tree_buffers)
+        self._run_program(
+            self._library.grow_trees,
+            tokens,
+            texts,
+            drafts,
+            later_rows=[tree_spec.width for tree_spec in tree_specs],
+            vocabulary=tree_specs[0].vocabulary,
+        )
         return [
             GrownTree(
-                tokens=grown[: ask.grown],
-                parents=parents[: ask.grown],
-                rows=[None if row < 0 else row for row in rows[: ask.grown]],
-                forwards=counts[: ask.forwards],
+                tokens=tree.tokens[: draft.grown],
+                parents=tree.parents[: draft.grown],
+                rows=[None if row < 0 else row for row in tree.rows[: draft.grown]],
+                forwards=tree.row_counts[: draft.forwards],
             )
-            for ask, (_, grown, parents, rows, counts) in zip(asks, outputs, strict=True)
+            for draft, tree in zip(drafts, buffers, strict=True)
         ]
 
     def _run_program(
         self,
-        program: Callable[..., None],
+        program: Callable[..., int],
         tokens: Sequence[Sequence[int]],
         texts: Sequence[SequenceSlice],
-        asks: ctypes.Array,
-        later: Sequence[int],
+        drafts: ctypes.Array,
+        later_rows: Sequence[int],
         vocabulary: DraftVocabulary | None,
         layers: Sequence[int] | None = None,
         skipped: Skipped = NOTHING,
     ) -> None:
-        """later: how many rows of each text a later forward may run."""
-        model, (work, held) = self._model_for(vocabulary), self._pass(texts, layers, skipped)
-        fed = [token for each in tokens for token in each]
-        ids, logits = (c_int64 * len(fed))(*fed), torch.empty(sum(later), model.vocab)
-        work.tokens, work.logits = addressof(ids), logits.data_ptr()
-        self._require_read(program(byref(model), byref(work), asks), work, lambda: fed)
-        del held
+        """Run a program that fills these drafts, one for each text. later_rows: how many rows of
+        each text a later forward may run.
+        """
+        model = self._model_for(vocabulary)
+        forward_pass = self._forward_pass(texts, layers, skipped)
+        memory = forward_pass.memory
+        fed_tokens = [token for text_tokens in tokens for token in text_tokens]
+        forward_pass.tokens = memory.address((c_int64 * len(fed_tokens))(*fed_tokens))
+        forward_pass.logits = memory.address(torch.empty(sum(later_rows), model.vocab))
+        refused = program(byref(model), byref(forward_pass), drafts)
+        self._require_read(refused, forward_pass, lambda: fed_tokens)
 
-    def _require_read(self, refused: int, work: c.Pass, tokens: Callable[[], list[int]]) -> None:
+    def _require_read(
+        self, refused: int, forward_pass: c.ForwardPass, tokens: Callable[[], list[int]]
+    ) -> None:
         """Raise IndexError if the kernels refused a pass. refused: as `readable` of
         `cpu/kernels.cpp` says.
         """
         if refused > 0:
             token = tokens()[refused - 1]
             raise IndexError(
-                f"token {token} has no embedding: the model has {self.known}, and {work.mask_count}"
-                " masks"
+                f"token {token} has no embedding: the model has {self.known}, and"
+                f" {forward_pass.mask_count} masks"
             )
         if refused < 0:
             raise IndexError(
                 f"text {-refused} of a pass needs a slot behind its cache, a position behind"
-                f" {work.table} rotations, or an embedding for tokens that the head may draft"
+                f" {forward_pass.table} rotations, or an embedding for tokens that the head may"
+                " draft"
             )
 
-    def _pass(
+    def _forward_pass(
         self, texts: Sequence[SequenceSlice], layers: Sequence[int] | None, skipped: Skipped
-    ) -> tuple[c.Pass, list[object]]:
-        """A pass of the rows of these texts through these layers, and what it points to."""
-        cos, sin = self._rotations  # held here, as another thread may replace them
-        made = (c.Text * len(texts))()
-        held: list[object] = [made, cos, sin]
-        for text, into in zip(texts, made, strict=True):
-            into.count, into.start, into.reserved, into.scored = (
-                text.count,
-                text.start,
-                text.reserved,
-                text.scored,
-            )
-            into.capacity = text.cache.capacity
-            into.keys, into.values = text.cache.keys.data_ptr(), text.cache.values.data_ptr()
-            if text.memory is not None:
-                into.source = text.memory[0].shape[2]
-                into.memory_keys, into.memory_values = (each.data_ptr() for each in text.memory)
-            if text.parents is not None:
-                parents = text.parents.long().contiguous()
-                into.tree, into.parents = parents.shape[0], parents.data_ptr()
-                held.append(parents)
-        work = c.Pass(texts=len(texts), threads=torch.get_num_threads(), text=addressof(made))
-        work.cos, work.sin, work.table = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
-        chosen = (
-            self._every_layer if layers is None else torch.tensor(list(layers), dtype=torch.int32)
-        )
-        held.append(chosen)
-        work.layers, work.layer = len(chosen), chosen.data_ptr()
+    ) -> c.ForwardPass:
+        """A pass of the rows of these texts through these layers. Its attribute `memory` is what it
+        points to.
+        """
+        memory = PointedMemory()
+        slices = (c.SequenceSlice * len(texts))()
+        for text, structure in zip(texts, slices, strict=True):
+            set_slice(structure, text, memory)
+        cos, sin = self._rotations  # read once, as another thread may replace them
+        layer_indices = self._all_layers
+        if layers is not None:
+            layer_indices = torch.tensor(list(layers), dtype=torch.int32)
+        skip_marks = None
         if skipped:
             marks = [
-                (at in skipped.attention) + 2 * (at in skipped.feed_forward)
-                for at in chosen.tolist()
+                SKIPS_ATTENTION * (index in skipped.attention)
+                + SKIPS_FEED_FORWARD * (index in skipped.feed_forward)
+                for index in layer_indices.tolist()
             ]
-            left_out = torch.tensor(marks, dtype=torch.int32)
-            held.append(left_out)
-            work.skipped = left_out.data_ptr()
-        return work, held
+            skip_marks = torch.tensor(marks, dtype=torch.int32)
+        forward_pass = c.ForwardPass(
+            texts=len(texts),
+            text=memory.address(slices),
+            threads=torch.get_num_threads(),
+            cos=memory.address(cos),
+            sin=memory.address(sin),
+            table=cos.shape[1],
+            layers=len(layer_indices),
+            layer=memory.address(layer_indices),
+            skipped=memory.address(skip_marks),
+        )
+        forward_pass.memory = memory
+        return forward_pass
 
     def _model_for(self, vocabulary: DraftVocabulary | None) -> c.Model:
         """The model with a head of these tokens, which is packed at its first use; None: with the
@@ -354,79 +433,78 @@ class PackedDecoder:
         """
         if vocabulary is None:
             return self._model
+        return vocabulary.cached_for(self, lambda: self._narrow_model(vocabulary))
 
-        def make() -> tuple[c.Model, list[object]]:
-            whole, model = self._stack.head, c.Model.from_buffer_copy(self._model)
-            if int(vocabulary.tokens[-1]) >= min(self.vocab, self.known):
-                raise IndexError(
-                    f"a draft vocabulary names token {int(vocabulary.tokens[-1])} of {self.known}"
-                )
-            if vocabulary.covers_most_of(self.vocab):  # the whole head, without the others' scores
-                bias = vocabulary.widened(
-                    torch.zeros(1, len(vocabulary)), self.vocab, float("-inf")
-                )
-                panels = in_panel_order(bias[0])
-                model.head.bias = panels.data_ptr()
-                return model, [panels]
-            if isinstance(whole, tuple):  # in blocks of a GGUF file, of which no row can be taken
-                model.head, *held = packed_matrix(Weight(whole[0][vocabulary.tokens]), 8)
-            else:
-                model.head, *held = packed_matrix(Weight(whole[vocabulary.tokens]), self._bits)
-            model.vocab, model.tokens = len(vocabulary), vocabulary.tokens.data_ptr()
-            return model, held
-
-        return vocabulary.cached_for(self, make)[0]
+    def _narrow_model(self, vocabulary: DraftVocabulary) -> c.Model:
+        """The model with a head of these tokens. Its attribute `memory` is what the head points
+        to.
+        """
+        last_token = int(vocabulary.tokens[-1])
+        if last_token >= min(self.vocab, self.known):
+            raise IndexError(f"a draft vocabulary names token {last_token} of {self.known}")
+        model = c.Model.from_buffer_copy(self._model)
+        model.memory = PointedMemory()
+        if vocabulary.covers_most_of(
+            self.vocab
+        ):  # the whole head, without the other tokens' scores
+            zeros = torch.zeros(1, len(vocabulary))
+            bias = vocabulary.widened(zeros, self.vocab, float("-inf"))[0]
+            model.head.bias = model.memory.address(bias_in_panel_order(bias))
+            return model
+        head = self._stack.head
+        if isinstance(head, tuple):  # in blocks of a GGUF file, of which no row can be taken
+            packed = packed_matrix(Weight(head[0][vocabulary.tokens]), 8)
+        else:
+            packed = packed_matrix(Weight(head[vocabulary.tokens]), self._bits)
+        model.memory.keep(packed)
+        model.head = packed.matrix
+        model.vocab = len(vocabulary)
+        model.tokens = model.memory.address(vocabulary.tokens)
+        return model
 
     def _widened(
         self,
         rows: Float[Tensor, "n part"] | None,
         vocabulary: DraftVocabulary | None,
-        others: float = 0.0,
+        fill_value: float = 0.0,
     ) -> Float[Tensor, "n vocab"] | None:
-        """Rows of a part of the vocabulary as rows of all of it."""
-        return (
-            rows
-            if rows is None or vocabulary is None
-            else vocabulary.widened(rows, self.vocab, others)
-        )
-
-    def read_weights(self) -> None:
-        """Read every weight that a token needs, once, and do nothing else."""
-        for tensor in self._matrices:
-            self._library.read_all(tensor.data_ptr(), tensor.nbytes, torch.get_num_threads())
+        """Rows of a part of the vocabulary as rows of all of it, with `fill_value` for all
+        other tokens.
+        """
+        if rows is None or vocabulary is None:
+            return rows
+        return vocabulary.widened(rows, self.vocab, fill_value)
 
     def _layer(self, layer: Layer) -> c.Layer:
-        packed = c.Layer(window=layer.window, kind=layer.kind)
-        for name, kind in c.Layer._fields_:
-            if kind is c.Matrix and (weight := getattr(layer, name)) is not None:
-                setattr(packed, name, self._matrix(weight))
-            elif kind is c_void_p:
-                setattr(packed, name, self._vector(getattr(layer, name)))
-        return packed
+        structure = c.Layer(window=layer.window, kind=layer.kind)
+        for name, field_type in c.Layer._fields_:
+            if field_type is c.Matrix and (weight := getattr(layer, name)) is not None:
+                setattr(structure, name, self._matrix(weight))
+            elif field_type is c_void_p:
+                setattr(structure, name, self._vector(getattr(layer, name)))
+        return structure
 
     def _matrix(self, weight: Weight) -> c.Matrix:
-        made, packed, held = packed_matrix(weight, self._bits)
-        self._matrices += packed
-        self._held += [packed, held]
-        return made
+        packed = packed_matrix(weight, self._bits)
+        self.panels += packed.panels
+        self._memory.keep(packed)
+        return packed.matrix
 
-    def _table(self, stack: Stack, head: c.Matrix) -> c.Matrix:
-        """The embeddings."""
+    def _embedding_table(self, stack: Stack, head: c.Matrix) -> c.Matrix:
         table = stack.embedding
         if isinstance(table, Tensor):
-            return c.Matrix(packed=self._hold(table))
+            return c.Matrix(packed=self._memory.address(table))
         if isinstance(stack.head, tuple) and stack.head[0].start == table.start:  # tied
             return head
-        made, *held = packed_matrix(Weight((table,)))
-        self._held += held
-        return made
+        packed = packed_matrix(Weight((table,)))
+        self._memory.keep(packed)
+        return packed.matrix
 
     def _vector(self, values: Tensor | None) -> int | None:
-        return None if values is None else self._hold(values.detach().float().contiguous())
-
-    def _hold(self, tensor: Tensor) -> int:
-        self._held.append(tensor)
-        return tensor.data_ptr()
+        """The address of these numbers in float32."""
+        if values is None:
+            return None
+        return self._memory.address(values.detach().float().contiguous())
 
 
 class PackedHeads:
@@ -445,53 +523,130 @@ class PackedHeads:
         bias: Float[Tensor, " vocab"] | None = None,
     ) -> None:
         self._library = library()
-        whole = isinstance(outputs, PackedDecoder)
-        if whole and outputs.dtype != blocks.dtype:
-            raise ValueError(f"heads in {blocks.dtype} cannot share a matrix in {outputs.dtype}")
-        pairs = zip(blocks.flatten(0, 1), biases.flatten(0, 1), strict=True)
-        matrices = [packed_matrix(Weight(matrix, bias)) for matrix, bias in pairs]
-        ends = (
-            [(outputs.head, outputs)]
-            if whole
-            else [packed_matrix(Weight(matrix, bias)) for matrix in outputs]
-        )
-        self._held = (
-            (c.Matrix * len(matrices))(*(made for made, *_ in matrices)),
-            (c.Matrix * len(ends))(*(made for made, *_ in ends)),
-            [held for _, *held in [*matrices, *ends]],
-        )
+        self._memory = PointedMemory()
+        # 1. the blocks
+        block_matrices = [
+            self._matrix(Weight(matrix, block_bias))
+            for matrix, block_bias in zip(blocks.flatten(0, 1), biases.flatten(0, 1), strict=True)
+        ]
+        # 2. the matrices to the vocabulary
+        if isinstance(outputs, PackedDecoder):
+            if outputs.dtype != blocks.dtype:
+                raise ValueError(
+                    f"heads in {blocks.dtype} cannot share a matrix in {outputs.dtype}"
+                )
+            self._memory.keep(outputs)
+            output_matrices = [outputs.head]
+        else:
+            output_matrices = [self._matrix(Weight(matrix, bias)) for matrix in outputs]
+        # 3. the heads
         self._heads = c.Heads(
             dim=blocks.shape[-1],
-            vocab=self._held[1][0].outputs,
+            vocab=output_matrices[0].outputs,
             half=blocks.dtype == torch.bfloat16,
             layers=blocks.shape[1],
-            shared=len(ends) < len(blocks),
-            blocks=addressof(self._held[0]),
-            outputs=addressof(self._held[1]),
+            shared=len(output_matrices) < len(blocks),
+            blocks=self._memory.address((c.Matrix * len(block_matrices))(*block_matrices)),
+            outputs=self._memory.address((c.Matrix * len(output_matrices))(*output_matrices)),
         )
 
     def most_likely(
         self, hidden: Float[Tensor, " dim"], depth: int, count: int
     ) -> Int[Tensor, "depth count"]:
         """The first heads' most likely tokens, as `MedusaHeads.most_likely` in one call."""
-        return self._run(hidden, depth, torch.empty(depth, count, dtype=torch.long))
+        tokens = torch.empty(depth, count, dtype=torch.long)
+        self._run(hidden, depth, count, tokens, None)
+        return tokens
 
     def scores(self, hidden: Float[Tensor, " dim"], depth: int) -> Float[Tensor, "depth vocab"]:
         """The first heads' logits."""
-        return self._run(hidden, depth, torch.empty(depth, self._heads.vocab))
+        logits = torch.empty(depth, self._heads.vocab)
+        self._run(hidden, depth, self._heads.vocab, None, logits)
+        return logits
 
-    def _run(self, hidden: Float[Tensor, " dim"], depth: int, to: Tensor) -> Tensor:
-        state, count, threads = hidden.float().contiguous(), to.shape[1], torch.get_num_threads()
-        places = (None, to.data_ptr()) if to.is_floating_point() else (to.data_ptr(), None)
+    def _run(
+        self,
+        hidden: Float[Tensor, " dim"],
+        depth: int,
+        count: int,
+        tokens: Int[Tensor, "depth count"] | None,
+        logits: Float[Tensor, "depth vocab"] | None,
+    ) -> None:
+        """Run the first heads, and write their most likely tokens or their logits."""
+        memory = PointedMemory()
         self._library.most_likely_tokens(
-            byref(self._heads), state.data_ptr(), depth, count, threads, *places
+            byref(self._heads),
+            memory.address(hidden.float().contiguous()),
+            depth,
+            count,
+            torch.get_num_threads(),
+            memory.address(tokens),
+            memory.address(logits),
         )
-        return to
+
+    def _matrix(self, weight: Weight) -> c.Matrix:
+        packed = packed_matrix(weight)
+        self._memory.keep(packed)
+        return packed.matrix
 
 
-def pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def set_slice(structure: c.SequenceSlice, text: SequenceSlice, memory: PointedMemory) -> None:
+    """Set the structure of a text's rows. The caller keeps the cache and the source's memory."""
+    structure.count = text.count
+    structure.start = text.start
+    structure.reserved = text.reserved
+    structure.scored = text.scored
+    structure.capacity = text.cache.capacity
+    structure.keys = memory.address(text.cache.keys)
+    structure.values = memory.address(text.cache.values)
+    if text.memory is not None:
+        keys, values = text.memory
+        structure.source = keys.shape[2]
+        structure.memory_keys = memory.address(keys)
+        structure.memory_values = memory.address(values)
+    if text.parents is not None:
+        parents = text.parents.long().contiguous()
+        structure.tree = parents.shape[0]
+        structure.parents = memory.address(parents)
 
 
-def end_tokens(draft: ChainSpec | TreeSpec) -> ctypes.Array[c_int64]:
-    return (c_int64 * len(draft.end_tokens))(*draft.end_tokens)
+def set_chain(
+    draft: c.ChainDraft, chain: ChainSpec, buffers: ChainBuffers, memory: PointedMemory
+) -> None:
+    """Set the structure of a chain to draft."""
+    draft.steps = chain.steps
+    draft.has_threshold = chain.threshold is not None
+    draft.threshold = chain.threshold or 0.0
+    draft.temperature = chain.temperature
+    draft.end_count = len(chain.end_tokens)
+    draft.end_tokens = memory.address(token_array(chain.end_tokens))
+    draft.uniforms = memory.address(chain.uniforms)
+    draft.tokens = memory.address(buffers.tokens)
+    draft.confidences = memory.address(buffers.confidences)
+    draft.probs = memory.address(buffers.probs)
+    draft.unscaled_probs = memory.address(buffers.unscaled_probs)
+    draft.states = memory.address(buffers.states)
+
+
+def set_tree(
+    draft: c.TreeDraft, tree_spec: TreeSpec, buffers: TreeBuffers, memory: PointedMemory
+) -> None:
+    """Set the structure of a tree to grow."""
+    draft.nodes = tree_spec.nodes
+    draft.depth = tree_spec.depth
+    draft.width = tree_spec.width
+    draft.children = tree_spec.children
+    draft.prunes = tree_spec.prune_confidence is not None
+    draft.prune_confidence = tree_spec.prune_confidence or 0.0
+    draft.min_prob = tree_spec.min_prob
+    draft.temperature = tree_spec.temperature
+    draft.end_count = len(tree_spec.end_tokens)
+    draft.end_tokens = memory.address(token_array(tree_spec.end_tokens))
+    draft.tokens = memory.address(buffers.tokens)
+    draft.parents = memory.address(buffers.parents)
+    draft.rows = memory.address(buffers.rows)
+    draft.row_counts = memory.address(buffers.row_counts)
+
+
+def token_array(tokens: frozenset[int]) -> ctypes.Array[c_int64]:
+    return (c_int64 * len(tokens))(*tokens)

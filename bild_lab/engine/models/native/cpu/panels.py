@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import addressof
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,133 +23,178 @@ from bild_lab.errors import UserError
 
 LANES, PANEL = 16, 32  # columns of a vector, and of a panel of weights
 BLOCK = 32  # inputs that share a scale, where weights are quantized
-CHUNK = 256 * PANEL  # rows that are quantized at a time
+CHUNK = 256 * PANEL  # rows that are quantized at a time, so that few are in float32
 PLAIN = 0  # the type of a matrix whose numbers are not in blocks
 
 
-def packed_matrix(
-    weight: Weight, bits: int | None = None
-) -> tuple[Matrix, list[Tensor], list[object]]:
-    """A linear layer for the kernels, its packed weights, and what else it points to.
+class PackedMatrix(NamedTuple):
+    """A linear layer for the kernels.
+
+    matrix: the structure that the kernels read. It holds addresses alone: whoever keeps it must
+    keep the two other fields as long. panels: the packed weights. references: what else the
+    structure points to.
+    """
+
+    matrix: Matrix
+    panels: list[Tensor]
+    references: list[object]
+
+
+def packed_matrix(weight: Weight, bits: int | None = None) -> PackedMatrix:
+    """Pack a linear layer for the kernels.
 
     bits: 8 or 4 to quantize it, if it has a multiple of 32 inputs; None: in its own precision.
     Tensors of a GGUF file keep their scales and numbers. Raises UserError where outputs of one
     panel have different types.
     """
-    bias = None if weight.bias is None else in_panel_order(weight.bias, weight.gated)
     parts = weight.matrix if isinstance(weight.matrix, tuple) else (weight.matrix,)
-    outputs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    alike = [list(group) for _, group in groupby(parts, kind_of)]
-    if len(alike) > 1 and (
-        weight.gated or any(sum(part.shape[0] for part in group) % PANEL for group in alike[:-1])
-    ):
-        kinds = " and ".join(kind_of(part) or "numbers" for part in parts)
+    outputs = sum(matrix.shape[0] for matrix in parts)
+    inputs = parts[0].shape[1]
+    bias = None
+    if weight.bias is not None:
+        bias = bias_in_panel_order(weight.bias, weight.gated)
+    packed_groups = [
+        _panels_of(group, bits, weight.gated) for group in _groups_of_one_type(parts, weight.gated)
+    ]
+    matrices = (Matrix * len(packed_groups))()
+    first_panel = 0
+    for index, (block_type, panels) in enumerate(packed_groups):
+        has_next = index + 1 < len(packed_groups)
+        matrices[index] = Matrix(
+            packed=panels.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            next=addressof(matrices[index + 1]) if has_next else None,
+            outputs=outputs,
+            inputs=inputs,
+            type=block_type,
+            first=first_panel,
+            panels=len(panels),
+        )
+        first_panel += len(panels)
+    return PackedMatrix(
+        matrices[0], [panels for _, panels in packed_groups], references=[matrices, bias]
+    )
+
+
+def bias_in_panel_order(
+    bias: Float[Tensor, " out"], gated: bool = False
+) -> Float[Tensor, "panels 32"]:
+    """A bias in the order of the panels' outputs."""
+    two_columns = bias.float()[:, None].expand(-1, 2)
+    return matrix_in_panels(two_columns, gated)[:, 0, 0].contiguous()
+
+
+def type_name(matrix: Tensor | PackedTensor) -> str:
+    """The name of a matrix's type in a GGUF file; empty for plain numbers."""
+    return "" if isinstance(matrix, Tensor) else matrix.type.name
+
+
+def _groups_of_one_type(
+    parts: Sequence[Tensor | PackedTensor], gated: bool
+) -> list[list[Tensor | PackedTensor]]:
+    """Neighbouring matrices of one type. Raises UserError where a panel would have two types."""
+    groups = [list(group) for _, group in groupby(parts, type_name)]
+    if len(groups) == 1:
+        return groups
+    group_outputs = [sum(matrix.shape[0] for matrix in group) for group in groups]
+    if gated or any(outputs % PANEL for outputs in group_outputs[:-1]):
+        types = " and ".join(type_name(matrix) or "numbers" for matrix in parts)
         raise UserError(
-            f"matrices whose outputs share a panel of 32 are stored as {kinds}; set"
+            f"matrices whose outputs share a panel of 32 are stored as {types}; set"
             " runtime.weights=null"
         )
-    made = [_in_panels(group, bits, weight.gated) for group in alike]
-    matrices, first = (Matrix * len(made))(), 0
-    for index, (kind, packed) in enumerate(made):
-        after = addressof(matrices[index + 1]) if index + 1 < len(made) else None
-        address = None if bias is None else bias.data_ptr()
-        matrices[index] = Matrix(
-            packed.data_ptr(), address, after, outputs, inputs, kind, first, len(packed)
-        )
-        first += len(packed)
-    return matrices[0], [packed for _, packed in made], [matrices, bias]
+    return groups
 
 
-def in_panel_order(bias: Float[Tensor, " out"], gated: bool = False) -> Float[Tensor, "panels 32"]:
-    """A bias in the order of the panels' outputs."""
-    return panels(bias.float()[:, None].expand(-1, 2), gated)[:, 0, 0].contiguous()
-
-
-def kind_of(part: Tensor | PackedTensor) -> str:
-    """The name of its type in a GGUF file; none for plain numbers."""
-    return "" if isinstance(part, Tensor) else part.type.name
-
-
-def _in_panels(
+def _panels_of(
     parts: Sequence[Tensor | PackedTensor], bits: int | None, gated: bool
 ) -> tuple[int, Tensor]:
-    """Matrices one after the other: their type in `quantized.h`, and their panels."""
+    """Matrices of one type, one after the other: their type in `quantized.h`, and their panels."""
     if not isinstance(parts[0], Tensor):
-        return _as_packed(parts, gated)
+        return _panels_of_gguf(parts, gated)
     matrix = parts[0] if len(parts) == 1 else torch.cat(list(parts))
     if bits is None or matrix.shape[1] % BLOCK:
-        return PLAIN, panels(matrix, gated)
-    made = []
-    for rows in in_panels(matrix, gated).split(CHUNK):  # so that little is in float32 at a time
+        return PLAIN, matrix_in_panels(matrix, gated)
+    panels = []
+    for rows in rows_in_panel_order(matrix, gated).split(CHUNK):
         scales, numbers = quantized(rows.view(len(rows), -1, BLOCK), bits)
         numbers = numbers.view(rows.shape)
-        made.append(
-            in_blocks([scales], [(numbers.to(torch.int8), 8) if bits == 8 else (numbers + 8, 4)])
-        )
-    return Type.Q8_0 if bits == 8 else Type.Q4_0, torch.cat(made)
+        # numbers of 4 bits count from 0 on
+        numbers = numbers.to(torch.int8) if bits == 8 else numbers + 8
+        panels.append(blocks_of_panels([scales], [(numbers, bits)]))
+    return Type.Q8_0 if bits == 8 else Type.Q4_0, torch.cat(panels)
 
 
-def _as_packed(parts: Sequence[PackedTensor], gated: bool) -> tuple[int, Tensor]:
+def _panels_of_gguf(parts: Sequence[PackedTensor], gated: bool) -> tuple[int, Tensor]:
     """Tensors of a GGUF file of one type, with the scales and numbers that they have there.
 
     Q5_0 becomes Q8_0.
     """
-    kind, made = parts[0].type, []
-    stored = torch.from_numpy(np.concatenate([part.blocks() for part in parts]))
-    for rows in in_panels(stored, gated).split(CHUNK):
-        scales, numbers = unpacked(rows.reshape(-1, GGML_QUANT_SIZES[kind][1]), kind)
-        made.append(
-            in_blocks(
-                [scale.view(len(rows), -1, scale.shape[-1]) for scale in scales],
-                [(each.reshape(len(rows), -1), bits) for each, bits in numbers],
-            )
-        )
-    return Type.Q8_0 if kind == Type.Q5_0 else kind, torch.cat(made)
+    block_type = parts[0].type
+    block_bytes = GGML_QUANT_SIZES[block_type][1]
+    stored = torch.from_numpy(np.concatenate([tensor.blocks() for tensor in parts]))
+    panels = []
+    for rows in rows_in_panel_order(stored, gated).split(CHUNK):
+        scales, numbers = scales_and_numbers(rows.reshape(-1, block_bytes), block_type)
+        scales_by_row = [scale.view(len(rows), -1, scale.shape[-1]) for scale in scales]
+        numbers_by_row = [(values.reshape(len(rows), -1), bits) for values, bits in numbers]
+        panels.append(blocks_of_panels(scales_by_row, numbers_by_row))
+    return Type.Q8_0 if block_type == Type.Q5_0 else block_type, torch.cat(panels)
 
 
-def unpacked(
-    blocks: UInt8[Tensor, "n bytes"], kind: Type
+def scales_and_numbers(
+    blocks: UInt8[Tensor, "n bytes"], block_type: Type
 ) -> tuple[list[Tensor], list[tuple[Tensor, int]]]:
     """The scales of GGML's blocks, [n, scales], and their whole numbers, [n, numbers], each with
     how many bits of it.
 
-    In the order of `quantized.h`; numbers of fewer than 8 bits count from 0 on. Source:
+    They are in the order of `quantized.h`; numbers of fewer than 8 bits count from 0 on. Source:
     `gguf.quants`.
     """
-
-    def halves(first: int, last: int, groups: int) -> Tensor:
-        """In each group of bytes the lower four bits come first, then the higher."""
-        some = blocks[:, first:last].unflatten(1, (groups, 1, -1))
-        return torch.cat([some & 15, some >> 4], 2)
-
-    def scales(first: int, last: int, dtype: torch.dtype = torch.half) -> Tensor:
-        return blocks[:, first:last].contiguous().view(dtype)
-
-    if kind == Type.Q8_0:
-        return [scales(0, 2)], [(scales(2, 34, torch.int8), 8)]
-    if kind == Type.Q4_0:
-        return [scales(0, 2)], [(halves(2, 18, 1), 4)]
-    if kind == Type.Q5_0:
-        fifth = blocks[:, 2:6, None] >> torch.arange(8, dtype=torch.uint8) & 1  # [n, 4, 8]
-        numbers = (
-            halves(6, 22, 1).flatten(1).to(torch.int8) + 16 * fifth.flatten(1).to(torch.int8) - 16
-        )
-        return [scales(0, 2)], [(numbers, 8)]
-    if kind == Type.Q4_K:
-        steps, minima = (
-            torch.from_numpy(each) for each in Q4_K.get_scale_min(blocks[:, 4:16].numpy())
-        )
-        return [scales(0, 2), scales(2, 4), steps, minima], [(halves(16, 144, 4), 4)]
-    twos = (
-        blocks[:, 128:192].unflatten(1, (2, 1, 32))
-        >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
-        & 3
-    )
-    return [scales(208, 210), scales(192, 208, torch.int8)], [(halves(0, 128, 2), 4), (twos, 2)]
+    if block_type == Type.Q8_0:
+        return [_scales(blocks, 0, 2)], [(_scales(blocks, 2, 34, torch.int8), 8)]
+    if block_type == Type.Q4_0:
+        return [_scales(blocks, 0, 2)], [(_nibbles(blocks, 2, 18), 4)]
+    if block_type == Type.Q5_0:
+        low_bits = _nibbles(blocks, 6, 22).flatten(1).to(torch.int8)
+        high_bit = blocks[:, 2:6, None] >> torch.arange(8, dtype=torch.uint8) & 1  # [n, 4, 8]
+        numbers = low_bits + 16 * high_bit.flatten(1).to(torch.int8) - 16
+        return [_scales(blocks, 0, 2)], [(numbers, 8)]
+    if block_type == Type.Q4_K:
+        steps, minima = Q4_K.get_scale_min(blocks[:, 4:16].numpy())
+        scales = [
+            _scales(blocks, 0, 2),
+            _scales(blocks, 2, 4),
+            torch.from_numpy(steps),
+            torch.from_numpy(minima),
+        ]
+        return scales, [(_nibbles(blocks, 16, 144, groups=4), 4)]
+    # Q6_K: four bits of each number, then two more, four numbers a byte
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
+    high_bits = blocks[:, 128:192].unflatten(1, (2, 1, 32)) >> shifts & 3
+    scales = [_scales(blocks, 208, 210), _scales(blocks, 192, 208, torch.int8)]
+    return scales, [(_nibbles(blocks, 0, 128, groups=2), 4), (high_bits, 2)]
 
 
-def in_blocks(
-    scales: Sequence[Float[Tensor, "rows blocks each"]],
+def _nibbles(
+    blocks: UInt8[Tensor, "n bytes"], start: int, stop: int, groups: int = 1
+) -> UInt8[Tensor, "n groups 2 numbers"]:
+    """Two numbers of four bits from each of these bytes: of each group first the lower bits of all
+    its bytes, then the higher.
+    """
+    grouped = blocks[:, start:stop].unflatten(1, (groups, 1, -1))
+    return torch.cat([grouped & 15, grouped >> 4], 2)
+
+
+def _scales(
+    blocks: UInt8[Tensor, "n bytes"], start: int, stop: int, dtype: torch.dtype = torch.half
+) -> Tensor:
+    """These bytes of each block, read as numbers of this type."""
+    return blocks[:, start:stop].contiguous().view(dtype)
+
+
+def blocks_of_panels(
+    scales: Sequence[Float[Tensor, "rows blocks scales"]],
     numbers: Sequence[tuple[Float[Tensor, "rows in"], int]],
 ) -> UInt8[Tensor, "panels blocks bytes"]:
     """Rows in the panels' order as blocks for 32 outputs, laid out as `quantized.h` has them.
@@ -156,18 +202,27 @@ def in_blocks(
     numbers: whole, each with how many of its bits are kept: 8, or the lowest 4 or 2 of the inputs
     that share a word.
     """
-    blocks = scales[0].shape[1]
-    parts = [each.view(-1, PANEL, *each.shape[1:]).permute(0, 2, 3, 1) for each in scales]
+    block_count = scales[0].shape[1]
+    # scales: [panels, blocks, scales, output]
+    fields = [scale.view(-1, PANEL, *scale.shape[1:]).permute(0, 2, 3, 1) for scale in scales]
     for values, bits in numbers:
-        values = values.view(-1, 2, LANES, blocks, values.shape[1] // blocks // BLOCK, BLOCK)
+        runs = values.shape[1] // block_count // BLOCK  # of 32 inputs in a block
+        values = values.view(-1, 2, LANES, block_count, runs, BLOCK)
         if bits < 8:
-            several = values.to(torch.int32).unflatten(-1, (-1, 32 // bits))
-            values = (several << torch.arange(0, 32, bits, dtype=torch.int32)).sum(
-                -1, dtype=torch.int32
-            )
-        # [panels, blocks, 32 inputs, half, inputs, output]
-        parts.append(values.permute(0, 3, 4, 1, 5, 2))
-    return torch.cat([part.contiguous().flatten(2).view(torch.uint8) for part in parts], -1)
+            values = _in_words(values, bits)
+        # numbers: [panels, blocks, 32 inputs, half, inputs, output]
+        fields.append(values.permute(0, 3, 4, 1, 5, 2))
+    as_bytes = [field.contiguous().flatten(2).view(torch.uint8) for field in fields]
+    return torch.cat(as_bytes, -1)
+
+
+def _in_words(values: Tensor, bits: int) -> Tensor:
+    """Whole numbers of so many bits, packed into words of 32 along the last axis, the first in the
+    lowest bits.
+    """
+    numbers = values.to(torch.int32).unflatten(-1, (-1, 32 // bits))
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    return (numbers << shifts).sum(-1, dtype=torch.int32)
 
 
 def quantized(
@@ -179,40 +234,46 @@ def quantized(
     -8; the others are rounded to nearest in -8 to 7. A weight is scale times number.
     """
     values = values.float()
-    low, high = torch.aminmax(values, dim=-1, keepdim=True)
+    minimum, maximum = torch.aminmax(values, dim=-1, keepdim=True)
     if bits == 8:
-        scale, least, most = torch.maximum(-low, high) / 127, -127, 127
+        scale = torch.maximum(-minimum, maximum) / 127
+        smallest, largest = -127, 127
     else:
-        scale, least, most = torch.where(-low > high, low, high) / -8, -8, 7
+        scale = torch.where(-minimum > maximum, minimum, maximum) / -8
+        smallest, largest = -8, 7
     scale = scale.half()
     inverse = torch.where(scale == 0, 0.0, 1 / scale.float())
-    return scale, (values * inverse).round_().clamp_(least, most)
+    return scale, (values * inverse).round_().clamp_(smallest, largest)
 
 
-def panels(matrix: Float[Tensor, "out in"], gated: bool = False) -> Tensor:
+def matrix_in_panels(matrix: Float[Tensor, "out in"], gated: bool = False) -> Tensor:
     """A matrix in panels of 32 outputs, as the kernels read it.
 
     float32: [panels, in / 2, 2, 32], the inputs padded to an even number. bfloat16: [panels, in /
     2, 32, 2], the inputs padded to a multiple of 32.
     """
-    # a pad of nothing would copy
-    if missing := -matrix.shape[1] % (2 if matrix.dtype == torch.float32 else PANEL):
-        matrix = pad(matrix, (0, missing))
-    pairs = in_panels(matrix, gated).view(-1, PANEL, matrix.shape[1] // 2, 2)
-    order = (0, 2, 3, 1) if matrix.dtype == torch.float32 else (0, 2, 1, 3)
+    is_float32 = matrix.dtype == torch.float32
+    missing_inputs = -matrix.shape[1] % (2 if is_float32 else PANEL)
+    if missing_inputs:  # a pad of nothing would copy
+        matrix = pad(matrix, (0, missing_inputs))
+    pairs = rows_in_panel_order(matrix, gated).view(-1, PANEL, matrix.shape[1] // 2, 2)
+    order = (0, 2, 3, 1) if is_float32 else (0, 2, 1, 3)
     return pairs.permute(order).contiguous()
 
 
-def in_panels(matrix: Float[Tensor, "out in"], gated: bool) -> Float[Tensor, "panels*32 in"]:
+def rows_in_panel_order(
+    matrix: Float[Tensor, "out in"], gated: bool
+) -> Float[Tensor, "panels*32 in"]:
     """The rows in the panels' order; rows are added until the last panel is full.
 
     gated: a panel holds 16 outputs of the gate and the 16 that they gate.
     """
     if not gated:
-        missing = -matrix.shape[0] % PANEL
-        return pad(matrix, (0, 0, 0, missing)) if missing else matrix
+        missing_rows = -matrix.shape[0] % PANEL
+        return pad(matrix, (0, 0, 0, missing_rows)) if missing_rows else matrix
     half = matrix.shape[0] // 2
-    gate, up = (pad(part, (0, 0, 0, -half % LANES)) for part in matrix.split(half))
-    return torch.stack([part.view(-1, LANES, part.shape[1]) for part in (gate, up)], 1).flatten(
-        0, 2
-    )
+    in_lanes = [
+        pad(rows, (0, 0, 0, -half % LANES)).view(-1, LANES, matrix.shape[1])
+        for rows in matrix.split(half)  # the gate, then what it gates
+    ]
+    return torch.stack(in_lanes, 1).flatten(0, 2)

@@ -33,7 +33,7 @@ struct Model {
 };
 
 // Some rows of one text, and its cache
-struct Text {
+struct SequenceSlice {
     int32_t count, start, reserved, source;  // start: the cache slot of the first row
     int32_t scored, tree;         // for how many of the last rows logits are wanted; rows of its tree, these are the last
     int64_t capacity;
@@ -47,9 +47,9 @@ struct Text {
     int32_t first;                // of the pass's rows
 };
 
-struct Pass {
+struct ForwardPass {
     int32_t texts, layers, threads, fill;
-    const Text* text;             // [texts], in the order of their rows
+    const SequenceSlice* text;    // [texts], in the order of their rows
     const int64_t* tokens;        // [count]
     const float* states;          // [count][dim]: what the first layer reads, or null for the tokens' embeddings
     const void* masks;            // [..][dim]: embeddings of the token ids from first_mask on, which alone see the prefix;
@@ -60,9 +60,9 @@ struct Pass {
     int64_t table;
     float *hidden;                // [layers][count][dim], or null
     float *head_input, *logits;   // [scored][dim], [scored][vocab]
-    float* before;                // [dim], or null. With it, one row leaves after the first layer but the last whose
-    int32_t* ran;                 // output's cosine with its input exceeds the bar; `ran` gets how many layers ran, and
-    double bar;                   // the others compute only its keys and values, from that output
+    float* layer_input;           // [dim], or null. With it, one row leaves after the first layer but the last whose
+    int32_t* layers_run;          // output's cosine with its input exceeds the threshold; `layers_run` gets how many layers
+    double exit_threshold;        // ran, and the others compute only its keys and values, from that output
     // made by the kernels
     int32_t count, scored;
     const int32_t* text_of;       // [count]: of each row
@@ -70,28 +70,28 @@ struct Pass {
 };
 
 // A chain to draft, and what was drafted
-struct Chain {
-    int32_t steps, stops, end_count, forwards, drafted, fallback, rows;  // rows: that ran
-    double threshold;         // with stops: end before a token whose forward has a smaller confidence
+struct ChainDraft {
+    int32_t steps, has_threshold, end_count, forwards, drafted, fallback, rows;  // rows: that ran
+    double threshold;         // with has_threshold: end before a token whose forward has a smaller confidence
     float temperature;        // 0: the most likely token
-    const int64_t* ends;      // [end_count]: tokens that end the chain, themselves drafted
+    const int64_t* end_tokens;  // [end_count]: tokens that end the chain, themselves drafted
     const double* uniforms;   // [steps] in [0, 1), one for each draw
     int64_t* tokens;          // [steps]
     float* confidences;       // [steps]: the largest probability at temperature 1
-    float *probs, *own_probs; // [steps][vocab]: what was drawn from, and at temperature 1; or null
+    float *probs, *unscaled_probs; // [steps][vocab]: what was drawn from, and at temperature 1; or null
     float* states;            // [rows][dim]: the last layer's output, or null
 };
 
 // A tree to grow, and what was grown. A node's chance: the product of the probabilities on its branch
-struct Growth {
+struct TreeDraft {
     int32_t nodes, depth, width, children, end_count, prunes, grown, forwards;
     double prune_confidence;  // with prunes: a leaf whose largest probability at temperature 1 is not smaller has one child
     double min_prob;          // growing ends when no leaf has this chance
     float temperature;
-    const int64_t* ends;      // [end_count]: tokens without children
+    const int64_t* end_tokens;  // [end_count]: tokens without children
     int64_t* tokens;          // [nodes]
     int32_t *parents, *rows;  // [nodes]: -1 for the root; the place among the rows that ran after the text, or -1
-    int32_t* counts;          // [depth]: how many rows each forward ran
+    int32_t* row_counts;      // [depth]: how many rows each forward ran
 };
 
 // Heads that predict further ahead than the model's own: blocks x + silu(W x + b), then a matrix to the vocabulary

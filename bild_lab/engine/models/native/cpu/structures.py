@@ -19,22 +19,22 @@ def declared(header: str) -> list[type[Structure]]:
 
     A field is a number, a pointer, or one of the structures before it.
     """
-    made: dict[str, type[Structure]] = {}
+    structures: dict[str, type[Structure]] = {}
     for name, body in re.findall(
         r"struct (\w+) \{(.*?)\};", re.sub(r"//.*", "", header), re.DOTALL
     ):
         fields = []
-        for declaration in filter(None, (" ".join(each.split()) for each in body.split(";"))):
+        for declaration in filter(None, (" ".join(line.split()) for line in body.split(";"))):
             kind, pointer, names = DECLARATION.fullmatch(declaration).groups()
             for field in names.split(", "):
                 is_pointer = pointer or field.startswith("*")
                 fields.append(
-                    (field.lstrip("*"), c_void_p if is_pointer else (NUMBERS | made)[kind])
+                    (field.lstrip("*"), c_void_p if is_pointer else (NUMBERS | structures)[kind])
                 )
-        made[name] = type(name, (Structure,), {"_fields_": fields})
-    return list(made.values())
+        structures[name] = type(name, (Structure,), {"_fields_": fields})
+    return list(structures.values())
 
 
-Matrix, Layer, Model, Text, Pass, Chain, Growth, Heads, Markov = declared(
+Matrix, Layer, Model, SequenceSlice, ForwardPass, ChainDraft, TreeDraft, Heads, Markov = declared(
     HEADER.read_text(encoding="utf-8")
 )

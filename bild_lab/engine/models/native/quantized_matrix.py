@@ -19,7 +19,7 @@ GROUP = 32  # inputs that share a scale of 4 bits
 ROWS = 16  # the kernels take multiples of so many outputs
 
 
-class RoundedMatrix:
+class QuantizedMatrix:
     """A matrix, [out, in]: of 8 bits with a scale for each output, or of 4 bits in groups of 32
     inputs with a scale.
 
@@ -36,13 +36,13 @@ class RoundedMatrix:
             return
         # [groups, out, 2]
         self._scales = torch.stack([scales.T, torch.zeros_like(scales.T)], -1).contiguous()
-        whole = (numbers + 8).to(torch.int32)
+        from_zero = (numbers + 8).to(torch.int32)
         # two numbers a byte, then in the order of the matrix units, by 2 or 8 tiles of 16 inputs
         if matrix.is_cuda:
-            pairs = (whole[:, ::2] << 4 | whole[:, 1::2]).to(torch.uint8)
+            pairs = (from_zero[:, ::2] << 4 | from_zero[:, 1::2]).to(torch.uint8)
             self._numbers = torch._convert_weight_to_int4pack(pairs, 2 if inputs % 128 else 8)
         else:
-            self._numbers = torch._convert_weight_to_int4pack_for_cpu(whole, 2)
+            self._numbers = torch._convert_weight_to_int4pack_for_cpu(from_zero, 2)
 
     def product(self, x: Float[Tensor, "m in"]) -> Float[Tensor, "m out"]:
         if self._bits == 8:
@@ -52,13 +52,13 @@ class RoundedMatrix:
 
     def numbers(self, dtype: torch.dtype) -> Float[Tensor, "out in"]:
         """The matrix as it is rounded."""
-        return self.product(
-            torch.eye(self.shape[1], dtype=self._dtype, device=self._scales.device)
-        ).T.to(dtype)
+        identity = torch.eye(self.shape[1], dtype=self._dtype, device=self._scales.device)
+        return self.product(identity).T.to(dtype)
 
 
-def round_weights(stack: Stack, bits: int) -> None:
-    """Round a stack's matrices, one layer after another, so that no two layers are whole at once.
+def quantize_weights(stack: Stack, bits: int) -> None:
+    """Quantize a stack's matrices, one layer after another, so that no two layers are whole at
+    once.
 
     Raises UserError for 4 bits in another precision than bfloat16 on a GPU, whose kernel knows no
     other.
@@ -67,24 +67,24 @@ def round_weights(stack: Stack, bits: int) -> None:
         raise UserError(
             "on a GPU weights of 4 bits need runtime.dtype=bfloat16; set it, or runtime.weights=8"
         )
-    stack.layers = [_rounded(layer, bits) for layer in stack.layers]
-    head = _rounded_matrix(stack.head, bits)
+    stack.layers = [_quantized_layer(layer, bits) for layer in stack.layers]
+    head = _quantized_matrix(stack.head, bits)
     stack.read_head = lambda: head
 
 
-def _rounded(layer: Layer, bits: int) -> Layer:
-    weights = {one.name: getattr(layer, one.name) for one in fields(layer)}
-    found = {name: one for name, one in weights.items() if isinstance(one, Weight)}
-    return replace(
-        layer,
-        **{
-            name: replace(one, matrix=_rounded_matrix(one.matrix, bits))
-            for name, one in found.items()
-        },
-    )
+def _quantized_layer(layer: Layer, bits: int) -> Layer:
+    quantized_weights = {}
+    for field in fields(layer):
+        weight = getattr(layer, field.name)
+        if isinstance(weight, Weight):
+            matrix = _quantized_matrix(weight.matrix, bits)
+            quantized_weights[field.name] = replace(weight, matrix=matrix)
+    return replace(layer, **quantized_weights)
 
 
-def _rounded_matrix(matrix: Tensor, bits: int) -> Tensor | tuple[RoundedMatrix]:
-    """Matrices of other sizes than the kernels take stay as they are."""
+def _quantized_matrix(matrix: Tensor, bits: int) -> Tensor | tuple[QuantizedMatrix]:
+    """The matrix as `Weight` holds it; one of another size than the kernels take stays as it is."""
     outputs, inputs = matrix.shape
-    return matrix if inputs % GROUP or outputs % ROWS else (RoundedMatrix(matrix, bits),)
+    if inputs % GROUP or outputs % ROWS:
+        return matrix
+    return (QuantizedMatrix(matrix, bits),)

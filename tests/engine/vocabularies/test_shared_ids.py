@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import bild_lab
-from bild_lab.engine.vocabularies import AlikeModel, TranslatedModel
+from bild_lab.engine.vocabularies import SharedIdModel, TranslatedModel
 from bild_lab.lab.point.languages import warn
 from tests.tiny import (
     VOCABULARY,
@@ -60,7 +60,7 @@ def test_texts_are_the_targets_and_no_foreign_token_is_drafted(
     for engine in ENGINES:
         for policy in ("speculative", "speculative_tree"):
             decoder = bild_lab.load(target, draft, policy, engine=engine)
-            assert isinstance(decoder.models[1], AlikeModel)
+            assert isinstance(decoder.models[1], SharedIdModel)
             found = decoder.generate(prompts, 16, batch=1 if engine == "hf" else 2)
             assert [each.token_ids for each in found] == expected, (engine, policy)
         found = bild_lab.load(target, draft, "speculative", engine=engine).generate(

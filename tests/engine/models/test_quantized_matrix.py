@@ -13,7 +13,7 @@ import torch
 import bild_lab
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.cpu.panels import quantized
-from bild_lab.engine.models.native.rounded import RoundedMatrix
+from bild_lab.engine.models.native.quantized_matrix import QuantizedMatrix
 from bild_lab.engine.models.native.stack import Layer, Stack, Weight, numbers_of
 from tests.engine.models.test_quantized import BITS, CASES
 from tests.tiny import save
@@ -31,7 +31,7 @@ def test_pytorchs_kernels_multiply_by_the_rounded_numbers(bits: int, device: str
     matrix, x = (torch.randn(*shape).to(device, torch.bfloat16) for shape in ((64, 256), (5, 256)))
     scale, whole = quantized(matrix.view(64, -1, 256 if bits == 8 else 32), bits)
     expected = (scale.bfloat16().float() * whole).view(64, 256)
-    rounded = RoundedMatrix(matrix, bits)
+    rounded = QuantizedMatrix(matrix, bits)
     torch.testing.assert_close(rounded.numbers(torch.float32), expected, atol=1e-2, rtol=1e-2)
     torch.testing.assert_close(
         rounded.product(x).float(), x.float() @ expected.T, atol=0.2, rtol=2e-2

@@ -33,9 +33,9 @@ from bild_lab.engine.session import (
 )
 
 
-class AlikeModel:
+class SharedIdModel:
     """A loaded model that drafts only the tokens that have one id in both vocabularies (see
-    `alike`).
+    `shares_token_ids`).
 
     It reads any token of the target: one that it lacks, or has no embedding for, is read as its own
     token of that name, or else as its token for unknown text. All else, such as the checkpoint, is
@@ -49,40 +49,45 @@ class AlikeModel:
         return getattr(self.model, name)
 
     @property
-    def transformers(self) -> AlikeModel:
-        """The same checkpoint as a module of Transformers."""
-        return AlikeModel(self.model.transformers, self._target)
+    def transformers(self) -> SharedIdModel:
+        """The draft model's checkpoint as a module of Transformers."""
+        return SharedIdModel(self.model.transformers, self._target)
 
-    def by_kernels(self) -> AlikeModel:
-        """The same weights, run by the CPU kernels."""
-        return AlikeModel(self.model.by_kernels(), self._target)
+    def with_backend(self, **backend: Any) -> SharedIdModel:
+        """The model over `NativeModel.with_backend`."""
+        return SharedIdModel(self.model.with_backend(**backend), self._target)
 
     @cached_property
     def shared(self) -> DraftVocabulary:
         """The tokens that it may draft."""
-        ours, draft = self._target, self.model.checkpoint
-        width = min(ours.rows, ours.columns, draft.rows, draft.columns)
+        target, draft = self._target, self.model.checkpoint
+        width = min(target.rows, target.columns, draft.rows, draft.columns)
         same = [
             token
-            for piece, token in ours.vocabulary.items()
+            for piece, token in target.vocabulary.items()
             if draft.vocabulary.get(piece) == token < width
         ]
         # which may have no piece
-        ends = [token for token in ours.end_tokens & draft.end_tokens if token < width]
+        ends = [token for token in target.end_tokens & draft.end_tokens if token < width]
         return DraftVocabulary([*same, *ends], self.model.device)
 
     @cached_property
     def stand_ins(self) -> dict[int, int]:
         """What it reads in place of the target's tokens that it does not have."""
         draft, shared = self.model.checkpoint, set(self.shared.tokens.tolist())
-        found = {}
+        stand_ins = {}
         for piece, token in self._target.vocabulary.items():
             if token not in shared:
                 possible = (draft.vocabulary.get(piece), draft.tokenizer.unk_token_id)
-                found[token] = next(
-                    (each for each in possible if each is not None and each < draft.rows), 0
+                stand_ins[token] = next(
+                    (
+                        token_id
+                        for token_id in possible
+                        if token_id is not None and token_id < draft.rows
+                    ),
+                    0,
                 )
-        return found
+        return stand_ins
 
     @cached_property
     def _table(self) -> Int[Tensor, " ids"]:
@@ -113,7 +118,7 @@ class AlikeModel:
         session = self.model.start(
             replace(self.source(source), processors=None), room, session_options
         )
-        return processed(AlikeSession(session, self), source)
+        return processed(SharedIdSession(session, self), source)
 
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
         """The scores after every token of the text, −inf for what it may not draft."""
@@ -129,23 +134,23 @@ class AlikeModel:
         return pad(masked, (0, missing), value=float("-inf")) if missing else masked
 
 
-class AlikeSession(SessionOver):
-    """A session of an `AlikeModel`, which takes, and drafts, tokens of the target."""
+class SharedIdSession(SessionOver):
+    """A session of an `SharedIdModel`, which takes, and drafts, tokens of the target."""
 
-    def __init__(self, session: Session, model: AlikeModel) -> None:
+    def __init__(self, session: Session, model: SharedIdModel) -> None:
         super().__init__(session)
         self._model = model
 
-    def _vocabulary(self, wanted: DraftVocabulary | None) -> DraftVocabulary:
-        return self._model.shared.intersection(wanted)
+    def _vocabulary(self, vocabulary: DraftVocabulary | None) -> DraftVocabulary:
+        return self._model.shared.intersection(vocabulary)
 
     @torch.inference_mode()
     def extend(
         self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
         rows, vocabulary = as_rows(rows), self._vocabulary(output_spec.vocabulary)
-        own = replace(rows, tokens=self._model.read(rows.tokens))
-        scores = self._session.extend(own, replace(output_spec, vocabulary=vocabulary))
+        draft_rows = replace(rows, tokens=self._model.read(rows.tokens))
+        scores = self._session.extend(draft_rows, replace(output_spec, vocabulary=vocabulary))
         return (
             scores
             if scores.logits is None

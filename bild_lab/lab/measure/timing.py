@@ -1,0 +1,335 @@
+"""Decoding with the clock running: every text by every method in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
+
+import torch
+
+from bild_lab.engine.batch_decoding import BatchedText, decode_batch
+from bild_lab.engine.batch_scheduler import Batch
+from bild_lab.engine.protocols import Method, Prepares, Streams
+from bild_lab.engine.request import Request
+from bild_lab.engine.trace import StageTrace, Trace
+from bild_lab.lab.point.environment import no_garbage_collection
+from bild_lab.lab.store.progress import DECODING
+
+PHASES = {  # the phases of a measurement, by their names in a result's `seconds`: their titles
+    "load": "loading models",
+    "history": "preparing texts",
+    "check": "checking",
+    "warmup": "warming up",
+    "wait": "waiting for a quiet machine",
+    "decode": DECODING,
+    "trace": "tracing",
+    "certify": "certifying",
+    "likelihood": "scoring by the target",
+    "metrics": "scoring",
+}
+# new tokens that each method decodes before timing: memory is touched, shapes are compiled, threads
+# are awake
+WARM_TOKENS = 32
+# batches of texts that are decoded by one method before the other: a batch drains at the end of
+# each
+BLOCK = 8
+TRACED_TOKENS = 2048  # how many new tokens a pass with clocks of its own decodes
+
+
+class Stopwatch:
+    """Wall-clock seconds of each phase of a measurement. stage: called with a phase's title.
+    setup_s: seconds before the first phase.
+    """
+
+    def __init__(self, stage: Callable[[str], None], setup_s: float) -> None:
+        self.stage = stage
+        self.seconds = {"setup": setup_s}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """The block is this one of `PHASES`."""
+        self.stage(PHASES[name])
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - started
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One method's output on one example: the emitted tokens, the seconds of every repeat, and the
+    trace.
+
+    latency_s: in a batch, its share of the batch's seconds. waited_s: in a batch, from its place to
+    its end. joules: as latency_s; empty where no counter can be read. All three are empty if
+    nothing was timed.
+    """
+
+    token_ids: list[int]
+    latency_s: list[float]
+    trace: Trace
+    waited_s: list[float] = field(default_factory=list)
+    joules: list[float] = field(default_factory=list)
+
+    def without_clock(self) -> Timed:
+        """The text alone."""
+        return Timed(self.token_ids, [], self.trace)
+
+
+TimedTexts = dict[str, list[Timed]]  # each method's texts, in the order of the examples
+
+
+def no_wait() -> None:
+    """Wait for nothing: the device has no queue."""
+
+
+def no_steps() -> int:
+    """Count no compiled steps: nothing compiles."""
+    return 0
+
+
+def no_joules() -> None:
+    """Read no energy: there is no counter."""
+
+
+def no_progress(texts: float) -> None:
+    """Show no progress."""
+
+
+@dataclass(frozen=True)
+class TimingOptions:
+    """How texts are decoded while the clock runs.
+
+    seed: of sampled texts. synchronize: waits until the device has finished its work. batch: how
+    many texts are decoded at a time. compiled_steps: how many steps were compiled so far.
+    first_trace: makes the trace of a text's first repeat outside of batches; the seconds in which
+    it is paused do not count. joules: the energy since it was asked last, None if unknown. advance:
+    called after every decoding with its share of the work, in texts.
+    """
+
+    seed: int = 0
+    synchronize: Callable[[], None] = no_wait
+    batch: int = 1
+    compiled_steps: Callable[[], int] = no_steps
+    first_trace: Callable[[], Trace] = Trace
+    joules: Callable[[], float | None] = no_joules
+    advance: Callable[[float], None] = no_progress
+
+
+def time_methods(
+    methods: Mapping[str, Method],
+    requests: Sequence[Request],
+    repeats: int,
+    options: TimingOptions,
+    earlier: TimedTexts | None = None,
+) -> TimedTexts:
+    """Decode every example with every method in turn, `repeats` times. The order alternates.
+
+    With more than two methods another begins every second time. The time covers a whole example
+    including encoder and prefill, the device synchronized before and after, without a method's
+    preparation (`Prepares`). An example is decoded again if a step was compiled meanwhile. In
+    batches methods take turns with blocks of examples, whose seconds are shared out among the
+    texts: see `Timed`.
+
+    earlier: the texts of earlier repeats, to which these repeats are added. Raises RuntimeError,
+    naming the example, if a method fails.
+    """
+    timed = {name: [] for name in methods} if earlier is None else earlier
+    first_repeat = 0 if earlier is None else repeats_of(earlier)
+    last_repeat = first_repeat + repeats
+    block_size = BLOCK * options.batch if options.batch > 1 else 1
+    share = 1 / (repeats * len(methods))  # one decoding is so much of a text's work
+    with no_garbage_collection():
+        for turn, block in enumerate(blocks(len(requests), block_size)):
+            for repeat in range(first_repeat, last_repeat):
+                for name in order(list(methods), turn, repeat, last_repeat):
+                    texts, joules = _decode_block(
+                        methods[name], requests, block, options, share, is_first=repeat == 0
+                    )
+                    if repeat == 0:
+                        timed[name] += [Timed(text.token_ids, [], text.trace) for text in texts]
+                    for index, text in zip(block, texts, strict=True):
+                        timed[name][index].latency_s.append(text.share_s)
+                        if options.batch > 1:
+                            timed[name][index].waited_s.append(text.latency_s)
+                        if joules is not None:
+                            timed[name][index].joules.append(joules / len(block))
+                    if options.batch == 1:
+                        options.advance(share)
+    return timed
+
+
+def _decode_block(
+    method: Method,
+    requests: Sequence[Request],
+    block: range,
+    options: TimingOptions,
+    share: float,
+    is_first: bool,
+) -> tuple[list[BatchedText], float | None]:
+    """Decode a block of examples, and again if a step was compiled meanwhile, as the time would
+    include compilation.
+
+    Returns the texts and their joules.
+    """
+    first_trace = options.first_trace if is_first else Trace
+    steps = -1
+    while steps != options.compiled_steps():
+        steps = options.compiled_steps()
+        seeded_requests = [seeded(requests[index], options.seed, index) for index in block]
+        options.joules()
+        if options.batch > 1:
+            texts = _decode_batch(method, seeded_requests, options, share)
+        else:
+            texts = [_decode_text(method, seeded_requests[0], options, first_trace, block[0])]
+        joules = options.joules()
+    return texts, joules
+
+
+def _decode_batch(
+    method: Method, requests: Sequence[Request], options: TimingOptions, share: float
+) -> list[BatchedText]:
+    prepare_method(method, requests, options.synchronize)
+    batch = Batch(options.batch, options.synchronize)
+    return decode_batch(method, requests, batch, lambda _: options.advance(share))
+
+
+def _decode_text(
+    method: Method,
+    request: Request,
+    options: TimingOptions,
+    new_trace: Callable[[], Trace],
+    index: int,
+) -> BatchedText:
+    """index: the example's place, for the message of an error."""
+    try:
+        prepare_method(method, [request], options.synchronize)
+        trace = new_trace()
+        started = time.perf_counter()
+        tokens = method.decode(request, trace)
+    except Exception as error:
+        raise RuntimeError(f"example {index}: {error}") from error
+    options.synchronize()
+    seconds = time.perf_counter() - started - trace.paused_s
+    return BatchedText(tokens[request.limits.prompt_length :], trace, seconds, seconds)
+
+
+def warm_up(
+    methods: Mapping[str, Method],
+    requests: Sequence[Request],
+    count: int,
+    options: TimingOptions,
+) -> float:
+    """Decode the beginnings of the first `count` examples with every method, in batches the first
+    that fit.
+
+    The examples of a method share `WARM_TOKENS`. Outside of batches each has the memory of its
+    whole text, so that the same steps are compiled. Returns the seconds of the shortest
+    verification, 0.0 if there was none.
+    """
+    batch = options.batch
+    untimed = replace(options, synchronize=no_wait, advance=no_progress)
+    verify_s: list[float] = []
+    count = min(len(requests), batch if batch > 1 and count else count)
+    tokens_each = WARM_TOKENS if batch > 1 else -(-WARM_TOKENS // max(1, count))
+    for block in blocks(count, batch):
+        for method in methods.values():
+            seeded_requests = [seeded(requests[index], options.seed, index) for index in block]
+            if batch == 1 and isinstance(method, Streams):
+                verify_s += _warm_up_stream(method, seeded_requests[0], tokens_each)
+                continue
+            short_requests = [request.shorter(tokens_each) for request in seeded_requests]
+            if batch > 1:
+                _decode_batch(method, short_requests, untimed, share=0.0)
+            else:
+                _decode_text(method, short_requests[0], untimed, Trace, index=0)
+    return min(verify_s, default=0.0)
+
+
+def _warm_up_stream(method: Streams, request: Request, tokens: int) -> list[float]:
+    """Decode so many new tokens. Returns the seconds of every verification."""
+    prepare_method(method, [request], no_wait)
+    trace, emitted = StageTrace(), 0
+    for new_tokens in method.stream(request, trace):
+        emitted += len(new_tokens)
+        if emitted >= tokens:
+            break
+    return [end - start for stage, start, end in trace.spans if stage == "verify"]
+
+
+def traced_pass(
+    method: Method,
+    requests: Sequence[Request],
+    options: TimingOptions,
+    tokens: int = TRACED_TOKENS,
+) -> Iterator[tuple[StageTrace, float]]:
+    """Decode examples with a clock in each stage, until they have so many tokens.
+
+    Yields each example's trace and seconds.
+    """
+    for index, request in enumerate(requests):
+        if tokens <= 0:
+            return
+        prepare_method(method, [request], options.synchronize)
+        trace = StageTrace(synchronize=options.synchronize)
+        text = method.decode(seeded(request, options.seed, index), trace)
+        options.synchronize()
+        yield trace, time.perf_counter() - trace.started
+        tokens -= len(text) - request.limits.prompt_length
+
+
+def seeded(request: Request, seed: int, index: int) -> Request:
+    """The request with its own generator, so that the same seed and example give the same
+    tokens.
+    """
+    if request.sampling.greedy:
+        return request
+    device = request.source.device
+    return replace(request, generator=torch.Generator(device).manual_seed(seed * 1_000_003 + index))
+
+
+def prepare_method(
+    method: Method, requests: Sequence[Request], synchronize: Callable[[], None]
+) -> None:
+    """What a method does before each text, and is not timed (`Prepares`)."""
+    for request in requests if isinstance(method, Prepares) else []:
+        method.prepare(request)
+    synchronize()
+
+
+def token_count(timed: Sequence[Timed]) -> int:
+    """The new tokens of all texts."""
+    return sum(len(text.token_ids) for text in timed)
+
+
+def total_s(timed: Sequence[Timed]) -> float:
+    """Seconds of all texts together; the median of a text's repeats counts."""
+    return float(sum(median(text.latency_s) for text in timed))
+
+
+def repeats_of(timed: Mapping[str, Sequence[Timed]]) -> int:
+    """How often every text was timed."""
+    return len(next(iter(timed.values()))[0].latency_s)
+
+
+def order(names: Sequence[str], index: int, repeat: int, repeats: int) -> list[str]:
+    """The order in which methods decode an example, or a block of examples: two take turns at being
+    first, of more another one begins every second time.
+    """
+    if len(names) <= 2:
+        return list(names) if (index + repeat) % 2 == 0 else list(reversed(names))
+    turn = index * repeats + repeat
+    start = turn // 2 % len(names)
+    rotated = [*names[start:], *names[:start]]
+    return rotated if turn % 2 == 0 else rotated[::-1]
+
+
+def blocks(count: int, size: int) -> Iterator[range]:
+    """Ranges of about so many examples. A short remainder belongs to the range before it."""
+    starts = list(range(0, count, size))
+    if len(starts) > 1 and count - starts[-1] < size // 2:
+        starts.pop()
+    yield from (range(start, stop) for start, stop in pairwise([*starts, count]))

@@ -1,0 +1,281 @@
+"""What a point is known by: its folder, its setting, a hash of everything that affects its numbers,
+and facts that do not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from bild_lab.engine.methods import bita, medusa
+from bild_lab.engine.methods.eagle import module as eagle
+from bild_lab.engine.methods.early_exit import layer_heads
+from bild_lab.engine.models.device import resolve_device
+from bild_lab.engine.protocols import External
+from bild_lab.engine.sampling import Sampling
+from bild_lab.errors import UserError
+from bild_lab.files import pin_of
+from bild_lab.lab.config.groups import (
+    SCHEMAS,
+    DecodingSpec,
+    MeasureSpec,
+    PairSpec,
+    RuntimeSpec,
+    typed,
+)
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import Example
+from bild_lab.lab.metrics.quality import Scoring
+from bild_lab.lab.metrics.sentences import splitter_name
+from bild_lab.lab.metrics.text_metrics import EVALUATE, own_function, script_of
+from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder, sampling_of
+from bild_lab.lab.point.environment import hardware, package_version
+from bild_lab.lab.point.load import decoder_of
+from bild_lab.lab.store.groups import pair_title
+from bild_lab.lab.store.hashing import (
+    code_hash,
+    content_hash,
+    content_of,
+    data_hash,
+    file_hash,
+    named_files,
+    parts_code_hash,
+)
+
+# packages whose version can change a number
+PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score")
+# bytes; file systems allow 255, and our temporary names are longer than the folder's
+LONGEST_NAME = 200
+DEFAULT_THREADS = torch.get_num_threads()
+# the keys of a pair that a setting has
+PAIR_KEYS = ("target", "draft", "second_draft", "source_language", "target_language")
+# the files with the settings of small trained modules
+MODULE_CONFIGS = sorted(
+    {module_file.KIND.config for module_file in (bita, eagle, layer_heads, medusa)}
+)
+
+
+@dataclass(frozen=True)
+class Specs:
+    """The checked groups of a configuration."""
+
+    pair: PairSpec
+    dataset: DatasetSpec
+    decoding: DecodingSpec
+    runtime: RuntimeSpec
+    measure: MeasureSpec
+
+    @classmethod
+    def of(cls, cfg: DictConfig) -> Specs:
+        """Raises UserError for a key or value that cannot be."""
+        specs = cls(
+            **{group: typed(schema, cfg[group], group) for group, schema in SCHEMAS.items()}
+        )
+        _ = specs.sampling
+        return specs
+
+    @property
+    def sampling(self) -> Sampling:
+        return sampling_of(self.decoding.temperature, self.decoding.top_k, self.decoding.top_p)
+
+    def decoder(self, policy: DictConfig, **options: Any) -> Decoder:
+        """A policy's decoder. options: as in `decoder_of`."""
+        return decoder_of(policy, self.pair, self.decoding, self.runtime, **options)
+
+
+def sweep_folder(cfg: DictConfig) -> Path:
+    """outputs/NAME. Raises UserError if the name cannot be a folder's name."""
+    name = str(cfg.name) if isinstance(cfg.name, str | int | float) else ""
+    if (
+        not name.isprintable()
+        or name in ("", ".", "..")
+        or set(name) & set("/\\")
+        or len(name.encode()) > LONGEST_NAME
+    ):
+        raise UserError(
+            f"name must be a plain folder name, got {cfg.name!r}; results go to outputs/NAME"
+        )
+    return Path("outputs") / name
+
+
+def contents_of(policies: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The policies' parts and knobs, with the content of the files that they name.
+
+    Two policies with the same parts and knobs are equal, whatever their names are.
+    """
+    return {
+        role: {key: value for key, value in content_of(policy).items() if key != "name"}
+        for role, policy in policies.items()
+    }
+
+
+def code_of(policy: Mapping[str, Any] | None, specs: Specs) -> str:
+    """A hash of the code that a policy and the logits processors reach."""
+    return parts_code_hash([specs.decoding.processors, policy and policy["decoder"]])
+
+
+def setting_of(
+    specs: Specs,
+    examples: tuple[Example, ...],
+    decoders: Mapping[str, Decoder],
+    policies: Mapping[str, dict[str, Any]],
+) -> dict[str, Any]:
+    """Everything that two points must share to be compared.
+
+    A key that has its usual value in most settings is left out then.
+    """
+    pair, dataset, runtime, measure = specs.pair, specs.dataset, specs.runtime, specs.measure
+    device, decoding = resolve_device(runtime.device), asdict(specs.decoding)
+    packages = [f"{package} {package_version(package)}" for package in PACKAGES]
+    target = decoders.get(BASELINE, decoders[METHOD]).target
+    unusual = {
+        "stop": (sorted(decoding.pop("stop")), []),
+        "tokenize": (dataset.tokenize, None),
+        "language": (dataset.language, None),
+        "compile_drafter": (runtime.compile_drafter, "auto"),
+        "batch": (runtime.batch, 1),
+        "precision": (measure.precision, None),
+        "most_repeats": (None if measure.precision is None else measure.most_repeats, None),
+        "device_map": (runtime.device_map, None),
+        "weight_bits": (runtime.weights, None),
+        "draft_weight_bits": (pair.draft_weights, None),
+    }
+    return {
+        **{key: getattr(pair, key) for key in PAIR_KEYS},
+        "dataset": dataset.name,
+        **{
+            key: getattr(dataset, key)
+            for key in ("split", "prompt_template", "max_source_tokens", "metric")
+        },
+        "chat_template": list(dataset.chat_template),
+        "dtype": runtime.dtype,
+        "compile": runtime.compile,
+        **{key: value for key, (value, usual) in unusual.items() if value != usual},
+        "device": str(device),
+        "hardware": hardware(runtime.device_map, device),
+        "threads": runtime.threads or DEFAULT_THREADS,
+        "processors": content_of(decoding.pop("processors")),
+        "decoding": decoding,
+        "seed": runtime.seed,
+        **{key: getattr(measure, key) for key in ("repeats", "warmup", "baseline")},
+        "n_examples": len(examples),
+        "data": data_hash(examples),
+        "weights": target.checkpoint.fingerprint,
+        "engine": target.engine,
+        "code": " ".join([code_of(policies.get(BASELINE), specs), *packages]),
+    }
+
+
+def point_id(
+    specs: Specs,
+    scoring: Scoring,
+    examples: tuple[Example, ...],
+    decoders: Mapping[str, Decoder],
+    contents: Mapping[str, Any],
+    setting: Mapping[str, Any],
+    code: str,
+) -> str:
+    """The hash of everything that affects the numbers of a point.
+
+    Paths do not, but the files that are there.
+    """
+    setting_without_paths = {
+        key: value
+        for key, value in setting.items()
+        if key not in ("target", "draft", "second_draft")
+    }
+    fingerprints = [
+        model.checkpoint.fingerprint for decoder in decoders.values() for model in decoder.models
+    ]
+    external_versions = [
+        decoder.method.versions
+        for decoder in decoders.values()
+        if isinstance(decoder.method, External)
+    ]
+    return content_hash(
+        {
+            "policies": dict(contents),
+            "setting": setting_without_paths,
+            "traced_examples": specs.measure.traced_examples,
+            "certify": specs.measure.certify,
+            "target_log_probability": specs.measure.target_log_probability,
+            "metrics": _metric_versions(scoring),
+            "categories": [example.category for example in examples],
+            "weights": fingerprints,
+            "external": external_versions,
+            "code": code,
+        }
+    )
+
+
+def _metric_versions(scoring: Scoring) -> dict[str, str]:
+    """What else decides about the scores: further metrics, and what ROUGE-Lsum and those of
+    `evaluate` depend on.
+    """
+    versions = dict.fromkeys(scoring.metrics[1:], "")
+    for metric in scoring.metrics:
+        if metric == "rougeLsum":
+            versions[metric] = splitter_name()
+        if metric.startswith(EVALUATE):
+            script = script_of(metric)
+            script_hash = "" if script is None else file_hash(str(script.parent))
+            versions[metric] = f"{package_version('evaluate')} {script_hash}"
+        elif "." in metric:
+            versions[metric] = code_hash((own_function(metric).__module__,))
+    return versions
+
+
+def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
+    """What does not affect the numbers of a point, and figures use to place it, in place of names
+    or paths.
+
+    pair: its name, or its models' where they took the place of the toy pair's. aligned: whether its
+    draft model was aligned with the target. acceptance: the class of the acceptance rule, None for
+    a policy without one. trained: by knob, the settings of a small trained module in the folder
+    that the knob names; of a fitted tree its file. versions: of the packages of a peer with its own
+    environment. vocabularies: of each draft model with another vocabulary than the target's, how
+    many pieces they share, and how it drafts. pins: the commit and date of each repository of the
+    hub that is pinned (`pins.yaml`).
+    """
+    dataset = specs.dataset
+    pins = {model.checkpoint.path: model.checkpoint.pin for model in decoder.models}
+    if not dataset.path:
+        pins[dataset.hub_id] = pin_of("datasets", dataset.hub_id, dataset.hub_revision)
+    pins = {name: dict(pin) for name, pin in pins.items() if pin is not None}
+    rule = (policy["decoder"].get("acceptance") or {}).get("_target_")
+    trained = {}
+    for knob, path in named_files(policy).items():
+        settings = _settings_in(Path(path).expanduser())
+        if settings is not None:
+            trained[knob] = settings
+    facts = {
+        "pair": pair_title(specs.pair) if specs.pair.takes_the_toys_place else specs.pair.name,
+        "aligned": specs.pair.aligned,
+        "acceptance": None if rule is None else rule.rpartition(".")[2],
+        "trained": trained,
+    }
+    if isinstance(decoder.method, External):
+        facts["versions"] = dict(decoder.method.versions)
+    if decoder.vocabularies:
+        facts["vocabularies"] = decoder.vocabularies
+    if pins:
+        facts["pins"] = pins
+    return facts
+
+
+def _settings_in(path: Path) -> dict[str, Any] | None:
+    """The settings of heads or an adapter in this folder, without their base model, or a JSON file;
+    None for others.
+    """
+    configs = [path / name for name in MODULE_CONFIGS if (path / name).is_file()]
+    file = configs[0] if configs else path
+    if file.suffix != ".json" or not file.is_file():
+        return None
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    return {key: value for key, value in settings.items() if key != "base"}

@@ -1,0 +1,63 @@
+"""The forms in which prompts are given: text, token ids, the messages of a chat, or a list of such
+prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bild_lab.engine.models.checkpoint.checkpoint import Prompt
+from bild_lab.errors import UserError
+
+PROMPT_FORMS = "text, token ids or the messages of a chat, or a list of such prompts"
+RAW = (bytes, bytearray, memoryview)  # sequences of numbers that are no token ids
+
+
+def plain_prompt(prompt: Any) -> Any:
+    """The prompt with tensors and arrays as lists of token ids.
+
+    Raises UserError for those of other shapes or types.
+    """
+    if isinstance(prompt, list | tuple):
+        return [
+            plain_prompt(element) if hasattr(element, "ndim") and element.ndim else element
+            for element in prompt
+        ]
+    if not hasattr(prompt, "ndim") or isinstance(prompt, RAW):
+        return prompt
+    # a list of one prompt needs no padding
+    if prompt.ndim == 1 or (prompt.ndim == 2 and len(prompt) == 1):
+        return prompt.tolist()
+    raise UserError(
+        f"the token ids of a prompt are one row, got an array of shape {tuple(prompt.shape)}; give"
+        " a list of prompts, each without padding"
+    )
+
+
+def is_prompt_list(prompt: Prompt | Sequence[Prompt]) -> bool:
+    """Whether it is a list of prompts: its first element is text, token ids or a list of messages.
+
+    Raises UserError for what is neither a prompt nor such a list.
+    """
+    if isinstance(prompt, str):
+        return False
+    if (
+        not isinstance(prompt, Sequence)
+        or isinstance(prompt, RAW)
+        or not all(map(_may_be_in_a_prompt, prompt))
+    ):
+        raise UserError(f"a prompt is {PROMPT_FORMS}, got {prompt!r:.80}")
+    return bool(prompt) and isinstance(prompt[0], Sequence)
+
+
+def is_chat(prompt: Prompt) -> bool:
+    """Whether the prompt is the messages of a chat."""
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _may_be_in_a_prompt(element: object) -> bool:
+    """Whether it is a token id, a message, or a prompt, so that a list of such can be decoded."""
+    if isinstance(element, (bool, *RAW)):
+        return False
+    return isinstance(element, Mapping | Sequence) or hasattr(element, "__index__")
