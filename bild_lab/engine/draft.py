@@ -210,7 +210,7 @@ def ancestors(parents: Int[Tensor, " n"]) -> Bool[Tensor, "n n"]:
 
 
 def ancestors_by_doubling(parents: Int[Tensor, " n"]) -> Bool[Tensor, "n n"]:
-    """The same on an accelerator, without waiting for it: each step doubles the depth that is
+    """`ancestors` on an accelerator, without waiting for it: each step doubles the depth that is
     known.
     """
     n = parents.shape[0]

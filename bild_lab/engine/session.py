@@ -69,7 +69,7 @@ class OutputSpec:
     text count as cached once the last layer has run. fill: compute only the keys and values of
     these layers, all from the same states. skipped: blocks that are left out of these layers; for
     drafted rows only.
-    vocabulary: the tokens whose scores are enough, in logits as wide as ever; None: all.
+    vocabulary: the tokens whose scores are enough, in logits that keep the full vocabulary; None: all.
     """
 
     logits: int | None = None
@@ -397,13 +397,13 @@ class LoadedModel(Model, Protocol):
 
     checkpoint: Checkpoint
     dtype: torch.dtype
-    bits: int | None  # of weights that were quantized at load
+    bits: int | None  # the bits of weights that were quantized at load
     compiled: bool  # whether steps go through torch.compile
     compiled_steps: int  # so far
 
     @property
     def transformers(self) -> LoadedModel:
-        """The same checkpoint as a module of Transformers."""
+        """The checkpoint as a module of Transformers."""
 
     def load(self) -> None:
         """Read the weights now rather than at the first decoding."""

@@ -117,7 +117,7 @@ class Trace:
         taken = [drafted[node] for node in path]
         accepted = until_end(taken[:stopped], end_tokens)
         next_token = None if verdict is None else (*taken, verdict.next_token)[accepted]
-        # else the target's own token completes the string
+        # if not, the target's own token completes the string
         in_draft = stopped is not None and stopped <= len(taken)
         # nothing more could be accepted
         ended = in_draft or (bool(accepted) and taken[accepted - 1] in end_tokens)

@@ -140,7 +140,7 @@ def fit_tree(
     facts: also for the file, such as the machine and the texts.
     """
     method, drafter = decoder.method, decoder.method.drafter
-    widest, deepest = min(WIDEST, drafter.choices), drafter.most_depth
+    widest, deepest = min(WIDEST, drafter.vocabulary_size), drafter.max_depth
     collector = replace(method, drafter=collecting_drafter(drafter, widest))
     texts: list[DraftedText] = []
     rounds = 0
@@ -156,7 +156,7 @@ def fit_tree(
     timed = requests[: min(len(texts), TIMED_TEXTS)]
     costs = measured_costs(method, timed, acceptance, MOST_ROWS, decoder.synchronize)
     best = max(
-        choices(acceptance, costs, MOST_ROWS, bool(drafter.most_probes)),
+        choices(acceptance, costs, MOST_ROWS, bool(drafter.max_probes)),
         key=lambda choice: choice.tokens_per_s,
     )
     expected = {
@@ -190,8 +190,8 @@ def collecting_drafter(drafter: CandidateDrafter, widest: int) -> CandidateDraft
     """The drafter with trees that show all its candidates: those of each depth below the most
     likely one above.
     """
-    most_depth, trees = drafter.most_depth, []
-    for depth in range(most_depth + 1):
+    max_depth, trees = drafter.max_depth, []
+    for depth in range(max_depth + 1):
         nodes = tuple(efficient_tree([widest] * depth))
         # the others' children are not drafted
         masks = [drafter.max_probes if node.rank == 0 else 0 for node in nodes]
@@ -244,7 +244,7 @@ def measured_costs(
     """
     trees = []
     for depth in range(len(acceptance) + 1):
-        masks = min(method.drafter.most_probes, depth)
+        masks = min(method.drafter.max_probes, depth)
         sizes = {0}
         if depth:
             sizes = {max(1, rows // (1 + masks) - 1) for rows in SIZES if rows <= most_rows}

@@ -19,7 +19,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.errors import UserError, require_number
 
-RELEASED_THRESHOLD = 5.0  # of the released loop
+RELEASED_THRESHOLD = 5.0  # the default of the released loop
 
 
 class Rollback(Acceptance):

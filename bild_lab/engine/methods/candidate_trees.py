@@ -77,14 +77,14 @@ def full_tree(widths: Sequence[int]) -> list[CandidateNode]:
     return nodes
 
 
-Growth = Callable[[Sequence[int]], list[CandidateNode]]
-GROWTHS: dict[str, Growth] = {
+TreeBuilder = Callable[[Sequence[int]], list[CandidateNode]]
+TREE_BUILDERS: dict[str, TreeBuilder] = {
     "efficient_tree": efficient_tree,
     "full_tree": full_tree,
     "narrowing_tree": narrowing_tree,
 }
 TreeFile = Annotated[
-    str, NamesFile((*GROWTHS, "straightforward", "chain", "dynamic", "eagle_tree"))
+    str, NamesFile((*TREE_BUILDERS, "straightforward", "chain", "dynamic", "eagle_tree"))
 ]
 
 
@@ -128,7 +128,7 @@ class ProbedTree:
 
 
 def trees_by_depth(
-    grow: Growth, widths: Sequence[int], probes: int = 0, probe_nodes: bool = True
+    grow: TreeBuilder, widths: Sequence[int], probes: int = 0, probe_nodes: bool = True
 ) -> tuple[ProbedTree, ...]:
     """The trees of one kind, by how many positions have candidates: from none to one for each
     width.
@@ -136,7 +136,7 @@ def trees_by_depth(
     probes: how many follow the last committed token and, with probe_nodes, each node. Raises
     UserError for a full tree of more than MAX_NODES nodes.
     """
-    count = sum(accumulate(widths, mul))  # of a full tree's nodes
+    count = sum(accumulate(widths, mul))  # how many nodes a full tree has
     if grow is full_tree and count > MAX_NODES:
         raise UserError(
             f"a full tree of top_k {list(widths)} has {count} nodes, more than {MAX_NODES}; lower"

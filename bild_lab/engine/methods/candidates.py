@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, Draft, Tree
 from bild_lab.engine.methods.candidate_trees import (
-    GROWTHS,
+    TREE_BUILDERS,
     ProbedTree,
     TreeFile,
     TreeLayout,
@@ -155,7 +155,7 @@ class CandidateDrafter(Drafter):
         self._trees = TokenTrees(trees, self._target_size, self._device)
 
     def drafting(self, trees: Sequence[ProbedTree], width: int | None = None) -> Self:
-        """The same drafter with other trees. width: how many candidates to find at each depth."""
+        """This drafter with other trees. width: how many candidates to find at each depth."""
         drafter = copy.copy(self)
         drafter._trees = TokenTrees(trees, self._target_size, self._device, width)
         return drafter
@@ -186,12 +186,14 @@ def named_trees(
     """The trees of this kind or file. Raises UserError for anything else."""
     if tree == STRAIGHTFORWARD and max_probes:
         return trees_by_depth(efficient_tree, [1] * max_depth, max_depth, probe_nodes=False)
-    if not isinstance(tree, str) or not (tree in GROWTHS or Path(tree).expanduser().is_file()):
-        kinds = [*GROWTHS, *([STRAIGHTFORWARD] if max_probes else [])]
+    if not isinstance(tree, str) or not (
+        tree in TREE_BUILDERS or Path(tree).expanduser().is_file()
+    ):
+        kinds = [*TREE_BUILDERS, *([STRAIGHTFORWARD] if max_probes else [])]
         raise UserError(
             f"tree must be one of {', '.join(kinds)} or the file of a fitted tree, got {tree!r}"
         )
-    if tree in GROWTHS:
+    if tree in TREE_BUILDERS:
         widths = candidate_widths(top_k, max_depth, vocabulary_size)
-        return trees_by_depth(GROWTHS[tree], widths, min(max_probes, len(widths)))
+        return trees_by_depth(TREE_BUILDERS[tree], widths, min(max_probes, len(widths)))
     return read_trees(tree, max_depth, max_probes, vocabulary_size)

@@ -263,7 +263,7 @@ def generate(
     processors: what scores pass before the request's own; None: those of `unknown_token_masks`.
     """
     module, source, limits = target.module, request.source, request.limits
-    # else the checkpoint's settings apply
+    # without this the checkpoint's own settings would apply
     module.generation_config = plain_generation_config(target, request)
     ids = torch.tensor([source.prompt], device=target.device)
     processors = unknown_token_masks(target) if processors is None else processors

@@ -55,7 +55,7 @@ KIND = FolderKind(
     noun="folder of Medusa heads",
     remedy=f"make one with: {TRAIN} and give policy.heads=outputs/medusa/heads",
 )
-RELEASED = FolderKind(  # as FasterDecoding releases them
+RELEASED = FolderKind(  # the folders that FasterDecoding releases
     weights="medusa_lm_head.safetensors",
     config="config.json",
     noun="release of Medusa heads",
@@ -119,7 +119,7 @@ class MedusaHeads(SavedModule):
             MarkovHead(config.vocabulary, config.markov_rank, seed) if config.markov_rank else None
         )
         self._attached: tuple[Tensor, ...] = ()
-        self.bias: Tensor | None = None  # of ids without a token (`head_bias`)
+        self.bias: Tensor | None = None  # −inf for ids without a token (`head_bias`)
 
     @classmethod
     def fresh(
@@ -143,7 +143,7 @@ class MedusaHeads(SavedModule):
         if shared:
             return heads_module.attach(lm_head[None])
         with torch.no_grad():
-            heads_module.outputs.copy_(lm_head.detach())  # the same for every head
+            heads_module.outputs.copy_(lm_head.detach())  # every head starts as the model's own
         return heads_module
 
     @classmethod
@@ -177,7 +177,7 @@ class MedusaHeads(SavedModule):
         return precise(self._logits(hidden[None], depth)[:, 0])
 
     def _logits(self, rows: Float[Tensor, "n dim"], depth: int) -> Float[Tensor, "depth n vocab"]:
-        """Of the first `depth` heads."""
+        """The logits of the first `depth` heads."""
         x = rows.expand(depth, *rows.shape)
         for layer in range(self.config.layers):
             x = x + silu(x @ self.blocks[:depth, layer].mT + self.biases[:depth, layer, None])

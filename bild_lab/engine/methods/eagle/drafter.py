@@ -40,13 +40,14 @@ class EagleDrafter(StateTreeDrafter):
 
     _heads: Eagle
 
-    def reads(self) -> OutputSpec:
+    def target_outputs(self) -> OutputSpec:
         config = self._heads.config
-        if third := config.variant == EAGLE3:
+        is_eagle3 = config.variant == EAGLE3
+        if is_eagle3:
             self._target.require_layers("EAGLE-3")
-        return OutputSpec(head_input=not third, hidden=config.target_layers, prompt=True)
+        return OutputSpec(head_input=not is_eagle3, hidden=config.target_layers, prompt=True)
 
-    def opened(self, request: Request, target: Session) -> EagleSession:
+    def open_session(self, request: Request, target: Session) -> EagleSession:
         self._heads.attach(*self._target.vocabulary_weights())
         self._heads.bias = head_bias(
             self._target.checkpoint, self._target.dtype, self._target.device
@@ -54,7 +55,7 @@ class EagleDrafter(StateTreeDrafter):
         room = len(request.source.prompt) + request.limits.max_new_tokens
         return EagleSession(self._heads, room, target.forwards)
 
-    def states(self, scores: Scores) -> Float[Tensor, "m states"]:
+    def target_states(self, scores: Scores) -> Float[Tensor, "m states"]:
         return joined_states(self._heads.config.variant, scores.head_input, scores.hidden)
 
 
@@ -71,7 +72,7 @@ class EagleSession(StateSession):
         self._cache = KeyValueCache(shape, weight.dtype, weight.device)
         self._pairs = 0
         self._received = []
-        # of the last pair, and of the tree's rows
+        # the outputs of the last pair and of the tree's rows
         self._outputs = weight.new_empty(0, layer.hidden_size)
 
     @property

@@ -113,7 +113,7 @@ class EagleConfig:
 
     @property
     def vocabulary(self) -> int:
-        """Of the target."""
+        """The size of the target's vocabulary."""
         return self.layer.vocab_size
 
 
@@ -132,10 +132,8 @@ class Eagle(nn.Module):
         fusion, attention = config.bias
         states = config.target_size * (len(config.target_layers) if third else 1)
         read = 2 * dim if third else dim  # what the attention reads
-        width, kv_width = (
-            layer.num_attention_heads * layer.head_dim,
-            layer.num_key_value_heads * layer.head_dim,
-        )
+        width = layer.num_attention_heads * layer.head_dim
+        kv_width = layer.num_key_value_heads * layer.head_dim
         self.fc = nn.Linear(states if third else states + dim, dim, bias=fusion)
         self.q_proj = nn.Linear(read, width, bias=attention)
         self.k_proj = nn.Linear(read, kv_width, bias=attention)
@@ -155,7 +153,7 @@ class Eagle(nn.Module):
         if config.embeds:
             self.register_buffer("embed_tokens", torch.zeros(config.vocabulary, dim))
         self._target: tuple[Tensor, Tensor] | None = None
-        self.bias: Tensor | None = None  # of ids without a token (`head_bias`)
+        self.bias: Tensor | None = None  # −inf for ids without a token (`head_bias`)
 
     def attach(
         self, embedding: Float[Tensor, "vocab dim"], head: Float[Tensor, "vocab dim"]

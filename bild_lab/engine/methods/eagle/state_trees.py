@@ -1,6 +1,4 @@
-"""Trees of tokens drafted level by level from the target's states, of a fixed shape or grown: for
-EAGLE and blocks.
-"""
+"""Trees of tokens drafted level by level from the target's states, of a fixed shape or grown."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict, empty_draft
 from bild_lab.engine.methods.candidate_trees import (
-    GROWTHS,
+    TREE_BUILDERS,
     CandidateNode,
     TreeFile,
     candidate_widths,
@@ -95,8 +93,6 @@ class StateTreeDrafter(Drafter):
     cannot be.
     """
 
-    longest: float = float("inf")  # the longest branch that it can draft
-
     def __init__(
         self,
         target: LoadedModel,
@@ -110,41 +106,35 @@ class StateTreeDrafter(Drafter):
         min_prob: float = 0.0,
     ) -> None:
         self._target, self._heads = target, heads
-        tree_spec = tree_spec_of_policy(nodes, window, width, children, min_prob)
-        self._growth = replace(tree_spec, depth=min(window, self.longest))
-        self.required_outputs = self.reads()
-        choices = (
-            heads.config.vocabulary
-            if (draft_vocabulary := getattr(heads, "draft_vocabulary", None)) is None
-            else len(draft_vocabulary)
-        )
-        shape = named_nodes(tree, top_k, self._growth.depth, choices)
-        self._static = None if shape is None else StaticTree(shape, target.device)
+        self._tree_spec = tree_spec_of_policy(nodes, window, width, children, min_prob)
+        self.required_outputs = self.target_outputs()
+        static_nodes = named_nodes(tree, top_k, window, heads.config.vocabulary)
+        self._static = None if static_nodes is None else StaticTree(static_nodes, target.device)
         self._chain = tree == CHAIN
         self.drafts_trees = not self._chain
 
     @abstractmethod
-    def reads(self) -> OutputSpec:
+    def target_outputs(self) -> OutputSpec:
         """What it needs of the target's forwards.
 
         Raises UserError for a target that cannot give it.
         """
 
     @abstractmethod
-    def opened(self, request: Request, target: Session) -> StateSession:
+    def open_session(self, request: Request, target: Session) -> StateSession:
         """A session for a new text."""
 
     @abstractmethod
-    def states(self, scores: Scores) -> Float[Tensor, "m states"]:
+    def target_states(self, scores: Scores) -> Float[Tensor, "m states"]:
         """What the session receives of a forward of the target."""
 
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
-        self._session = self.opened(request, target)
+        self._session = self.open_session(request, target)
 
     def propose(self, tokens: list[int]) -> Draft:
         session, device = self._session, self._target.device
-        tree_spec = tree_spec_of_round(self._growth, self._request, tokens)
+        tree_spec = tree_spec_of_round(self._tree_spec, self._request, tokens)
         if not session.ready or tree_spec.depth < 1:
             return empty_draft(device)
         feed = tokens[session.length :]
@@ -156,33 +146,44 @@ class StateTreeDrafter(Drafter):
         """Pass on the states of the prompt, of the last committed token and of the accepted
         ones.
         """
-        states = self.states(scores)
-        # another drafter's, after its draft
-        probes = 0 if draft.probes is None else len(draft.probes)
-        # rows of the prompt, which another drafter may want alone
-        prompt_rows = states.shape[0] - probes - len(draft) - 1
-        rows = [
-            *range(prompt_rows if self.required_outputs.prompt else 0),
-            *(prompt_rows + row for row in (0, *(node + 1 for node in verdict.path))),
-        ]
-        self._session.receive(
-            states if len(rows) == states.shape[0] else states[on_device(rows, states.device)]
-        )
+        states = self.target_states(scores)
+        # another drafter's probes come after its draft
+        probe_count = 0 if draft.probes is None else len(draft.probes)
+        # the rows of the prompt, which another drafter may have asked for
+        prompt_rows = states.shape[0] - probe_count - len(draft) - 1
+        rows = list(range(prompt_rows)) if self.required_outputs.prompt else []
+        accepted_rows = [0, *(node + 1 for node in verdict.path)]
+        rows += [prompt_rows + row for row in accepted_rows]
+        if len(rows) < states.shape[0]:
+            states = states[on_device(rows, states.device)]
+        self._session.receive(states)
 
 
 @dataclass(frozen=True)
-class Level:
-    """The nodes of one depth. above: for each, the place of its parent among the rows of the level
-    before that ran.
+class TreeLevel:
+    """The nodes of one depth of a static tree.
 
-    ranks: of the nodes. runs: which nodes have children, and so run. rows: the shape of the tree of
-    all rows up to these; None if none runs.
+    parent_rows: [n], for each node the index of its parent among the rows that ran last. ranks:
+    [n], of the nodes. inner: [m], which of the nodes have children, and so run. rows: the shape of
+    the tree of all rows up to these; None if none runs.
     """
 
-    above: Int[Tensor, " n"]
+    parent_rows: Int[Tensor, " n"]
     ranks: Int[Tensor, " n"]
-    runs: Int[Tensor, " m"]
+    inner: Int[Tensor, " m"]
     rows: Tree | None
+
+
+@dataclass(frozen=True)
+class StaticLayout:
+    """A static tree down to some depth. parent_list: the nodes' parents on the host. shape: of the
+    last committed token and the nodes.
+    """
+
+    levels: list[TreeLevel]
+    parents: Int[Tensor, " n"]
+    parent_list: list[int]
+    shape: Tree
 
 
 class StaticTree:
@@ -190,66 +191,72 @@ class StaticTree:
 
     def __init__(self, nodes: Sequence[CandidateNode], device: torch.device) -> None:
         self._nodes, self._device = nodes, device
-        self._widest = max(node.rank for node in nodes) + 1
-        self._levels = lru_cache(maxsize=None)(self._lay_out)
+        self._width = 1 + max(node.rank for node in nodes)
+        self._layout = lru_cache(maxsize=None)(self._lay_out)
 
     def draft(self, session: StateSession, feed: Sequence[int], depth: int, chain: bool) -> Draft:
         """Run these tokens of the text, then one level after the other, down to this depth."""
-        levels, above, parents, shape = self._levels(depth)
+        layout = self._layout(depth)
         scores = session.extend(feed, OutputSpec(logits=1))
-        drafted, calls = [], 1
-        for level in levels:
-            most_likely = scores.logits.topk(self._widest).indices  # [rows, widest]
-            drafted.append(most_likely[level.above, level.ranks])
+        calls = 1
+        drafted: list[Tensor] = []
+        for level in layout.levels:
+            candidates = scores.logits.topk(self._width).indices  # [rows, width]
+            level_tokens = candidates[level.parent_rows, level.ranks]
+            drafted.append(level_tokens)
             if level.rows is not None:
-                scores = session.extend(Rows(drafted[-1][level.runs], level.rows))
+                scores = session.extend(Rows(level_tokens[level.inner], level.rows))
                 calls += 1
         tokens = torch.cat(drafted)
         if chain:
             return Draft(tokens, calls=calls)
-        return Draft(tokens, parents, calls=calls, shape=shape, known_parents=above)
+        return Draft(
+            tokens,
+            layout.parents,
+            calls=calls,
+            shape=layout.shape,
+            known_parents=layout.parent_list,
+        )
 
     def cut(self, depth: int) -> list[CandidateNode]:
         """The nodes above this depth, level by level."""
-        node_indices = sorted(
-            (at for at, node in enumerate(self._nodes) if node.depth < depth),
-            key=lambda at: self._nodes[at].depth,
-        )
-        place = {ROOT: ROOT, **{old: new for new, old in enumerate(node_indices)}}
-        return [
-            replace(self._nodes[at], parent=place[self._nodes[at].parent]) for at in node_indices
-        ]
+        indices = [index for index, node in enumerate(self._nodes) if node.depth < depth]
+        indices.sort(key=lambda index: self._nodes[index].depth)
+        new_index = {ROOT: ROOT} | {index: new for new, index in enumerate(indices)}
+        nodes = [self._nodes[index] for index in indices]
+        return [replace(node, parent=new_index[node.parent]) for node in nodes]
 
-    def _lay_out(self, depth: int) -> tuple[list[Level], list[int], Int[Tensor, " n"], Tree]:
-        """The levels, the parents on the host and on the device, and the shape of the draft."""
+    def _lay_out(self, depth: int) -> StaticLayout:
         nodes = self.cut(depth)
         parents = [node.parent for node in nodes]
-        inner = sorted({parent for parent in parents if parent != ROOT})  # these run
-        row = {ROOT: ROOT, **{node: at for at, node in enumerate(inner)}}
-        levels, rows_run = [], 0
-        previous_running = [ROOT]
+        inner_nodes = sorted(set(parents) - {ROOT})  # these run
+        row_of_node = {ROOT: ROOT} | {node: row for row, node in enumerate(inner_nodes)}
+        levels: list[TreeLevel] = []
+        rows_run = 0
+        previous_inner = [ROOT]
         for level in range(nodes[-1].depth + 1):
-            level_nodes = [at for at, node in enumerate(nodes) if node.depth == level]
-            running = [at for at in level_nodes if at in row]
-            ran = inner[: rows_run + len(running)]
+            level_nodes = [index for index, node in enumerate(nodes) if node.depth == level]
+            inner = [node for node in level_nodes if node in row_of_node]
+            rows_run += len(inner)
+            row_parents = [row_of_node[parents[node]] for node in inner_nodes[:rows_run]]
             levels.append(
-                Level(
-                    above=self._on_device(
-                        [previous_running.index(parents[at]) for at in level_nodes]
+                TreeLevel(
+                    parent_rows=self._on_device(
+                        [previous_inner.index(parents[node]) for node in level_nodes]
                     ),
-                    ranks=self._on_device([nodes[at].rank for at in level_nodes]),
-                    runs=self._on_device([level_nodes.index(at) for at in running]),
-                    rows=(
-                        Tree(self._on_device([row[parents[at]] for at in ran])) if running else None
-                    ),
+                    ranks=self._on_device([nodes[node].rank for node in level_nodes]),
+                    inner=self._on_device([level_nodes.index(node) for node in inner]),
+                    rows=Tree(self._on_device(row_parents)) if inner else None,
                 )
             )
-            rows_run, previous_running = rows_run + len(running), running
-        below = self._on_device(parents)
-        return levels, parents, below, Tree(torch.cat([below.new_full((1,), ROOT), below + 1]))
+            previous_inner = inner
+        parents_on_device = self._on_device(parents)
+        root = parents_on_device.new_full((1,), ROOT)
+        shape = Tree(torch.cat([root, parents_on_device + 1]))
+        return StaticLayout(levels, parents_on_device, parents, shape)
 
-    def _on_device(self, values: list[int]) -> Tensor:
-        return on_device(values, self._device)
+    def _on_device(self, numbers: list[int]) -> Tensor:
+        return on_device(numbers, self._device)
 
 
 def named_nodes(
@@ -265,8 +272,8 @@ def named_nodes(
         return efficient_tree([1] * window)
     if tree == PUBLISHED:
         return published_tree()
-    if isinstance(tree, str) and tree in GROWTHS:
-        return GROWTHS[tree](candidate_widths(top_k, window, vocabulary))
+    if isinstance(tree, str) and tree in TREE_BUILDERS:
+        return TREE_BUILDERS[tree](candidate_widths(top_k, window, vocabulary))
     if isinstance(tree, str) and Path(tree).expanduser().is_file():
         if not (nodes := read_trees(tree, window, 0, vocabulary)[-1].nodes):
             raise UserError(
@@ -274,13 +281,14 @@ def named_nodes(
                 f" {PUBLISHED}"
             )
         return nodes
-    kinds = ", ".join([DYNAMIC, CHAIN, PUBLISHED, *GROWTHS])
+    kinds = ", ".join([DYNAMIC, CHAIN, PUBLISHED, *TREE_BUILDERS])
     raise UserError(f"tree must be one of {kinds} or the file of a fitted tree, got {tree!r}")
 
 
 def published_tree() -> list[CandidateNode]:
     """EAGLE-1's tree for 7B models: 25 nodes, 5 deep."""
-    place = {"": ROOT, **{branch: at for at, branch in enumerate(BRANCHES)}}
+    node_of_branch = {"": ROOT} | {branch: node for node, branch in enumerate(BRANCHES)}
     return [
-        CandidateNode(len(branch) - 1, int(branch[-1]), place[branch[:-1]]) for branch in BRANCHES
+        CandidateNode(len(branch) - 1, int(branch[-1]), node_of_branch[branch[:-1]])
+        for branch in BRANCHES
     ]

@@ -112,7 +112,7 @@ class LayerHeads(SavedModule):
         """
         vocabulary, dim = decoder.head.shape
         heads = cls(LayerHeadsConfig(layers, dim, vocabulary, decoder.epsilon, rank, dict(base)))
-        # the same for every layer
+        # every layer starts with the same norm
         heads.norms.copy_(decoder.final_norm.float() * decoder.final_scale)
         if rank is None:
             heads.matrices.copy_(decoder.head)

@@ -89,7 +89,7 @@ class NGramDrafter(Drafter):
         counts = self._table.after(token)
         row = None if counts is self._table.unigrams else token
         if row not in self._rows:
-            # as in the vocabulary, so that a random number picks the same from either
+            # in the order of the vocabulary, so that a random number picks the same token from either
             order = counts.tokens.argsort()
             times = counts.times[order].float().log()
             self._rows[row] = counts.tokens[order], self._request.sampling.probs(times[None])[0]
@@ -173,7 +173,7 @@ class NGramTable:
         return int(self.unigrams.tokens[0])
 
     def unigram(self) -> NGramTable:
-        """The same corpus without its bigrams."""
+        """The table of this corpus without its bigrams."""
         empty = self.starts.new_zeros(0)
         return replace(
             self, order=1, starts=self.starts.new_zeros(1), followers=TokenCounts(empty, empty)

@@ -62,7 +62,7 @@ class SuffixDrafter(Drafter):
         self._files = corpus_files(corpus)
         # by source, in the order in which these first came
         self._answers: dict[Hashable, list[int]] = {}
-        self._idle: list[SuffixAutomaton] = []  # of texts that have ended, for the next ones
+        self._idle: list[SuffixAutomaton] = []  # those of texts that have ended, for the next texts
 
     def prepare(self, request: Request) -> None:
         """Read the corpus, and take in the answers to the texts before this one."""

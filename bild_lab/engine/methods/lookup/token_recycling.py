@@ -43,7 +43,7 @@ class TokenRecycling(Drafter):
         self._device, self._nothing = target.device, empty_draft(target.device)
         self._top_k, self._keep = top_k, keep
         self._tree = static_tree(nodes, top_k)
-        self._latest: list[Candidates] = [{}]  # of the text that began last
+        self._latest: list[Candidates] = [{}]  # the matrix of the text that began last
         self._begun: dict[Hashable, Candidates] = {}  # with what each source's first text began
 
     def begin(self, request: Request, target: Session) -> None:

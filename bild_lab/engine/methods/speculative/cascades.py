@@ -222,5 +222,5 @@ class Cactus(SpeculativeRule):
         probs = p.gather(-1, drafted)  # [n, 1], p(x)
         increase = (2 * self._delta * probs * (1 - probs)).sqrt()
         raised = (probs + increase).clamp(max=1.0)  # h(x)
-        scale = torch.where(probs < 1, (1 - raised) / (1 - probs), 0.0)  # of the other tokens
+        scale = torch.where(probs < 1, (1 - raised) / (1 - probs), 0.0)  # scales the other tokens
         return (scale * p).scatter(-1, drafted, raised)

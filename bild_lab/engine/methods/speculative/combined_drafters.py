@@ -170,7 +170,7 @@ class HybridDrafter(Drafter):
             self._first.rollback(len(tokens))
             draft, self._asked = self._second.propose(tokens), self._second
         else:
-            self._second.rollback(len(tokens) - 1)  # as the text may have become shorter
+            self._second.rollback(len(tokens) - 1)  # the text may have become shorter
         second = self._asked is self._second
         return replace(draft, calls=calls + draft.calls, stats={**draft.stats, "second": second})
 
@@ -194,14 +194,15 @@ class HybridDrafter(Drafter):
 
 
 def merged_outputs(first_outputs: OutputSpec, second_outputs: OutputSpec) -> OutputSpec:
-    """What serves both. Raises UserError if they want different hidden states."""
-    one, other = (replace(each, head_input=False) for each in (first_outputs, second_outputs))
-    if ALL_LOGITS not in (one, other) and one != other:
+    """What serves both drafters. Raises UserError if they need different hidden states."""
+    first_states = replace(first_outputs, head_input=False)
+    second_states = replace(second_outputs, head_input=False)
+    if ALL_LOGITS not in (first_states, second_states) and first_states != second_states:
         raise UserError(
             "the drafters of a hybrid must read the same hidden states of the target, got two that"
             " differ; choose one that reads logits alone"
         )
     return replace(
-        other if one == ALL_LOGITS else one,
+        second_states if first_states == ALL_LOGITS else first_states,
         head_input=first_outputs.head_input or second_outputs.head_input,
     )

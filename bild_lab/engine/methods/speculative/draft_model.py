@@ -33,7 +33,7 @@ from bild_lab.engine.session import (
 )
 from bild_lab.errors import require_flag, require_number, require_whole
 
-RELEASED_THRESHOLD = 0.6  # of BiLD's released loop
+RELEASED_THRESHOLD = 0.6  # the default of BiLD's released loop
 
 
 def released_confidence(threshold: float) -> float:
@@ -222,7 +222,7 @@ class WindowPolicy(Protocol):
 
 @dataclass(frozen=True)
 class FixedWindow(WindowPolicy):
-    """The same window in every round."""
+    """A window that never changes."""
 
     tokens: int
 

@@ -60,7 +60,7 @@ class ModelTreeDrafter(Drafter):
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
         self._model = draft if vocabulary is None else NarrowModel(draft, vocabulary)
-        self._growth = tree_spec_of_policy(
+        self._tree_spec = tree_spec_of_policy(
             nodes, window, width, children, min_prob, require_confidence(stop)
         )
 
@@ -73,7 +73,7 @@ class ModelTreeDrafter(Drafter):
 
     def propose(self, tokens: list[int]) -> Draft:
         self._session.rollback(len(tokens) - 1)
-        tree_spec = tree_spec_of_round(self._growth, self._request, tokens)
+        tree_spec = tree_spec_of_round(self._tree_spec, self._request, tokens)
         feed = tokens[self._session.length :]
         grown = self._session.grow(feed, tree_spec)
         self._grown = (
@@ -119,8 +119,8 @@ def tree_spec_of_policy(
 
 
 def tree_spec_of_round(tree_spec: TreeSpec, request: Request, tokens: list[int]) -> TreeSpec:
-    """The same within the room after these tokens, by the probabilities that they are sampled
-    from.
+    """The tree's growth within the room after these tokens, by the probabilities that tokens are
+    sampled from.
     """
     limits, sampling = request.limits, request.sampling
     return replace(
@@ -156,7 +156,7 @@ def grow_tree(
 ) -> GrownTree:
     """Run these tokens of the text, then grow a tree after them, one forward for each level."""
     nodes: list[DraftNode] = []
-    parents: list[int] = []  # of the rows that have run after the text
+    parents: list[int] = []  # the parent row of each row that has run after the text
     forwards = [len(feed)]
     logits = session.extend(feed, LAST_LOGITS).logits
     leaves = [ROOT]

@@ -25,7 +25,7 @@ VOCABULARY = 6
 GREEDY, WARM = Sampling(), Sampling(0.7)
 ENDS = frozenset([2])
 PLAIN = TreeSpec(nodes=7, depth=3, width=3, children=2, end_tokens=ENDS)
-GROWTHS = {
+TREE_BUILDERS = {
     "plain": PLAIN,
     "one level": replace(PLAIN, depth=1),
     "more nodes than grow": replace(PLAIN, nodes=60),
@@ -84,9 +84,9 @@ def branches(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", GROWTHS)
+@pytest.mark.parametrize("name", TREE_BUILDERS)
 def test_the_tree_holds_the_most_likely_branches(name: str, sampling: Sampling) -> None:
-    tree_spec = replace(GROWTHS[name], temperature=sampling.temperature or 1.0)
+    tree_spec = replace(TREE_BUILDERS[name], temperature=sampling.temperature or 1.0)
     for seed in range(8):
         model = StubModel(table(seed))
         tree = grow_tree(model.start(Source((0, 1)), 40), [1, 3], tree_spec, sampling)
@@ -252,7 +252,7 @@ def test_a_leaf_is_sure_as_the_fallback_threshold_says() -> None:
     drafters = [
         ModelTreeDrafter(StubModel(table(0)), 9, 4, 2, 2, 0.1, stop) for stop in (None, 0.4)
     ]
-    assert [one._growth for one in drafters] == [
+    assert [one._tree_spec for one in drafters] == [
         TreeSpec(9, 4, 2, 2, frozenset(), None, 0.1),
         TreeSpec(9, 4, 2, 2, frozenset(), 0.4, 0.1),
     ]

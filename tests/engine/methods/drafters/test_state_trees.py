@@ -63,13 +63,13 @@ class TableStates:
 
 
 class TableTree(StateTreeDrafter):
-    def reads(self) -> OutputSpec:
+    def target_outputs(self) -> OutputSpec:
         return ALL_LOGITS
 
-    def opened(self, request: Request, target: Session) -> TableStates:
+    def open_session(self, request: Request, target: Session) -> TableStates:
         return TableStates()
 
-    def states(self, scores: Scores) -> Tensor:
+    def target_states(self, scores: Scores) -> Tensor:
         return scores.logits
 
 
@@ -117,16 +117,18 @@ def test_levels_run_only_nodes_with_children() -> None:
         CandidateNode(0, 1, ROOT),
         CandidateNode(2, 0, 1),
     ]
-    levels, above, parents, shape = StaticTree(nodes, torch.device("cpu"))._lay_out(3)
-    assert above == parents.tolist() == [-1, -1, 0, 2]  # of ranks 0 1 | 1 | 0
+    layout = StaticTree(nodes, torch.device("cpu"))._lay_out(3)
+    levels = layout.levels
+    # of ranks 0 1 | 1 | 0
+    assert layout.parent_list == layout.parents.tolist() == [-1, -1, 0, 2]
     assert [level.ranks.tolist() for level in levels] == [[0, 1], [1], [0]]
-    assert [level.runs.tolist() for level in levels] == [[0], [0], []]
+    assert [level.inner.tolist() for level in levels] == [[0], [0], []]
     assert [None if level.rows is None else level.rows.parents.tolist() for level in levels] == [
         [-1],
         [-1, 0],
         None,
     ]
-    assert shape.parents.tolist() == [-1, 0, 0, 1, 3]
+    assert layout.shape.parents.tolist() == [-1, 0, 0, 1, 3]
 
 
 def test_a_fitted_file_is_a_static_tree(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.methods.bita import BitaTarget, MaskTokenDrafter
 from bild_lab.engine.methods.candidate_trees import (
     CandidateNode,
-    Growth,
     ProbedTree,
+    TreeBuilder,
     efficient_tree,
     full_tree,
     narrowing_tree,
@@ -39,7 +39,7 @@ CANDIDATES = torch.tensor([[10, 11, 12], [20, 21, 22], [30, 31, 32]])
 
 
 def draft(
-    grow: Growth,
+    grow: TreeBuilder,
     widths: tuple[int, ...],
     depth: int,
     candidates: torch.Tensor | None,

@@ -15,7 +15,7 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.methods.bita import BitaAdapter, BitaTarget, MaskTokenDrafter, load_bita
-from bild_lab.engine.methods.candidate_trees import GROWTHS, CandidateNode
+from bild_lab.engine.methods.candidate_trees import TREE_BUILDERS, CandidateNode
 from bild_lab.engine.methods.markov import MarkovHead
 from bild_lab.engine.methods.medusa import MedusaDrafter, MedusaHeads
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
@@ -89,7 +89,7 @@ def agreement(
         scores = scores if part is None else part.masked(scores)
         depth = min(3, len(source.prompt) + LENGTH - len(tokens))
         same += list(each.drafted) == plainly(
-            scores, markov, tokens[-1], GROWTHS[tree](WIDTHS[:depth])
+            scores, markov, tokens[-1], TREE_BUILDERS[tree](WIDTHS[:depth])
         )
     assert trace.accepted
     return same, len(trace.rounds) - 1
