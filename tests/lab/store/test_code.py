@@ -81,11 +81,15 @@ def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None
         ("lab/measure/runner.py", "time.perf_counter()", "time.monotonic()"),
         ("lab/metrics/bootstrap.py", "RESAMPLES = 1000", "RESAMPLES = 999"),
         ("lab/schema/statistics.py", "RESAMPLES = 2000", "RESAMPLES = 1000"),
-        ("lab/point/decoder.py", "skip_special_tokens=True", "skip_special_tokens=False"),
+        (
+            "lab/point/decoder.py",
+            "request.limits.prompt_length :]",
+            "request.limits.prompt_length + 1 :]",
+        ),
         # in a process of its own, never imported
         ("lab/metrics/program_worker.py", "import ", "NEW = 1\nimport "),
         ("lab/data/prompts.py", "+ answers[earlier] +", "+"),
-        ("lab/measure/score.py", "point.sampling, point.seed)", "point.sampling, 0)"),
+        ("lab/measure/score.py", "seeded(request, point.seed, index)", "seeded(request, 0, index)"),
     ],
 )
 def test_code_that_measures_changes_the_hash(
