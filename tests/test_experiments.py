@@ -33,7 +33,6 @@ from bild_lab.papers.paper_runs import size_of
 from bild_lab.papers.published import SCALES, load_published
 from tests.engine.drafters.tables import ngram_table
 from tests.engine.heads.tiny import files_of
-from tests.thinned import thinned
 from tests.tiny import tiny_llama
 
 FOLDER = config_dir() / "experiment"
@@ -198,7 +197,8 @@ def test_a_figure_reads_the_folders_that_its_commands_write(figure: str) -> None
         assert not written or written <= set(published.folders[scale])
 
 
-@pytest.mark.parametrize("command", thinned(COMMANDS, 12))
+@pytest.mark.fast("bild/fig4 scale=small", "bita/tab7 scale=small", "quickstart_lossless")
+@pytest.mark.parametrize("command", COMMANDS)
 def test_an_experiment_can_start_and_sweeps_over_knobs_that_are_there(
     command: str, checkpoints: Path, rows: Path
 ) -> None:
@@ -289,7 +289,8 @@ def test_n_grams_of_table_3_are_counted_where_the_experiment_looks_for_them() ->
     assert {one["decoding.temperature"] for one in drafted} == {"0,1"}
 
 
-@pytest.mark.parametrize("name", thinned(["bild_fig8", "bild_fig9", "bild_fig4", "bild_fig5"], 2))
+@pytest.mark.fast("bild_fig4", "bild_fig8")
+@pytest.mark.parametrize("name", ["bild_fig8", "bild_fig9", "bild_fig4", "bild_fig5"])
 def test_bilds_figures_have_the_drafters_that_their_rows_are_named_after(name: str) -> None:
     """Figure 4 has both, the others the aligned one alone."""
     pairs = {

@@ -29,7 +29,6 @@ from bild_lab.lab.measure.summary import counts
 from tests.engine.lossless.test_random_models import random_source
 from tests.policies import FAMILIES, WINDOWED, in_memory, shipped
 from tests.sessions import needs_kernels
-from tests.thinned import thinned
 from tests.tiny import TINY, VOCABULARY, scale_layer
 
 DEPTH = 4
@@ -176,17 +175,15 @@ def response_of(module: PreTrainedModel) -> Callable[[Tensor, Tensor], float]:
     return response
 
 
+@pytest.mark.fast("llama-hf-softmax-0.3-4", "gemma3-native-softmax-0.3-4")
 @pytest.mark.parametrize(
     ("family", "engine", "measure", "threshold", "temperature"),
-    thinned(
-        (
-            (family, engine, measure, threshold, temperature)
-            for family in (*FAMILIES, *WINDOWED)
-            for engine in ("native", "hf")
-            for measure, threshold in (("hidden_state", 0.9), ("softmax", 0.3))
-            for temperature in (0, 4)
-        ),
-        3,
+    (
+        (family, engine, measure, threshold, temperature)
+        for family in (*FAMILIES, *WINDOWED)
+        for engine in ("native", "hf")
+        for measure, threshold in (("hidden_state", 0.9), ("softmax", 0.3))
+        for temperature in (0, 4)
     ),
 )
 def test_tokens_and_exits_are_those_of_calm_without_a_cache(

@@ -75,6 +75,7 @@ def counting(model: HuggingFaceModel) -> Counter[int]:
     return ran
 
 
+@pytest.mark.fast("1-1-t5", "10-3-llama")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("window", "longest_match"), [(1, 1), (4, 2), (10, 3)])
 def test_prompt_lookup_gives_the_text_of_generate_in_fewer_forwards(

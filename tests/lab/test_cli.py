@@ -41,7 +41,6 @@ from bild_lab.lab.progress import read_commands
 from bild_lab.lab.results.records import Sweep
 from bild_lab.report.index import read_runs
 from tests.checkpoints import POINT_FILES
-from tests.thinned import thinned
 
 Command = Callable[..., tuple[int, str]]
 
@@ -277,10 +276,7 @@ def test_a_sweep_begun_anew_keeps_what_was_measured_before(
 
 @pytest.mark.parametrize(
     ("damage", "message"),
-    thinned(
-        [("nan", "scores a text with NaN in float32"), ("truncated", "cannot read the weights of")],
-        2,
-    ),
+    [("nan", "scores a text with NaN in float32"), ("truncated", "cannot read the weights of")],
 )
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_others_are_measured(
@@ -485,7 +481,8 @@ BAD_INPUT = {
 }
 
 
-@pytest.mark.parametrize("case", thinned(BAD_INPUT, 4))
+@pytest.mark.fast("misspelt key", "no draft model")
+@pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gives_one_message_and_leaves_nothing(
     case: str, command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,10 @@ def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None
     assert anew(RULE, package) == before
 
 
+@pytest.mark.fast(
+    "engine/acceptance/rollback.py--self._threshold)--2 * self._threshold)",
+    "lab/metrics/program_worker.py-import -NEW = 1\\nimport ",
+)
 @pytest.mark.parametrize(
     ("module", "old", "new"),
     [

@@ -26,7 +26,6 @@ from bild_lab.papers.steps import _recipes
 from bild_lab.training.recipe import Recipe
 from tests.engine.heads.tiny import files_of
 from tests.test_experiments import BITA, ROW, commands, composed, swept
-from tests.thinned import thinned
 from tests.tiny import tiny_llama
 
 FOLDERS = re.compile(r"outputs/(\w+)")
@@ -72,7 +71,8 @@ def asked(family: str, data: str) -> str:
     return full.replace("{question}", question) + " " * after.endswith(" ")
 
 
-@pytest.mark.parametrize(("pair", "data"), thinned([*product(TARGETS, ASKED)], 7))
+@pytest.mark.fast("llama2_70b_chat-cip")
+@pytest.mark.parametrize(("pair", "data"), [*product(TARGETS, ASKED)])
 def test_what_reaches_bitas_targets_is_the_released_evaluations(
     pair: str, data: str, checkpoints: Path, tmp_path: Path
 ) -> None:
@@ -119,7 +119,8 @@ def unmade(cfg: DictConfig, read: Iterable[str]) -> set[str]:
     return {*read, *FOLDERS.findall(recipes)} - {*re.findall(r"\bname=(\w+)", recipes)}
 
 
-@pytest.mark.parametrize("name", thinned(BITA, 3))
+@pytest.mark.fast("bita_fig8")
+@pytest.mark.parametrize("name", BITA)
 def test_what_bitas_experiments_read_is_made_by_their_recipes(name: str) -> None:
     for command in commands(name):
         sweep = swept(command)
@@ -137,7 +138,8 @@ def test_what_bitas_experiments_read_is_made_by_their_recipes(name: str) -> None
             assert unmade(without, folders) == (untrained or {f"calibration_{pair}_cip"})
 
 
-@pytest.mark.parametrize(("pair", "masks"), thinned([("vicuna_33b", 4), ("llama2_7b_chat", 3)], 2))
+@pytest.mark.fast("vicuna_33b-4")
+@pytest.mark.parametrize(("pair", "masks"), [("vicuna_33b", 4), ("llama2_7b_chat", 3)])
 def test_bitas_recipes_answer_the_papers_questions_and_train_by_the_released_recipe(
     pair: str, masks: int
 ) -> None:

@@ -23,14 +23,14 @@ from bild_lab.papers.drawings import written
 from bild_lab.papers.figures import FIGURES, draw_figure
 from bild_lab.papers.published import AGREES, SCALES, load_published, published_names
 from tests.papers.samples import bild, outputs_of, store
-from tests.thinned import thinned
 
 
 def test_every_published_figure_can_be_drawn_and_every_drawing_has_its_numbers() -> None:
     assert sorted(FIGURES) == published_names()
 
 
-@pytest.mark.parametrize("name", thinned(published_names(), 5))
+@pytest.mark.fast("bild_fig8", "bita_tab4_9", "ppd_tab4_6")
+@pytest.mark.parametrize("name", published_names())
 def test_a_figure_is_a_png_and_a_pdf_with_a_table_that_ends_in_verdicts(
     name: str, tmp_path: Path
 ) -> None:

@@ -41,7 +41,6 @@ from bild_lab.papers.match_rates import (
 )
 from bild_lab.report.style import write_csv
 from tests.policies import FAMILIES, in_memory
-from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, save, tiny_llama, tiny_t5
 
 LONGEST, LAYERS, TOP_KS = 7, (1, 2, 3), (1, 3, 5)
@@ -289,7 +288,8 @@ BAD_INPUT = {  # words of the command, and what the message names
 }
 
 
-@pytest.mark.parametrize("words", thinned(BAD_INPUT, 3))
+@pytest.mark.fast("layers=[1,3]", "heads=nowhere")
+@pytest.mark.parametrize("words", BAD_INPUT)
 def test_bad_input_gives_one_line_and_leaves_nothing(
     words: str, command: Command, checkpoints: Path, data: Path
 ) -> None:

@@ -17,7 +17,6 @@ from bild_lab.papers.paper_runs import Setting, commands, hub, items_of, needs, 
 from bild_lab.papers.published import load_published, published_names
 from bild_lab.papers.steps import steps_of
 from scripts import paper_run
-from tests.thinned import thinned
 
 
 def setting(**changes: object) -> Setting:
@@ -82,7 +81,8 @@ def hydra(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("figure", thinned(published_names(), 100))
+@pytest.mark.fast("bild_fig10")
+@pytest.mark.parametrize("figure", published_names())
 def test_a_dry_run_of_every_step_of_every_figure_finds_its_names_on_the_cards(figure: str) -> None:
     for step in steps_of(figure):
         for each in step.settings:

@@ -32,7 +32,6 @@ from bild_lab.papers.steps import (
 )
 from scripts import paper_run
 from tests.papers.test_paper_runs import setting
-from tests.thinned import thinned
 
 ITEMS = [(item, scale) for item in published_names() for scale in SCALES]
 UNMADE = {"bita_falcon_40b"}  # no adapter can be trained for Falcon
@@ -45,7 +44,8 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(("item", "scale"), thinned(ITEMS, 17))
+@pytest.mark.fast("bild_fig10-paper", "spec_tab5-small")
+@pytest.mark.parametrize(("item", "scale"), ITEMS)
 def test_what_a_step_reads_another_one_before_it_writes(item: str, scale: str) -> None:
     found = steps_of(item, scale)
     for place, step in enumerate(found):

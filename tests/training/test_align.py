@@ -23,7 +23,6 @@ from bild_lab.training.answers import Answer, Calibration, read_calibration
 from bild_lab.training.calibration import CalibrationJob, generate_calibration
 from scripts import align
 from tests.checkpoints import write_data
-from tests.thinned import thinned
 from tests.tiny import relative_of, save, tiny_llama, tiny_t5
 from tests.training.processes import TWO, finished, started
 from tests.training.targets import ending
@@ -303,7 +302,8 @@ BAD_INPUT = {
 }
 
 
-@pytest.mark.parametrize("case", thinned(BAD_INPUT, 5))
+@pytest.mark.fast("another vocabulary of the unaligned")
+@pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gives_one_message_and_leaves_nothing(
     case: str, command: Command, base: list[str], checkpoints: Path, answered: dict[str, Path]
 ) -> None:

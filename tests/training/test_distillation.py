@@ -139,6 +139,10 @@ def test_the_drafter_writes_its_own_greedy_texts_as_it_is_now(
 BILD = {"temperature": 0.0, "fallback": 0.4, "rollback": 3.0}
 
 
+@pytest.mark.fast(
+    "{'temperature': 0.0, 'fallback': 0.4, 'rollback': 3.0}-t5",
+    "{'temperature': 0.0, 'fallback': 0.0, 'rollback': 3.0}-llama",
+)
 @pytest.mark.parametrize("name", ["t5", "llama"])
 @pytest.mark.parametrize(
     "knobs", [BILD, {**BILD, "rollback": 0}, {**BILD, "fallback": 0.0}], ids=str

@@ -28,6 +28,13 @@ WIDTHS = [8, 4, 2]
 PART = DraftVocabulary(range(0, VOCABULARY, 2))
 
 
+@pytest.mark.fast(
+    "native-full_tree-False-all",
+    "native-efficient_tree-False-part",
+    "native-efficient_tree-True-part",
+    "hf-full_tree-False-part",
+    "hf-efficient_tree-True-all",
+)
 @pytest.mark.parametrize("part", [None, PART], ids=["all", "part"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("tree", ["full_tree", "efficient_tree"])

@@ -22,7 +22,6 @@ from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from tests.policies import load
-from tests.thinned import thinned
 
 PROMPT = "w5 w9 w12 w30 w7"
 CPU = torch.device("cpu")
@@ -58,9 +57,8 @@ def test_a_target_that_fits_is_as_without_a_map(device_map: str, checkpoints: Pa
     assert [model.engine for model in spread.models] == ["hf", "hf"]
 
 
-@pytest.mark.parametrize(
-    "policy", thinned(["bild", "speculative", "bita", "medusa", "hf_assisted"], 3)
-)
+@pytest.mark.fast("llama-medusa")
+@pytest.mark.parametrize("policy", ["bild", "speculative", "bita", "medusa", "hf_assisted"])
 def test_layers_on_disk_decode_the_same_text(policy: str, scarce: str, checkpoints: Path) -> None:
     if scarce == "t5" and policy in ("bita", "medusa"):
         pytest.skip("of decoder-only models")

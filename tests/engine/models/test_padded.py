@@ -102,6 +102,7 @@ def test_a_chain_and_a_tree_drafted_in_one_go_have_no_padded_id(pairs: Path, eng
         assert max(token for one in rounds for token in one.drafted) < VOCABULARY
 
 
+@pytest.mark.fast("llama-kernels", "t5-hf")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_probabilities_are_those_of_the_tokens_that_there_are(

@@ -24,7 +24,6 @@ from bild_lab.errors import UserError
 from bild_lab.lab.decoding.load import Loaded, load
 from tests.engine.heads.tiny import files_of
 from tests.policies import shipped
-from tests.thinned import thinned
 from tests.tiny_architectures import build, configuration, relative_of, word_tokenizer
 
 PROMPT = [5, 9, 12, 30, 7, 9, 12]
@@ -52,9 +51,10 @@ FILLING = ("vanilla", "hf_generate", "hf_assisted", "speculative", "prompt_looku
 TREES = ("speculative_tree", "bild_tree", "bita", "medusa", "ppd", "eagle3")
 
 
+@pytest.mark.fast("bild", "medusa")
 @pytest.mark.parametrize(
     "policy",
-    thinned([*FILLING, "speculative_hierarchy", "early_exit_speculative", "bild", *TREES], 4),
+    [*FILLING, "speculative_hierarchy", "early_exit_speculative", "bild", *TREES],
 )
 def test_a_text_fills_every_position(policy: str, tmp_path: Path) -> None:
     module = short_gpt2()

@@ -32,7 +32,6 @@ from tests.engine.lossless.greedy import emitted, table_of
 from tests.engine.lossless.test_random_models import random_source
 from tests.policies import DECODER_ONLY, EXTERNAL, FAMILIES, REPLAYED, in_memory, is_peer, shipped
 from tests.sessions import needs_kernels
-from tests.thinned import thinned
 from tests.tiny import TINY, relative_of
 
 KNOBS: dict[str, Callable[[random.Random], Any]] = {
@@ -166,10 +165,19 @@ def compare_families(policy: str, engine: str, settings: int, folder: Path) -> N
             compare(policy, family, engine, settings, folder)
 
 
+@pytest.mark.fast(
+    "native-bild",
+    "hf-suffix",
+    "kernels-bild_tree",
+    "kernels-block_verification",
+    "kernels-early_exit_speculative",
+    "kernels-medusa",
+    "kernels-static_ensemble",
+)
 @pytest.mark.parametrize(
     ("engine", "policy"),
     [
-        *thinned(product(("native", "hf"), RECORDED), 8),
+        *product(("native", "hf"), RECORDED),
         *(pytest.param("kernels", policy, marks=needs_kernels) for policy in RECORDED),
     ],
 )

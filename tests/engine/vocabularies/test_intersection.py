@@ -25,7 +25,6 @@ from bild_lab.engine.vocabularies.translated import TranslatedModel
 from bild_lab.errors import UserError
 from tests.engine.drafters.chances import by_context, require_targets_distribution
 from tests.stubs import NextLogits, StubModel
-from tests.thinned import thinned
 
 # target tokens 0 and 1 are the draft model's 2 and 0; it writes the target's 2 with two tokens and
 # 3 with three
@@ -147,7 +146,8 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(DRAFTERS, 2))
+@pytest.mark.fast("fixed")
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_sampled_text_is_exactly_distributed_as_the_targets(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -221,6 +221,7 @@ BAD_INPUT = {
 }
 
 
+@pytest.mark.fast("no model")
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gives_one_line_and_no_answers(
     case: str, command: Command, checkpoints: Path, data: Path

@@ -162,6 +162,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.fast("an unknown map")
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_placement_that_cannot_be_is_refused_before_weights_are_read(
     case: str,
