@@ -51,6 +51,7 @@ def test_a_figure_is_a_png_and_a_pdf_with_a_table_that_ends_in_verdicts(
     )
 
 
+@pytest.mark.slow
 def test_the_papers_scale_comes_before_the_small_one(tmp_path: Path) -> None:
     for scale in ("small", "paper"):
         outputs_of("bild_fig4", tmp_path, scale)

@@ -103,6 +103,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.fast(
+    "sweep.csv-noise", "sweep.csv-words for numbers", "commands.jsonl-cut", "sweep.csv-folder"
+)
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", ["sweep.csv", "commands.jsonl"])
 def test_damaged_files_never_break_it(outputs: Path, name: str, damage: str) -> None:

@@ -114,6 +114,7 @@ def model_of(path: Path) -> LoadedModel:
     return load_model(str(path), None, "cpu", torch.float32, "auto")
 
 
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_agreement_is_that_of_one_answer_at_a_time(
     pairs: Path, answered: dict[str, Path], family: str
@@ -240,6 +241,7 @@ LEARNED = {
 }
 
 
+@pytest.mark.fast("llama-own texts")
 @pytest.mark.parametrize("what", LEARNED)
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_an_alignment_learns_more_than_the_answers(

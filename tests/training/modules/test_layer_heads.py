@@ -147,6 +147,7 @@ def peak_bytes(
     return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"], loss.item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [None, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_memory_of_a_training_step_does_not_grow_with_the_logits_of_its_rows(
     rank: int | None, monkeypatch: pytest.MonkeyPatch
