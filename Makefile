@@ -36,6 +36,9 @@ run: setup ## Draw a first Pareto curve, outputs/quickstart/pareto.png, in one t
 	$(BIN)/python run.py experiment=quickstart
 	$(BIN)/python run.py experiment=quickstart_lossless
 
+# what is compiled once serves both processes and later runs, also where the environment forbids it
+test test-slow: export PYTHONDONTWRITEBYTECODE =
+
 test: setup ## Run the tests, under 4 minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 

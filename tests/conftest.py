@@ -40,7 +40,7 @@ def marker_of(test: object, name: str) -> pytest.Mark | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem(
-    collector: pytest.Collector, name: str, obj: object
+    collector: pytest.Module | pytest.Class, name: str, obj: object
 ) -> Generator[None, Any, Any]:
     """Of a table with the marker `fast`, mark all cases but those that it names as slow.
 
@@ -53,8 +53,11 @@ def pytest_pycollect_makeitem(
     cases = {case.callspec.id: case for case in made}
     if unknown := set(marker.args) - set(cases):
         raise pytest.Collector.CollectError(f"{name} has no case {sorted(unknown)[0]!r}")
-    for case_id, case in cases.items():
-        if case_id not in marker.args:
+    fast = [cases[case_id] for case_id in marker.args]
+    if fast_only(collector.config):
+        return fast
+    for case in made:
+        if case not in fast:
             case.add_marker(pytest.mark.slow)
     return made
 

@@ -175,7 +175,7 @@ def response_of(module: PreTrainedModel) -> Callable[[Tensor, Tensor], float]:
     return response
 
 
-@pytest.mark.fast("llama-hf-softmax-0.3-4", "gemma3-native-softmax-0.3-4")
+@pytest.mark.fast("gemma3-native-softmax-0.3-4", "llama-hf-softmax-0.3-4")
 @pytest.mark.parametrize(
     ("family", "engine", "measure", "threshold", "temperature"),
     (
@@ -207,6 +207,7 @@ def test_tokens_and_exits_are_those_of_calm_without_a_cache(
     assert len(seen) >= 3, "the case should see exits at several layers"
 
 
+@pytest.mark.fast("llama-hidden_state")
 @pytest.mark.parametrize("measure", ["hidden_state", "softmax"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_threshold_that_nothing_exceeds_leaves_the_targets_own_text(
@@ -263,6 +264,7 @@ def test_skipped_layers_are_filled_and_not_run(
     assert sum(each.filled_layers for each in trace.forwards) == len(work["fill"])
 
 
+@pytest.mark.fast("llama")
 @needs_kernels
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_kernels_leave_in_one_call_where_the_loop_leaves(family: str) -> None:

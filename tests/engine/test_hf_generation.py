@@ -107,6 +107,7 @@ def test_drafts_are_refused_where_the_state_cannot_go_back(policy: str) -> None:
             bild_lab.load(attentive, stateful, shipped(policy))
 
 
+@pytest.mark.fast("layers0")
 @pytest.mark.parametrize("layers", [(1, 3), (3, 1)])
 def test_encoders_and_decoders_of_two_depths_are_taken_by_every_method(
     tmp_path: Path, layers: tuple[int, int]

@@ -186,11 +186,7 @@ def test_no_lossy_policy_writes_what_a_list_rules_out(
 
 
 @pytest.mark.fast(
-    "0.0-speculative-kernels",
-    "0.0-speculative_hierarchy-hf",
-    "0.0-early_exit_speculative-hf",
-    "1.0-speculative-hf",
-    "1.0-early_exit_speculative-kernels",
+    "0.0-speculative-kernels", "1.0-speculative-hf", "1.0-early_exit_speculative-kernels"
 )
 @pytest.mark.parametrize("engine", ["kernels", "hf"])
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def base(
         "decoding.max_new_tokens=4",
         "measure.repeats=1",
     ]
-    return [*words, "measure.warmup=0", "name=mine"]
+    return [*words, "measure.warmup=0", "name=mine", "report.figures=png"]
 
 
 def test_a_sweep_from_python_gives_its_points_with_a_metric_of_ones_own(

@@ -68,6 +68,7 @@ def base(checkpoints: Path, data: Path) -> list[str]:
         "measure.repeats=2",
         "measure.warmup=1",
         "name=tested",
+        "report.figures=png",
     ]
 
 

@@ -99,6 +99,7 @@ def test_what_reaches_bitas_targets_is_the_released_evaluations(
     cached_examples.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "between"),
     [("llama2", "</s><s>"), ("vicuna", "</s><s>"), ("falcon", "<|endoftext|>\n")],
@@ -138,6 +139,7 @@ def test_what_bitas_experiments_read_is_made_by_their_recipes(name: str) -> None
             assert unmade(without, folders) == (untrained or {f"calibration_{pair}_cip"})
 
 
+@pytest.mark.slow
 @pytest.mark.fast("vicuna_33b-4")
 @pytest.mark.parametrize(("pair", "masks"), [("vicuna_33b", 4), ("llama2_7b_chat", 3)])
 def test_bitas_recipes_answer_the_papers_questions_and_train_by_the_released_recipe(

@@ -111,6 +111,7 @@ def naive_counts(model: PreTrainedModel, family: str) -> tuple[Counter, Counter]
     return matches, tokens
 
 
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_matches_are_those_of_a_program_without_caches(family: str) -> None:
     model = MODELS[family](3, 4)
@@ -158,6 +159,7 @@ def test_a_table_comes_back_as_it_was_written_and_folders_without_one_are_passed
     assert read_rates(folders) == [("b", rates[0]), ("b", rates[1]), ("c", rates[0])]
 
 
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_pipeline_finds_the_same_matches(family: str) -> None:
     """Its texts end without a prediction of the last token, which the rates count too."""

@@ -80,6 +80,7 @@ def test_a_step_whose_recipe_is_gone_says_what_nothing_writes(
     ]
 
 
+@pytest.mark.slow
 def test_falcon_is_refused_before_it_answers_any_question_for_an_adapter() -> None:
     measured, drawn = outlook(
         steps_of("bita_tab7", "paper", ["pair=falcon_40b"]), replace(HERE, tries=True)
@@ -103,6 +104,7 @@ def test_a_pair_waits_for_its_own_training_alone() -> None:
     assert all(len(step.settings) == 4 for step in sweeps)
 
 
+@pytest.mark.slow
 def test_overrides_go_to_the_steps_that_have_the_key() -> None:
     found = [
         shlex.split(step.command)
@@ -111,6 +113,9 @@ def test_overrides_go_to_the_steps_that_have_the_key() -> None:
     assert [("dataset.limit=6" in words, "measure.warmup=1" in words) for words in found] == [
         (True, False), (True, True), (True, True), (False, False),
     ]  # fmt: skip
+
+
+def test_an_override_that_no_step_has_and_an_unknown_scale_are_refused() -> None:
     with pytest.raises(UserError, match="no step of spec_tab4 has the key dataset.limits"):
         steps_of("spec_tab4", "small", ["dataset.limits=6"])
     with pytest.raises(UserError, match="scale must be one of paper, small, got 'tiny'"):

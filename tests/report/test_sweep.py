@@ -22,6 +22,7 @@ def sweep(tmp_path: Path) -> Sweep:
     return Sweep(tmp_path / "first")
 
 
+@pytest.mark.slow
 def test_the_page_says_how_far_the_sweep_is_until_it_ends(
     sweep: Sweep, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -270,6 +270,7 @@ def test_a_training_stops_at_the_score_that_was_asked_for_also_if_it_was_killed_
     assert torch.equal(weights(tmp_path)["shared.weight"], seen[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "kept"), [(3.5, 0), pytest.param(None, 1, marks=pytest.mark.slow)]
 )
@@ -391,6 +392,7 @@ def test_a_training_can_start_from_a_checkpoint_and_keeps_its_tokenizer(
     ).read_text()
 
 
+@pytest.mark.slow
 def test_a_drafter_can_share_the_targets_tokenizer(
     whole: tuple[Path, dict], tmp_path: Path
 ) -> None:

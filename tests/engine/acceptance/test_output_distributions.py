@@ -187,6 +187,7 @@ def test_so_does_the_distribution_of_rejection_sampling() -> None:
         torch.testing.assert_close(output[row], kept + (1 - kept.sum()) * TARGET[row])
 
 
+@pytest.mark.fast("tokens1")
 @pytest.mark.parametrize("tokens", [[1, 0, 2], [1, 2, 0], [2, 1, 1]])
 def test_so_does_the_distribution_of_block_verification(tokens: list[int]) -> None:
     """Every token after a prefix is enumerated as drawn uniformly, and what follows it from the

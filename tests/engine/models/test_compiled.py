@@ -66,6 +66,7 @@ def test_the_compiler_itself_changes_no_token_of_drafts_and_trees(
     )
 
 
+@pytest.mark.slow
 def test_a_shape_is_compiled_once_and_serves_the_next_text(checkpoints: Path, traced: None) -> None:
     _, fixed = decoders(checkpoints, "t5", policy="speculative")
     fixed.generate("ein Hund läuft", 24)

@@ -47,6 +47,7 @@ def tokens(checkpoints: Path, family: str, policy: str, **options: object) -> li
     return load(checkpoints, family, policy, **options).generate(PROMPT, 24).token_ids
 
 
+@pytest.mark.fast("sequential")
 @pytest.mark.parametrize("device_map", ["auto", "sequential"])
 def test_a_target_that_fits_is_as_without_a_map(device_map: str, checkpoints: Path) -> None:
     spread = load(checkpoints, "llama", "bild", device_map=device_map)

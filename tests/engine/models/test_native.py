@@ -159,14 +159,10 @@ def uncached_logits(module: PreTrainedModel, source: Source, tokens: list[int]) 
 @pytest.mark.fast(
     "t5 v1.0-torch",
     "mt5-kernels",
-    "llama-kernels",
     "llama with biases-kernels",
-    "llama with a window that it ignores-torch",
-    "mistral-torch",
     "llama with wide heads-torch",
-    "qwen2-kernels",
+    "mistral-torch",
     "qwen2 windows-kernels",
-    "qwen3-kernels",
     "gemma3 untied-torch",
 )
 @pytest.mark.parametrize(

@@ -200,6 +200,7 @@ def test_texts_beyond_what_a_rotary_model_was_trained_for_are_named(
     assert "1 of 1 here may be longer" in second
 
 
+@pytest.mark.fast("bild")
 @pytest.mark.parametrize("policy", ["speculative", "bild", "hf_assisted"])
 def test_a_drafter_may_have_fewer_positions_than_the_target(policy: str) -> None:
     target, short = short_gpt2(64), short_gpt2(POSITIONS)

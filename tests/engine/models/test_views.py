@@ -66,16 +66,7 @@ def alone(
 close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.fast(
-    "1-native-t5",
-    "1-hf-llama",
-    "1-hf-gemma3",
-    "2-native-llama",
-    "2-hf-qwen3",
-    "3-native-t5",
-    "3-native-qwen3",
-    "3-hf-gemma3",
-)
+@pytest.mark.fast("1-native-t5", "2-native-llama", "2-hf-qwen3", "3-hf-gemma3")
 @families
 @engines
 @pytest.mark.parametrize("layers", [1, 2, 3])
@@ -115,14 +106,7 @@ def without(family: str, part: str, layers: Sequence[int]) -> PreTrainedModel:
 
 
 @pytest.mark.fast(
-    "attention-native-t5",
-    "attention-hf-llama",
-    "attention-hf-gemma3",
-    "feed_forward-native-llama",
-    "feed_forward-hf-qwen3",
-    "layers-native-t5",
-    "layers-native-qwen3",
-    "layers-hf-gemma3",
+    "attention-hf-llama", "feed_forward-native-llama", "layers-native-t5", "layers-hf-gemma3"
 )
 @families
 @engines
@@ -326,14 +310,7 @@ ROUNDS = {
 
 
 @pytest.mark.fast(
-    "native-t5-1-dtype0",
-    "native-llama-3-dtype0",
-    "native-qwen3-2-dtype0",
-    "native-gemma3-1-dtype0",
-    "hf-t5-3-dtype0",
-    "hf-llama-2-dtype0",
-    "hf-qwen3-1-dtype0",
-    "hf-gemma3-3-dtype0",
+    "native-t5-1-dtype0", "native-gemma3-1-dtype0", "hf-llama-2-dtype0", "hf-qwen3-1-dtype0"
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("exit_layer", [1, 2, 3])

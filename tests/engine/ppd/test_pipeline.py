@@ -81,7 +81,7 @@ def decoded(
     return PredictivePipeline(target, exit_layer, top_k).decode(request, trace), trace
 
 
-@pytest.mark.fast("native-t5-3-1", "hf-llama-3-2")
+@pytest.mark.fast("native-llama-3-2")
 @pytest.mark.parametrize(
     ("family", "exit_layer", "top_k"), product(FAMILIES, EXITS, [1, 2, 3, VOCABULARY])
 )

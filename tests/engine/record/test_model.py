@@ -196,6 +196,7 @@ def test_thirty_settings_of_every_policy_are_decoded_as_live(
     compare_families(policy, engine, 30, tmp_path)
 
 
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_record_serves_decoding_with_processors_and_without(family: str) -> None:
     live = models(family, "native")
@@ -244,6 +245,7 @@ def decode_twice(policy: str, family: str, engine: str, folder: Path) -> list[st
     return kinds
 
 
+@pytest.mark.fast("llama-native")
 @pytest.mark.parametrize("engine", ["native", pytest.param("kernels", marks=needs_kernels)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_record_that_was_saved_serves_every_row_without_a_forward(

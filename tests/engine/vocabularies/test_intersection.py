@@ -154,6 +154,7 @@ def test_sampled_text_is_exactly_distributed_as_the_targets(
     require_distribution(DRAFTERS[name](), TARGET, NEW_TOKENS, monkeypatch)
 
 
+@pytest.mark.slow
 def test_sampled_text_of_trees_is_exactly_distributed_as_the_targets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
