@@ -93,6 +93,12 @@ def fake_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports of sweeps come without their picture, which takes a second to draw."""
+    monkeypatch.setattr("bild_lab.report.pareto_figure.draw_pareto", lambda *_: None)
+
+
+@pytest.fixture
 def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:

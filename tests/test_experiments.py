@@ -190,7 +190,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.mark.fast("bild/fig4_summaries", "bita/tab2", "ppd/fig2", "spec/tab2")
+@pytest.mark.fast("bild/fig4_summaries", "bita/tab2", "spec/tab2")
 @pytest.mark.parametrize("experiment", PAPERS)
 def test_an_experiment_composes_with_the_name_in_its_file(experiment: str) -> None:
     for scale in SCALES:
@@ -219,7 +219,7 @@ def test_a_figure_reads_the_folders_that_its_commands_write(figure: str) -> None
         assert not written or written <= set(published.folders[scale])
 
 
-@pytest.mark.fast("bild/fig4 scale=small", "bita/tab7 scale=small", "quickstart_lossless")
+@pytest.mark.fast("bild/fig4 scale=small", "bita/tab7 scale=small")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_experiment_can_start_and_sweeps_over_knobs_that_are_there(
     command: str, checkpoints: Path, rows: Path
@@ -341,6 +341,7 @@ def test_a_pair_is_aligned_where_its_file_says_so() -> None:
     assert [pair.name for pair in pairs if pair.aligned and pair not in released] == ["toy_aligned"]
 
 
+@pytest.mark.fast("bita_tab2")
 @pytest.mark.parametrize("name", ["bita_tab1", "bita_tab2", "bita_tab7"])
 def test_bitas_commands_measure_every_row_and_panel_that_the_paper_prints(name: str) -> None:
     blocks = load_published(name).values
@@ -393,6 +394,7 @@ def rates_of(scale: str) -> list[str]:
     ]
 
 
+@pytest.mark.fast("small")
 @pytest.mark.parametrize("scale", SCALES)
 def test_ppds_tables_share_a_run_for_each_data_set(scale: str) -> None:
     first, by_position = load_published("ppd_tab1"), load_published("ppd_tab4_6")
@@ -412,6 +414,7 @@ def test_ppds_tables_share_a_run_for_each_data_set(scale: str) -> None:
     assert f": python scripts/match_rates.py match={scale}" in second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", rates_of("paper"))
 def test_a_row_of_ppds_tables_has_the_papers_prompt_and_all_the_numbers_it_prints(
     command: str, rows: Path

@@ -175,7 +175,7 @@ def response_of(module: PreTrainedModel) -> Callable[[Tensor, Tensor], float]:
     return response
 
 
-@pytest.mark.fast("gemma3-native-softmax-0.3-4", "llama-hf-softmax-0.3-4")
+@pytest.mark.fast("gemma3-native-softmax-0.3-4")
 @pytest.mark.parametrize(
     ("family", "engine", "measure", "threshold", "temperature"),
     (
@@ -315,6 +315,7 @@ def test_a_stream_is_the_same_text_token_by_token() -> None:
     assert not method.lossless(Sampling())
 
 
+@pytest.mark.slow
 def test_a_compiled_target_leaves_early_all_the_same(checkpoints: Path) -> None:
     texts = [
         bild_lab.load(

@@ -35,6 +35,7 @@ def base(
     return [*words, "measure.warmup=0", "name=mine", "report.figures=png"]
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_sweep_from_python_gives_its_points_with_a_metric_of_ones_own(
     base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

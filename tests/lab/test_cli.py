@@ -154,6 +154,7 @@ def test_the_report_is_written_between_points_and_never_while_one_is_timed(
     assert given.line.startswith("python run.py -m pair.target=")
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_finished_point_is_not_measured_again(
     command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_finished_point_is_not_measured_again(
     assert len(points()) == 2, printed
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_failing_point_does_not_end_a_sweep(
     command: Command, base: list[str], checkpoints: Path, tmp_path: Path
 ) -> None:
@@ -300,6 +302,7 @@ def test_a_damaged_checkpoint_is_named_and_the_others_are_measured(
     assert message in Path("outputs/tested/report.html").read_text()
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_point_says_where_and_how_it_was_measured(command: Command, base: list[str]) -> None:
     lock = Path("locks")
     lock.mkdir()

@@ -261,6 +261,7 @@ def test_the_script_leaves_a_table_a_figure_and_its_settings(
     assert (folder / "match_rates.csv").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_articles_beyond_the_models_context_are_named(
     command: Command, checkpoints: Path, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -88,10 +88,7 @@ def measured(
     "typical acceptance",
     "rollback",
     "block verification",
-    "static ensemble",
-    "truncation",
     "chow",
-    "token_v1",
 )
 @pytest.mark.parametrize("name", [*list(RULES_OF_CHAINS)[: -len(DEFERRALS)], *DEFERRALS])
 def test_the_distribution_of_a_chain_is_what_the_rule_does(name: str) -> None:

@@ -94,6 +94,7 @@ def test_the_workspace_that_was_used_last_serves_the_next_text(
     assert model.start(source, 8).layers._workspace is used_last
 
 
+@pytest.mark.slow
 def test_a_text_longer_than_every_workspace_gets_a_larger_one(
     checkpoints: Path, traced: None
 ) -> None:

@@ -158,14 +158,11 @@ def test_a_tree_fed_level_by_level_is_one_tree(opened: Callable[[], Opened], lea
 @pytest.mark.fast(
     "3-hf t5",
     "3-native llama",
-    "3-native gemma3",
     "3-kernels llama",
-    "4-compiled t5",
     "4-native qwen3",
     "4-kernels gemma3",
     "5-hf llama",
     "5-kernels t5",
-    "5-kernels qwen3",
 )
 @sessions
 @pytest.mark.parametrize("leaf", [3, 4, 5])

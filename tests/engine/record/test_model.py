@@ -346,6 +346,7 @@ def test_rows_of_a_view_are_those_behind_the_text_as_far_as_it_has_come(
         torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.fast("native")
 @pytest.mark.parametrize(
     "engine", ["native", pytest.param("kernels", marks=[needs_kernels, pytest.mark.slow])]
 )

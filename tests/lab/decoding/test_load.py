@@ -75,16 +75,12 @@ def test_lossless_policies_give_the_tokens_of_transformers(
 
 @pytest.mark.fast(
     "alpha",
-    "bild_tree",
     "block_verification",
     "calm",
     "hf_generate",
-    "hybrid",
     "lookahead",
-    "prompt_lookup",
     "speculative",
     "speculative_cascade",
-    "token_recycling",
     "typical_acceptance",
 )
 @pytest.mark.parametrize(
