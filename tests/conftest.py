@@ -1,6 +1,7 @@
 """Fixtures that several test modules share."""
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 
 gc.disable()  # until the tests are collected: what is made by then stays
+# read once, before torch is: of processes that share the cores, a second thread waits by spinning
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
