@@ -36,6 +36,9 @@ run: setup ## Draw a first Pareto curve, outputs/quickstart/pareto.png, in about
 	@# both in one process, which loads PyTorch once: python run.py experiment=quickstart, then experiment=quickstart_lossless
 	$(BIN)/python -c 'import bild_lab; [bild_lab.run([f"experiment={name}"]) for name in ("quickstart", "quickstart_lossless")]'
 
+# what is compiled once serves both processes and later runs, also where the environment forbids it
+test test-slow: export PYTHONDONTWRITEBYTECODE =
+
 test: setup ## Run the tests, under 4 minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 

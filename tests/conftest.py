@@ -1,14 +1,19 @@
 """Fixtures that several test modules share."""
 
 import gc
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 gc.disable()  # until the tests are collected: what is made by then stays
+# read once, before torch is: of processes that share the cores, a second thread waits by spinning
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -27,35 +32,38 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         torch.set_num_threads(1)
 
 
-# tables of more cases than this are sampled by the fast tests, one of three; `make test-slow` runs
-# all of them
-LONG, STEP = 4, 3
-SAMPLED = (
-    "tests/engine/",
-    "tests/training/",
-    "tests/lab/store/test_code.py::test_code_that_measures",
-    "tests/lab/point/test_load.py::test_every_policy",
-    "tests/lab/point/test_load.py::test_lossless",
-)
-CHEAP = "tests/engine/methods/speculative/"  # its tables are run whole
+def fast_only(config: pytest.Config) -> bool:
+    """Whether the tests of `make test` run, none of which is slow."""
+    return config.getoption("markexpr") == "not slow"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of long tables of cases, mark all but a third as slow, before slow tests are left out.
+def marker_of(test: object, name: str) -> pytest.Mark | None:
+    """The first marker of this name on a test function."""
+    return next((mark for mark in getattr(test, "pytestmark", ()) if mark.name == name), None)
 
-    The third of each next three shifts, so that grids are taken along their diagonals.
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, name: str, obj: object
+) -> Generator[None, Any, Any]:
+    """Of a table with the marker `fast`, mark all cases but those that it names as slow.
+
+    Raises CollectError for a name that no case has.
     """
-    tables: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        sampled = item.nodeid.startswith(SAMPLED) and not item.nodeid.startswith(CHEAP)
-        if sampled and "[" in item.nodeid and item.get_closest_marker("slow") is None:
-            tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for cases in tables.values():
-        if len(cases) > LONG:
-            for place, case in enumerate(cases):
-                if (place + place // STEP) % STEP:
-                    case.add_marker(pytest.mark.slow)
+    made = yield
+    marker = marker_of(obj, "fast")
+    if marker is None or not isinstance(made, list):
+        return made
+    cases = {case.callspec.id: case for case in made}
+    if unknown := set(marker.args) - set(cases):
+        raise pytest.Collector.CollectError(f"{name} has no case {sorted(unknown)[0]!r}")
+    fast = [cases[case_id] for case_id in marker.args]
+    if fast_only(collector.config):
+        return fast
+    for case in made:
+        if case not in fast:
+            case.add_marker(pytest.mark.slow)
+    return made
 
 
 def pytest_collection_finish() -> None:
@@ -86,6 +94,12 @@ def fake_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from tests.benchmark.fake import run_fake_engines
 
     return run_fake_engines(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports of sweeps come without their picture, which takes a second to draw."""
+    monkeypatch.setattr("bild_lab.report.pareto_figure.draw_pareto", lambda *_: None)
 
 
 @pytest.fixture

@@ -34,7 +34,6 @@ from bild_lab.papers.paper_runs import size_of
 from bild_lab.papers.published import SCALES, load_published
 from tests.engine.methods.drafters.tables import ngram_table
 from tests.engine.methods.modules.tiny import files_of
-from tests.thinned import thinned
 from tests.tiny import tiny_llama
 
 FOLDER = config_dir() / "experiment"
@@ -118,6 +117,21 @@ def composed(experiment: str, *overrides: str) -> DictConfig:
     return compose("config", [f"experiment={experiment}", *overrides], return_hydra_config=True)
 
 
+@lru_cache(maxsize=256)
+def name_in(experiment: str, scale: str) -> str:
+    """The name of an experiment's folder, read from its file, or from the first that it begins with
+    that has one. Nothing is composed, which takes a third of a second.
+    """
+    return _named(f"experiment/{experiment}").replace("${scale}", scale)
+
+
+def _named(place: str) -> str:
+    content = OmegaConf.load(config_dir() / f"{place}.yaml")
+    parents = [one for one in content.get("defaults", []) if isinstance(one, str)]
+    given = OmegaConf.to_container(content).get("name")
+    return given or next(filter(None, map(_named, (one.removeprefix("/") for one in parents))), "")
+
+
 def of_command(command: str) -> DictConfig:
     """The configuration of a command, with its scale."""
     experiment, *words = shlex.split(command)
@@ -177,6 +191,13 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.fast("bild/fig4_summaries", "bita/tab2", "spec/tab2")
+@pytest.mark.parametrize("experiment", PAPERS)
+def test_an_experiment_composes_with_the_name_in_its_file(experiment: str) -> None:
+    for scale in SCALES:
+        assert composed(experiment, f"scale={scale}").name == name_in(experiment, scale)
+
+
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_an_experiment_names_its_own_command_and_has_a_folder_for_each_scale(
     experiment: str,
@@ -185,7 +206,7 @@ def test_an_experiment_names_its_own_command_and_has_a_folder_for_each_scale(
     assert head.startswith("# @package _global_\n")
     assert f"python run.py experiment={experiment}" in head
     if experiment in PAPERS:
-        names = [composed(experiment, f"scale={scale}").name for scale in SCALES]
+        names = [name_in(experiment, scale) for scale in SCALES]
         assert [name.rpartition("_")[2] for name in names] == list(SCALES)
         assert experiment.replace("/", "_").startswith(names[0].removesuffix("_paper"))
 
@@ -195,11 +216,12 @@ def test_a_figure_reads_the_folders_that_its_commands_write(figure: str) -> None
     """And those of other figures, whose commands are named there."""
     published = load_published(figure)
     for scale in SCALES:
-        written = {of_command(one).name for one in commands(figure, scale)}
+        written = {name_in(shlex.split(one)[0], scale) for one in commands(figure, scale)}
         assert not written or written <= set(published.folders[scale])
 
 
-@pytest.mark.parametrize("command", thinned(COMMANDS, 12))
+@pytest.mark.fast("bild/fig4 scale=small", "bita/tab7 scale=small")
+@pytest.mark.parametrize("command", COMMANDS)
 def test_an_experiment_can_start_and_sweeps_over_knobs_that_are_there(
     command: str, checkpoints: Path, rows: Path
 ) -> None:
@@ -233,6 +255,7 @@ def test_an_experiment_can_start_and_sweeps_over_knobs_that_are_there(
     cached_examples.cache_clear()
 
 
+@pytest.mark.fast("bild/fig4_summaries", "bita/tab2", "ppd/fig2", "spec/tab2")
 @pytest.mark.parametrize("experiment", PAPERS)
 def test_small_takes_nothing_of_the_papers_models_and_data(experiment: str) -> None:
     cfg, sweep = composed(experiment, "scale=small"), swept(f"{experiment} scale=small")
@@ -244,6 +267,7 @@ def test_small_takes_nothing_of_the_papers_models_and_data(experiment: str) -> N
     assert cfg.dataset.limit == 24 and cfg.dataset.chat_template == "{question}"
 
 
+@pytest.mark.fast("bild/fig10", "bild/fig2", "bild/fig4_summaries", "bild/lossy_lenience")
 @pytest.mark.parametrize(
     "command", [one for one in COMMANDS if one.startswith("bild/") and "scale=" not in one]
 )
@@ -260,6 +284,7 @@ def test_bilds_runs_decode_the_whole_validation_split_by_algorithm_1(command: st
     assert unverified == (cfg.policy.name.startswith("bild") and experiment != "bild/fig2")
 
 
+@pytest.mark.fast("wmt14_en_de-spec/tab2", "cnn_dailymail-spec/tab3")
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("data", TASKS)
 def test_a_table_of_speculative_decoding_has_the_papers_target_drafters_task_and_values(
@@ -290,7 +315,8 @@ def test_n_grams_of_table_3_are_counted_where_the_experiment_looks_for_them() ->
     assert {one["decoding.temperature"] for one in drafted} == {"0,1"}
 
 
-@pytest.mark.parametrize("name", thinned(["bild_fig8", "bild_fig9", "bild_fig4", "bild_fig5"], 2))
+@pytest.mark.fast("bild_fig4", "bild_fig8")
+@pytest.mark.parametrize("name", ["bild_fig8", "bild_fig9", "bild_fig4", "bild_fig5"])
 def test_bilds_figures_have_the_drafters_that_their_rows_are_named_after(name: str) -> None:
     """Figure 4 has both, the others the aligned one alone."""
     pairs = {
@@ -299,7 +325,8 @@ def test_bilds_figures_have_the_drafters_that_their_rows_are_named_after(name: s
         for command in commands(name, scale)
         for pair in values(command, "pair")
     }
-    found = {compose("config", [f"pair={pair}"]).pair.aligned for pair in pairs}
+    files = [OmegaConf.load(config_dir() / f"pair/{pair}.yaml") for pair in pairs]
+    found = {typed(PairSpec, file, "pair").aligned for file in files}
     assert found == ({False, True} if name == "bild_fig4" else {True})
 
 
@@ -315,6 +342,7 @@ def test_a_pair_is_aligned_where_its_file_says_so() -> None:
     assert [pair.name for pair in pairs if pair.aligned and pair not in released] == ["toy_aligned"]
 
 
+@pytest.mark.fast("bita_tab2")
 @pytest.mark.parametrize("name", ["bita_tab1", "bita_tab2", "bita_tab7"])
 def test_bitas_commands_measure_every_row_and_panel_that_the_paper_prints(name: str) -> None:
     blocks = load_published(name).values
@@ -367,6 +395,7 @@ def rates_of(scale: str) -> list[str]:
     ]
 
 
+@pytest.mark.fast("small")
 @pytest.mark.parametrize("scale", SCALES)
 def test_ppds_tables_share_a_run_for_each_data_set(scale: str) -> None:
     first, by_position = load_published("ppd_tab1"), load_published("ppd_tab4_6")
@@ -386,6 +415,7 @@ def test_ppds_tables_share_a_run_for_each_data_set(scale: str) -> None:
     assert f": python scripts/match_rates.py match={scale}" in second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", rates_of("paper"))
 def test_a_row_of_ppds_tables_has_the_papers_prompt_and_all_the_numbers_it_prints(
     command: str, rows: Path
@@ -420,6 +450,7 @@ def test_a_row_of_ppds_tables_has_the_papers_prompt_and_all_the_numbers_it_print
     assert (asked, rest) == (printed, 0)
 
 
+@pytest.mark.fast("small")
 @pytest.mark.parametrize("scale", SCALES)
 def test_match_rates_fill_both_tables(
     scale: str, checkpoints: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

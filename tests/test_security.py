@@ -149,6 +149,7 @@ def test_texts_of_a_data_set_are_never_evaluated(
     ]
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_script_in_a_prompt_stays_text_in_the_report(
     command: Command, checkpoints: Path, tmp_path: Path
 ) -> None:

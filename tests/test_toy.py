@@ -67,10 +67,12 @@ def missing_trade_offs(target: str, draft: str) -> set[str]:
     return {what for what, holds in shown.items() if not holds}
 
 
+@pytest.mark.slow
 def test_the_pair_shows_what_each_method_trades() -> None:
     assert missing_trade_offs("toy:large", "toy:small") == set()
 
 
+@pytest.mark.slow
 def test_a_wrong_pair_is_noticed() -> None:
     assert missing_trade_offs("toy:large", "toy:large") == {
         "a worse drafter",

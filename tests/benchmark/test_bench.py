@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
@@ -37,12 +37,20 @@ def t5(dim: int, layers: int) -> dict[str, Any]:
         "num_layers": layers,
         "num_decoder_layers": layers,
         "num_heads": 2,
+        "vocab_size": 1000,
     }
     return {**SHAPES["t5_small"].target, **sizes}
 
 
 def llama(layers: int) -> dict[str, Any]:
-    return {**SHAPES["llama_2"].target, "num_hidden_layers": layers}
+    sizes = {
+        "num_hidden_layers": layers,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 2,
+        "vocab_size": 1000,
+    }
+    return {**SHAPES["llama_2"].target, **sizes}
 
 
 SMALL = {
@@ -61,14 +69,16 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def benches() -> Iterator[dict[str, Bench]]:
+def bench_named() -> Iterator[Callable[[str], Bench]]:
+    """Makes the benchmark of a shape."""
     with ExitStack() as stack:
-        yield {
-            name: stack.enter_context(synthetic_bench(name, CPU, torch.float32)) for name in SMALL
-        }
+        yield lambda name: stack.enter_context(synthetic_bench(name, CPU, torch.float32))
 
 
-def test_every_method_of_a_shape_emits_the_same_tokens(benches: dict[str, Bench]) -> None:
+def test_every_method_of_a_shape_emits_the_same_tokens(
+    bench_named: Callable[[str], Bench],
+) -> None:
+    benches = {name: bench_named(name) for name in SMALL}
     for each in benches.values():
         exact = each.methods.keys() - QUANTIZED
         texts = {name: each.methods[name].decode(each.requests[0], Trace()) for name in exact}
@@ -86,9 +96,12 @@ def test_every_method_of_a_shape_emits_the_same_tokens(benches: dict[str, Bench]
     }
 
 
-def test_rows_tell_time_ratios_and_calls_of_every_method(benches: dict[str, Bench]) -> None:
-    rows = {row["method"]: row for row in run(benches["t5_large"], 2, lambda: None)}
-    assert rows.keys() == benches["t5_large"].methods.keys()
+def test_rows_tell_time_ratios_and_calls_of_every_method(
+    bench_named: Callable[[str], Bench],
+) -> None:
+    t5_large = bench_named("t5_large")
+    rows = {row["method"]: row for row in run(t5_large, 2, lambda: None)}
+    assert rows.keys() == t5_large.methods.keys()
     assert (
         rows["hf_generate"]["ratio_to_generate"]
         == rows["hf_assisted_workaround"]["ratio_to_assisted"]
@@ -111,23 +124,28 @@ def test_rows_tell_time_ratios_and_calls_of_every_method(benches: dict[str, Benc
         assert row["bandwidth_share"] > 0 if KERNELS else row["bandwidth_share"] is None
 
 
-def test_texts_that_differ_from_those_of_generate_are_marked(benches: dict[str, Bench]) -> None:
+def test_texts_that_differ_from_those_of_generate_are_marked(
+    bench_named: Callable[[str], Bench],
+) -> None:
+    llama_2 = bench_named("llama_2")
+
     class Wrong:
         def decode(self, request: Request, trace: Trace) -> list[int]:
             return [*request.source.prompt, *[7] * 9]
 
-    methods = {"hf_generate": benches["llama_2"].methods["hf_generate"], "wrong": Wrong()}
-    rows = run(replace(benches["llama_2"], methods=methods), 1, lambda: None)
+    methods = {"hf_generate": llama_2.methods["hf_generate"], "wrong": Wrong()}
+    rows = run(replace(llama_2, methods=methods), 1, lambda: None)
     assert [row["same_tokens"] for row in rows] == [True, False]
     # which are of 9 tokens of little probability
     assert rows[0]["log_probability"] > rows[1]["log_probability"]
 
 
-def test_quality_is_beside_speed(benches: dict[str, Bench]) -> None:
-    (first,) = benches["llama_2"].requests
+def test_quality_is_beside_speed(bench_named: Callable[[str], Bench]) -> None:
+    llama_2 = bench_named("llama_2")
+    (first,) = llama_2.requests
     with bench_of(
         "pair",
-        (benches["llama_2"].native, benches["llama_2"].methods["hf_loop"].target),
+        (llama_2.native, llama_2.methods["hf_loop"].target),
         None,
         (first,),
         judge=len,
@@ -135,7 +153,11 @@ def test_quality_is_beside_speed(benches: dict[str, Bench]) -> None:
         assert {row["quality"] for row in run(each, 1, lambda: None)} == {1}
 
 
-def test_milliseconds_are_those_of_all_texts_together(benches: dict[str, Bench]) -> None:
+def test_milliseconds_are_those_of_all_texts_together(
+    bench_named: Callable[[str], Bench],
+) -> None:
+    llama_2 = bench_named("llama_2")
+
     class Slow:
         def prepare(self, request: Request) -> None:
             time.sleep(0.05)  # outside the clock
@@ -144,9 +166,9 @@ def test_milliseconds_are_those_of_all_texts_together(benches: dict[str, Bench])
             time.sleep(0.001 * request.limits.max_new_tokens)
             return [*request.source.prompt, *[7] * request.limits.max_new_tokens]
 
-    (first,) = benches["llama_2"].requests
+    (first,) = llama_2.requests
     second = replace(first, limits=Limits(first.limits.prompt_length, 3))
-    two = replace(benches["llama_2"], methods={"hf_generate": Slow()}, requests=(first, second))
+    two = replace(llama_2, methods={"hf_generate": Slow()}, requests=(first, second))
     (row,) = run(two, 1, lambda: None)
     assert 1.0 <= row["ms_per_token"] < 5.0
 
@@ -206,11 +228,11 @@ class Metronome(Peer):
 
 
 def test_long_texts_are_timed_by_the_length_of_the_prompt_and_the_position_of_a_token(
-    benches: dict[str, Bench], monkeypatch: pytest.MonkeyPatch
+    bench_named: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "PROMPTS", (10, 100))
     monkeypatch.setattr(bench, "SPANS", ((0, 10), (20, 30)))
-    each = benches["llama_2"]
+    each = bench_named("llama_2")
     rows = bench.long_texts(
         replace(each, methods={**each.methods, "peer": Metronome()}), 3, lambda: None
     )
@@ -225,8 +247,8 @@ def test_long_texts_are_timed_by_the_length_of_the_prompt_and_the_position_of_a_
     assert [round(row["ms"], 6) for row in own[2:]] == [1.0, 2.0]
 
 
-def test_tokens_are_timed_one_by_one_as_they_come(benches: dict[str, Bench]) -> None:
-    each = benches["llama_2"]
+def test_tokens_are_timed_one_by_one_as_they_come(bench_named: Callable[[str], Bench]) -> None:
+    each = bench_named("llama_2")
     for name in ("hf_generate", "native"):
         times = bench.emission_s(each.methods[name], each.requests[0], each.native)
         assert len(times) == 9 and all(0 < before < after for before, after in pairwise(times))

@@ -66,6 +66,7 @@ def test_a_file_a_folder_and_a_notebook_have_pages_that_show_them(tmp_path: Path
     assert notebook.count("```python") == sum(cell["cell_type"] == "code" for cell in cells) > 3
 
 
+@pytest.mark.slow
 def test_comments_in_pages_are_filled_in() -> None:
     found = {
         page.name: pages.COMMENT.findall(page.read_text()) for page in (ROOT / "docs").rglob("*.md")

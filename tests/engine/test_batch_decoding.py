@@ -34,7 +34,6 @@ from tests.engine.lossless.greedy import Models, table_of
 from tests.engine.lossless.test_random_models import models_of
 from tests.policies import FAMILIES, GREEDY_ONLY, RUNNABLE, is_peer, load
 from tests.sessions import needs_kernels
-from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY
 
 ENGINES = ("native", "kernels")
@@ -162,6 +161,7 @@ def counted(trace: Trace) -> Counter:
     )
 
 
+@pytest.mark.fast("bild-t5-kernels", "speculative_tree-llama-native")
 @pytest.mark.parametrize(("policy", "family", "engine"), some(on(ENGINES, POLICIES), FAST))
 def test_greedy_texts_and_drafts_are_those_of_batch_1(
     policy: str, family: str, engine: str
@@ -170,6 +170,7 @@ def test_greedy_texts_and_drafts_are_those_of_batch_1(
     assert differences(case.alone(), case.together(4)) == set()
 
 
+@pytest.mark.fast("ngram-llama-native", "speculative-t5-kernels")
 @pytest.mark.parametrize(("policy", "family", "engine"), some(on(ENGINES, SAMPLED), SOUND))
 def test_sampled_texts_and_drafts_are_those_of_batch_1(
     policy: str, family: str, engine: str
@@ -195,6 +196,7 @@ def test_many_texts_in_batches_of_2_to_32_are_those_of_batch_1(
         assert differences(alone, case.together(size)) == set(), size
 
 
+@pytest.mark.fast("speculative-t5")
 @needs_kernels
 @pytest.mark.parametrize(("policy", "family"), some(POLICIES, {("speculative", "t5")}))
 def test_the_kernels_are_exact_in_bfloat16_too(policy: str, family: str) -> None:
@@ -254,6 +256,11 @@ FAULTS = {
 }
 
 
+@pytest.mark.fast(
+    "another text's cache-llama",
+    "wrong positions-llama",
+    "zeroed keys that weigh in the softmax-llama",
+)
 @pytest.mark.parametrize(
     ("fault", "family"), some(product(FAULTS, FAMILIES), {(one, "llama") for one in FAULTS})
 )
@@ -298,6 +305,9 @@ def test_a_stale_length_of_the_drafter_keeps_the_texts_and_is_noticed(
     assert accepted < sum(trace.accepted for _, trace in alone)
 
 
+@pytest.mark.fast(
+    "another text's cache-t5", "wrong positions-t5", "zeroed keys that weigh in the softmax-t5"
+)
 @needs_kernels
 @pytest.mark.parametrize(
     ("fault", "family"), some(product(FAULTS, FAMILIES), {(one, "t5") for one in FAULTS})
@@ -368,7 +378,8 @@ def test_what_runs_one_text_at_a_time_says_why() -> None:
     assert "compiled" in reason("vanilla", engine="native", compile=True)
 
 
-@pytest.mark.parametrize("family", thinned(FAMILIES, 2))
+@pytest.mark.fast("t5")
+@pytest.mark.parametrize("family", FAMILIES)
 def test_generate_in_batches_gives_the_texts_of_vanilla(family: str) -> None:
     case, peer = Case("vanilla", family, "native"), Case("hf_generate", family, "native")
     requests = [

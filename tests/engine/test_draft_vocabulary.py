@@ -74,6 +74,7 @@ def test_scores_are_those_of_the_whole_head_and_the_forwards_say_how_many(
     assert narrow.forwards[-1].vocabulary == (None if engine == "hf" else len(TOKENS))
 
 
+@pytest.mark.fast("llama-None", "t5-4")
 @needs_kernels
 @pytest.mark.parametrize("bits", [None, 8, 4])
 @pytest.mark.parametrize("family", CASES)
@@ -197,6 +198,7 @@ def test_certificates_find_every_context_exact_and_planted_faults(
     assert (DEFECT, OUTPUT) in certificates(draft, DraftVocabulary(TOKENS))
 
 
+@pytest.mark.fast("llama-kernels")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", CASES)
 def test_greedy_texts_are_the_targets_and_a_record_gives_the_same_rounds(

@@ -114,6 +114,7 @@ def compare_with_generate(name: str, policies: Sequence[str]) -> None:
             assert texts_of(decoder) == texts, (policy, processors)
 
 
+@pytest.mark.fast("bart-policies0")
 @pytest.mark.parametrize(
     ("name", "policies"),
     [
@@ -157,6 +158,14 @@ def cases(lossless: bool) -> list[Any]:
     return [pytest.param(*each, marks=mark) for each, mark in zip(runnable, marks, strict=True)]
 
 
+@pytest.mark.fast(
+    "early_exit_speculative-llama",
+    "hf_generate-llama",
+    "prompt_lookup-t5",
+    "rejection_sampling-llama",
+    "synthetic-llama",
+    "truncation-llama",
+)
 @pytest.mark.parametrize(("policy", "family"), cases(lossless=True))
 def test_every_lossless_policy_follows_a_list_as_generate_does(
     checkpoints: Path, policy: str, family: str
@@ -165,6 +174,7 @@ def test_every_lossless_policy_follows_a_list_as_generate_does(
     assert texts_of(decoder) == texts_with_list(checkpoints, family)
 
 
+@pytest.mark.fast("bild-llama", "bild_tree-llama", "calm-t5", "mars-llama")
 @pytest.mark.parametrize(("policy", "family"), cases(lossless=False))
 def test_no_lossy_policy_writes_what_a_list_rules_out(
     checkpoints: Path, policy: str, family: str
@@ -175,6 +185,9 @@ def test_no_lossy_policy_writes_what_a_list_rules_out(
         assert not set(SUPPRESSED) & set(text) and len(pairs) == len(set(pairs)), text
 
 
+@pytest.mark.fast(
+    "0.0-speculative-kernels", "1.0-speculative-hf", "1.0-early_exit_speculative-kernels"
+)
 @pytest.mark.parametrize("engine", ["kernels", "hf"])
 @pytest.mark.parametrize(
     "policy", ["speculative", "speculative_tree", "speculative_hierarchy", "early_exit_speculative"]

@@ -98,6 +98,33 @@ def test_a_temperature_that_logits_cannot_be_divided_by_is_refused(temperature: 
         Teaching(temperature=temperature)
 
 
+@pytest.mark.fast(
+    "1e-05-None-None",
+    "1e-05-1-None",
+    "1e-05-1-1e-20",
+    "1e-05-1-5e-324",
+    "1e-05-3-5e-324",
+    "1e-05-5-0.9",
+    "1e-05-5-1e-46",
+    "1e-05-1000000000-1e-46",
+    "1.0-None-None",
+    "1.0-None-1e-20",
+    "1.0-1-1e-20",
+    "1.0-1-5e-324",
+    "1.0-3-0.9",
+    "1.0-5-0.9",
+    "1.0-5-1e-46",
+    "1.0-1000000000-None",
+    "100000.0-None-None",
+    "100000.0-None-1e-20",
+    "100000.0-None-5e-324",
+    "100000.0-1-5e-324",
+    "100000.0-3-0.9",
+    "100000.0-3-1e-46",
+    "100000.0-5-1e-46",
+    "100000.0-1000000000-None",
+    "100000.0-1000000000-1e-20",
+)
 @pytest.mark.parametrize("top_p", [None, 0.9, 1e-20, 1e-46, 5e-324])
 @pytest.mark.parametrize("top_k", [None, 1, 3, 5, 10**9])
 @pytest.mark.parametrize("temperature", [COOLEST, 1.0, HOTTEST])

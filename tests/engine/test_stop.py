@@ -308,6 +308,7 @@ def test_lossless_policies_end_where_vanilla_ends_alone_and_in_batches(checkpoin
         ] == wanted
 
 
+@pytest.mark.slow
 def test_generate_of_transformers_ends_where_vanilla_ends(checkpoints: Path) -> None:
     folder = checkpoints / "llama"
     requests, models = with_stops(folder), models_for(folder)

@@ -15,6 +15,7 @@ from scripts import sweeps as script
 from tests.report.sample import ENVIRONMENT, sample_example, sample_result
 
 Command = Callable[..., tuple[int, str]]
+pytestmark = pytest.mark.usefixtures("no_picture")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ exit codes.
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,10 @@ def base(
         "decoding.max_new_tokens=4",
         "measure.repeats=1",
     ]
-    return [*words, "measure.warmup=0", "name=mine"]
+    return [*words, "measure.warmup=0", "name=mine", "report.figures=png"]
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_sweep_from_python_gives_its_points_with_a_metric_of_ones_own(
     base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,7 +45,7 @@ def test_a_sweep_from_python_gives_its_points_with_a_metric_of_ones_own(
     )
     monkeypatch.syspath_prepend(tmp_path)
     words = [*base, "policy=speculative,vanilla", "dataset.metrics=[own_words.words,bleu]"]
-    before = list(sys.argv)
+    before, begun_s = list(sys.argv), time.perf_counter()
     found = bild_lab.run(words)
     assert found["policy"].tolist() == ["speculative", "vanilla"] and set(found["sweep"]) == {
         "mine"
@@ -57,7 +59,7 @@ def test_a_sweep_from_python_gives_its_points_with_a_metric_of_ones_own(
     assert given.line.startswith("python run.py -m pair.target=")
     first, _ = Sweep(Path("outputs/mine")).results()
     # of this sweep, not of the process that tests
-    assert first.seconds["setup"] < first.total_s < 60
+    assert first.seconds["setup"] < first.total_s < time.perf_counter() - begun_s
     monkeypatch.setattr(runner, "time_methods", None)  # whatever is measured now, fails
     (tmp_path / "own_words.py").write_text("def words(text, references):\n    return 7\n")
     del sys.modules["own_words"]

@@ -37,6 +37,15 @@ def values(key: str, *several: object) -> list[str]:
     return [f"{key}={value}" for value in several]
 
 
+@pytest.mark.fast(
+    "lists0-policy.rollback=-4: ",
+    "lists1-policy=speculative ",
+    "lists5-policy=vanilla: ",
+    "lists6-dataset.path=nowhere: ",
+    "lists9-policy=synthetic: ",
+    "lists11-decoding.temperature=0: measure.certify",
+    "lists12-runtime.engine=abacus: ",
+)
 @pytest.mark.parametrize(
     ("lists", "named"),
     [

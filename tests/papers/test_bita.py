@@ -27,7 +27,6 @@ from bild_lab.papers.recipes import Recipe, recipes_of
 from bild_lab.training.train_spec import TrainSpec
 from tests.engine.methods.modules.tiny import files_of
 from tests.test_experiments import BITA, ROW, commands, composed, swept
-from tests.thinned import thinned
 from tests.tiny import tiny_llama
 
 FOLDERS = re.compile(r"outputs/(\w+)")
@@ -73,7 +72,8 @@ def asked(family: str, data: str) -> str:
     return full.replace("{question}", question) + " " * after.endswith(" ")
 
 
-@pytest.mark.parametrize(("pair", "data"), thinned([*product(TARGETS, ASKED)], 7))
+@pytest.mark.fast("llama2_70b_chat-cip")
+@pytest.mark.parametrize(("pair", "data"), [*product(TARGETS, ASKED)])
 def test_what_reaches_bitas_targets_is_the_released_evaluations(
     pair: str, data: str, checkpoints: Path, tmp_path: Path
 ) -> None:
@@ -100,6 +100,7 @@ def test_what_reaches_bitas_targets_is_the_released_evaluations(
     cached_examples.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "between"),
     [("llama2", "</s><s>"), ("vicuna", "</s><s>"), ("falcon", "<|endoftext|>\n")],
@@ -124,7 +125,8 @@ def unmade(folders: Iterable[str], recipes: Sequence[Recipe]) -> set[str]:
     return read - {*by_folder}
 
 
-@pytest.mark.parametrize("name", thinned(BITA, 3))
+@pytest.mark.fast("bita_fig8")
+@pytest.mark.parametrize("name", BITA)
 def test_what_bitas_experiments_read_is_made_by_their_recipes(name: str) -> None:
     for command in commands(name):
         sweep = swept(command)
@@ -142,7 +144,9 @@ def test_what_bitas_experiments_read_is_made_by_their_recipes(name: str) -> None
             assert unmade(folders, without) == (untrained or {f"calibration_{pair}_cip"})
 
 
-@pytest.mark.parametrize(("pair", "masks"), thinned([("vicuna_33b", 4), ("llama2_7b_chat", 3)], 2))
+@pytest.mark.slow
+@pytest.mark.fast("vicuna_33b-4")
+@pytest.mark.parametrize(("pair", "masks"), [("vicuna_33b", 4), ("llama2_7b_chat", 3)])
 def test_bitas_recipes_answer_the_papers_questions_and_train_by_the_released_recipe(
     pair: str, masks: int
 ) -> None:

@@ -23,14 +23,14 @@ from bild_lab.papers.drawings import written
 from bild_lab.papers.figures import FIGURES, draw_figure
 from bild_lab.papers.published import AGREES, SCALES, load_published, published_names
 from tests.papers.samples import bild, outputs_of, store
-from tests.thinned import thinned
 
 
 def test_every_published_figure_can_be_drawn_and_every_drawing_has_its_numbers() -> None:
     assert sorted(FIGURES) == published_names()
 
 
-@pytest.mark.parametrize("name", thinned(published_names(), 5))
+@pytest.mark.fast("bild_fig8", "bita_tab4_9")
+@pytest.mark.parametrize("name", published_names())
 def test_a_figure_is_a_png_and_a_pdf_with_a_table_that_ends_in_verdicts(
     name: str, tmp_path: Path
 ) -> None:
@@ -51,6 +51,7 @@ def test_a_figure_is_a_png_and_a_pdf_with_a_table_that_ends_in_verdicts(
     )
 
 
+@pytest.mark.slow
 def test_the_papers_scale_comes_before_the_small_one(tmp_path: Path) -> None:
     for scale in ("small", "paper"):
         outputs_of("bild_fig4", tmp_path, scale)
@@ -100,6 +101,7 @@ def test_curves_of_another_figures_folder_alone_are_no_panel(tmp_path: Path) -> 
     }
 
 
+@pytest.mark.slow
 def test_match_rates_agree_with_the_table_they_are_set_beside(tmp_path: Path) -> None:
     outputs_of("ppd_tab4_6", tmp_path, "paper")
     lines = draw_figure("ppd_tab4_6", tmp_path, tmp_path / "figures").comparison.lines

@@ -41,7 +41,6 @@ from bild_lab.papers.match_rates import (
 )
 from bild_lab.report.style import write_csv
 from tests.policies import FAMILIES, in_memory
-from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, save, tiny_llama, tiny_t5
 
 LONGEST, LAYERS, TOP_KS = 7, (1, 2, 3), (1, 3, 5)
@@ -112,6 +111,7 @@ def naive_counts(model: PreTrainedModel, family: str) -> tuple[Counter, Counter]
     return matches, tokens
 
 
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_matches_are_those_of_a_program_without_caches(family: str) -> None:
     model = MODELS[family](3, 4)
@@ -159,6 +159,7 @@ def test_a_table_comes_back_as_it_was_written_and_folders_without_one_are_passed
     assert read_rates(folders) == [("b", rates[0]), ("b", rates[1]), ("c", rates[0])]
 
 
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_pipeline_finds_the_same_matches(family: str) -> None:
     """Its texts end without a prediction of the last token, which the rates count too."""
@@ -260,6 +261,7 @@ def test_the_script_leaves_a_table_a_figure_and_its_settings(
     assert (folder / "match_rates.csv").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_articles_beyond_the_models_context_are_named(
     command: Command, checkpoints: Path, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -289,7 +291,8 @@ BAD_INPUT = {  # words of the command, and what the message names
 }
 
 
-@pytest.mark.parametrize("words", thinned(BAD_INPUT, 3))
+@pytest.mark.fast("layers=[1,3]", "heads=nowhere")
+@pytest.mark.parametrize("words", BAD_INPUT)
 def test_bad_input_gives_one_line_and_leaves_nothing(
     words: str, command: Command, checkpoints: Path, data: Path
 ) -> None:

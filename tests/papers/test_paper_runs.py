@@ -10,14 +10,16 @@ from dataclasses import replace
 
 import pytest
 from hydra import initialize_config_dir
+from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.compose import HYDRA_VERSION, compose_config, config_dir
+from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
+from bild_lab.lab.config.schemas import typed
+from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.papers.paper_runs import RunSetting, commands, hub, items_of, needs, settings_of
 from bild_lab.papers.published import load_published, published_names
 from bild_lab.papers.steps import steps_of
 from scripts import paper_run
-from tests.thinned import thinned
 
 
 def setting(**changes: object) -> RunSetting:
@@ -82,7 +84,8 @@ def hydra(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("figure", thinned(published_names(), 100))
+@pytest.mark.fast("bild_fig10")
+@pytest.mark.parametrize("figure", published_names())
 def test_a_dry_run_of_every_step_of_every_figure_finds_its_names_on_the_cards(figure: str) -> None:
     for step in steps_of(figure):
         for each in step.settings:
@@ -170,6 +173,7 @@ def test_a_model_that_is_trained_from_nothing_is_known_by_what_it_becomes() -> N
     assert needs(trained, "a100").weights_gb == pytest.approx(4 * 4 * 0.097)  # in float32, by AdamW
 
 
+@pytest.mark.slow
 def test_the_script_tells_what_a_figure_or_an_experiment_needs(
     command: Callable[..., tuple[int, str]],
 ) -> None:
@@ -197,9 +201,12 @@ def test_the_script_tells_what_a_figure_or_an_experiment_needs(
 
 
 def test_a_data_set_that_is_a_script_is_read_from_the_hubs_conversion() -> None:
-    read = {name: compose_config([f"dataset={name}"]).dataset for name in dataset_names()}
+    files = {name: config_dir() / f"dataset/{name}.yaml" for name in dataset_names()}
+    read = {
+        name: typed(DatasetSpec, OmegaConf.load(file), "dataset") for name, file in files.items()
+    }
     scripts = {hub_id for hub_id, card in hub()["datasets"].items() if card.get("script")}
-    asked = [(name, data) for name, data in read.items() if data.get("hub_id") in scripts]
+    asked = [(name, data) for name, data in read.items() if data.hub_id in scripts]
     assert {"xsum", "iwslt2017", "lima", "humaneval_x"} <= {name for name, _ in asked}
     for name, data in asked:
         assert data.hub_revision == "refs/convert/parquet" and data.hub_config is None, name

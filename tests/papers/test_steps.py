@@ -25,7 +25,6 @@ from bild_lab.papers.step_runs import is_done, plan, run_steps, submit_steps
 from bild_lab.papers.steps import Step, output_folders, steps_of
 from scripts import paper_run
 from tests.papers.test_paper_runs import setting
-from tests.thinned import thinned
 
 ITEMS = [(item, scale) for item in published_names() for scale in SCALES]
 UNMADE = {"bita_falcon_40b"}  # no adapter can be trained for Falcon
@@ -38,7 +37,8 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(("item", "scale"), thinned(ITEMS, 17))
+@pytest.mark.fast("bild_fig10-paper", "spec_tab5-small")
+@pytest.mark.parametrize(("item", "scale"), ITEMS)
 def test_what_a_step_reads_another_one_before_it_writes(item: str, scale: str) -> None:
     found = steps_of(item, scale)
     for place, step in enumerate(found):
@@ -83,6 +83,7 @@ def test_a_folder_is_read_where_a_value_is_a_path_in_it() -> None:
     assert output_folders(values) == ["aligned", "one", "two", "answers"]
 
 
+@pytest.mark.slow
 def test_falcon_is_refused_before_it_answers_any_question_for_an_adapter() -> None:
     measured, drawn = plan(
         steps_of("bita_tab7", "paper", ["pair=falcon_40b"]), replace(HERE, tries=True)
@@ -106,6 +107,7 @@ def test_a_pair_waits_for_its_own_training_alone() -> None:
     assert all(len(step.settings) == 4 for step in sweeps)
 
 
+@pytest.mark.slow
 def test_overrides_go_to_the_steps_that_have_the_key() -> None:
     found = [
         shlex.split(step.command)
@@ -114,6 +116,9 @@ def test_overrides_go_to_the_steps_that_have_the_key() -> None:
     assert [("dataset.limit=6" in words, "measure.warmup=1" in words) for words in found] == [
         (True, False), (True, True), (True, True), (False, False),
     ]  # fmt: skip
+
+
+def test_an_override_that_no_step_has_and_an_unknown_scale_are_refused() -> None:
     with pytest.raises(UserError, match="no step of spec_tab4 has the key dataset.limits"):
         steps_of("spec_tab4", "small", ["dataset.limits=6"])
     with pytest.raises(UserError, match="scale must be one of paper, small, got 'tiny'"):

@@ -33,6 +33,7 @@ def drawn(command: Command, *names: str) -> dict[str, pd.DataFrame]:
     return {file.stem.removesuffix("_theory"): pd.read_csv(file) for file in files[::2]}
 
 
+@pytest.mark.slow
 def test_the_figures_of_speculative_decoding_have_the_values_of_its_equations(
     command: Command,
 ) -> None:

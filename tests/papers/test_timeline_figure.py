@@ -123,6 +123,7 @@ def test_a_sweep_without_spans_is_refused_with_the_remedy(tmp_path: Path) -> Non
         timelines_of(Sweep(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_spans_of_traced_examples_and_the_script_draws_them(
     command: Callable, checkpoints: Path, data: Path
 ) -> None:

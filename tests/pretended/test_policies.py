@@ -36,7 +36,7 @@ NEW_TOKENS, WINDOW, SEED = 10, 4, 5
 SAMPLED = Sampling(temperature=1.0)
 TRIES = 30  # sources, until one of them has a text that does not repeat itself
 ON_FIRST_USE = 8  # waits of a first round beyond those of others: a prompt, shapes of trees
-FAST = {("bild", "llama", "graphs", False), ("medusa", "llama", "hf", True)}
+FAST = {("bild", "llama", "graphs", False)}
 CASES = [
     (policy, family, engine, sampled)
     for policy, family in RUNNABLE
@@ -50,7 +50,7 @@ CASES = [
 
 UNCOUNTED = {"ppd", "synthetic"}  # of whose texts rounds tell not all
 BATCHED = [case for case in RUNNABLE if not is_peer(case[0]) and case[0] not in UNCOUNTED]
-FAST_BATCHES = {("speculative", "t5")}
+FAST_BATCHES = {("prompt_lookup", "llama")}
 REAL = torch.cuda.is_available()
 
 

@@ -35,6 +35,7 @@ def test_the_figure_is_a_small_png_of_the_promised_width_and_a_pdf(tmp_path: Pat
     assert len(list(path.parent.iterdir())) == 2  # no temporary file is left
 
 
+@pytest.mark.slow
 def test_vector_files_are_eight_centimetres_wide_and_have_fonts_that_journals_take(
     tmp_path: Path,
 ) -> None:
@@ -189,6 +190,7 @@ def test_marks_of_the_front_have_their_number_beside_them_and_their_knobs_in_a_l
         assert len(listed) == 6
 
 
+@pytest.mark.slow
 def test_of_a_long_front_both_ends_are_listed_and_the_others_counted(
     tmp_path: Path, drawn: list[Figure]
 ) -> None:

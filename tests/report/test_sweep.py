@@ -14,7 +14,6 @@ from bild_lab.lab.config.schemas import ReportSpec, typed
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.sweep import live_report, report_sweep
 from tests.report.sample import sample_example, sample_failure, sample_result
-from tests.thinned import thinned
 
 
 @pytest.fixture
@@ -24,6 +23,7 @@ def sweep(tmp_path: Path) -> Sweep:
     return Sweep(tmp_path / "first")
 
 
+@pytest.mark.slow
 def test_the_page_says_how_far_the_sweep_is_until_it_ends(
     sweep: Sweep, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,7 +42,8 @@ def test_the_page_says_how_far_the_sweep_is_until_it_ends(
     assert "bild (fallback 0.5) decodes 1.50×" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("content", thinned([None, "{}", '{"id": "a"', "[1]", "\0\0"], 2))
+@pytest.mark.fast('{"id": "a"')
+@pytest.mark.parametrize("content", [None, "{}", '{"id": "a"', "[1]", "\0\0"])
 def test_a_point_whose_texts_are_lost_is_named_and_everything_else_reported(
     content: str | None, sweep: Sweep, capsys: pytest.CaptureFixture[str]
 ) -> None:

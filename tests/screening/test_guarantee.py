@@ -93,6 +93,7 @@ def along_all(asked: GuaranteeSpec, speeds: np.ndarray, select: Losses) -> list[
     return list(range(len(speeds)))
 
 
+@pytest.mark.fast("faults0-world0")
 @pytest.mark.parametrize(
     ("faults", "world"),
     [

@@ -161,6 +161,7 @@ def test_points_are_scored_by_the_targets_likelihood_over_the_record(
     )
 
 
+@pytest.mark.slow
 def test_fewer_points_are_timed_where_a_text_takes_long(
     replayed: Replayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,6 @@ from bild_lab.training.answers import Calibration, TargetAnswer, read_calibratio
 from bild_lab.training.calibration import CalibrationJob, generate_calibration
 from scripts import align
 from tests.checkpoints import write_data
-from tests.thinned import thinned
 from tests.tiny import relative_of, save, tiny_llama, tiny_t5
 from tests.training.processes import TWO, finished, started
 from tests.training.targets import ending
@@ -115,6 +114,7 @@ def model_of(path: Path) -> LoadedModel:
     return load_model(str(path), None, "cpu", torch.float32, "auto")
 
 
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_agreement_is_that_of_one_answer_at_a_time(
     pairs: Path, answered: dict[str, Path], family: str
@@ -241,6 +241,7 @@ LEARNED = {
 }
 
 
+@pytest.mark.fast("llama-own texts")
 @pytest.mark.parametrize("what", LEARNED)
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_an_alignment_learns_more_than_the_answers(
@@ -303,7 +304,8 @@ BAD_INPUT = {
 }
 
 
-@pytest.mark.parametrize("case", thinned(BAD_INPUT, 5))
+@pytest.mark.fast("another vocabulary of the unaligned")
+@pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gives_one_message_and_leaves_nothing(
     case: str, command: Command, base: list[str], checkpoints: Path, answered: dict[str, Path]
 ) -> None:

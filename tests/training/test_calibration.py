@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
+from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.training import calibration as generate
@@ -44,7 +46,12 @@ def command(command: Command) -> Command:
 def made(targets: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The command's results, for tests that need them finished."""
     folder = tmp_path_factory.mktemp("made")
-    finished(started(generate_calibration, folder, words_for(targets / "t5", data)))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr(sys, "argv", ["generate_calibration.py", *words_for(targets / "t5", data)])
+        with pytest.raises(SystemExit) as ended:
+            run_application(generate_calibration.main, "calibration")
+    assert not ended.value.code
     return folder / FOLDER
 
 

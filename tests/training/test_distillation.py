@@ -106,6 +106,7 @@ def shake(model: torch.nn.Module) -> None:
             each.add_(scale * torch.randn(each.shape, generator=torch.Generator().manual_seed(1)))
 
 
+@pytest.mark.fast("kernels-t5", "hf-llama")
 @pytest.mark.parametrize("name", ["t5", "llama"])
 @pytest.mark.parametrize("hf", [False, True], ids=["kernels", "hf"])
 def test_the_drafter_writes_its_own_greedy_texts_as_it_is_now(
@@ -139,6 +140,10 @@ def test_the_drafter_writes_its_own_greedy_texts_as_it_is_now(
 BILD = {"temperature": 0.0, "fallback": 0.4, "rollback": 3.0}
 
 
+@pytest.mark.fast(
+    "{'temperature': 0.0, 'fallback': 0.4, 'rollback': 3.0}-t5",
+    "{'temperature': 0.0, 'fallback': 0.0, 'rollback': 3.0}-llama",
+)
 @pytest.mark.parametrize("name", ["t5", "llama"])
 @pytest.mark.parametrize(
     "knobs", [BILD, {**BILD, "rollback": 0}, {**BILD, "fallback": 0.0}], ids=str
@@ -205,6 +210,7 @@ def test_a_mixture_takes_turns() -> None:
     assert Teaching("drafter", "kl").decodes_at(0) and not Teaching("answers", "kl").decodes_at(1)
 
 
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("shape", [T5, LLAMA], ids=["t5", "llama"])
 def test_a_training_that_was_killed_resumes_with_the_same_losses(
     shape: dict, tmp_path: Path
@@ -223,6 +229,7 @@ def test_a_training_that_was_killed_resumes_with_the_same_losses(
     )
 
 
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("shape", [T5, LLAMA], ids=["t5", "llama"])
 def test_half_precision_decodes_what_it_trains(
     shape: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -265,6 +272,7 @@ def test_a_step_in_several_passes_has_their_mean_loss(tmp_path: Path) -> None:
     assert [value for _, value in passes] == pytest.approx([value for _, value in whole], rel=0.1)
 
 
+@pytest.mark.slow
 def test_distributions_learned_by_kl_come_nearer_to_the_targets(tmp_path: Path) -> None:
     """A drafter that starts elsewhere learns a target's answers as well as the target, from its own
     texts alone.

@@ -55,6 +55,7 @@ def greedy_text(model: PreTrainedModel, prompt: str) -> str:
     return tokenizer.decode(tokens[len(source.prompt) :], skip_special_tokens=True).strip()
 
 
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("name", MODELS)
 def test_scores_are_those_of_greedy_decoding_one_by_one(name: str) -> None:
     model = MODELS[name](1).double()
@@ -70,6 +71,7 @@ def test_scores_are_those_of_greedy_decoding_one_by_one(name: str) -> None:
     assert len({*texts}) == 5 and wanted.value > 0
 
 
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_scored_of_a_text_ends_before_the_first_stop_string(name: str) -> None:
     model = MODELS[name](1).double()
@@ -88,6 +90,7 @@ def test_texts_from_nothing_are_judged_by_their_likelihood_and_nothing_is_decode
     assert found[LIKELIHOOD] == -found["loss"] < 0 and f"{LIKELIHOOD}_low" not in found
 
 
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("name", MODELS)
 def test_the_validation_loss_is_the_mean_over_tokens_whatever_the_batches(name: str) -> None:
     model = MODELS[name](1)
@@ -121,6 +124,7 @@ def test_evaluation_is_without_dropout_and_leaves_the_model_as_it_was() -> None:
     assert model.training and model.generation_config is own
 
 
+@pytest.mark.slow
 def test_weights_are_cast_once_a_block_in_half_precision() -> None:
     """Fault: at each token anew, as the Trainer's autocast is around one forward and forgets its
     casts at its end.

@@ -25,7 +25,6 @@ from bild_lab.training import run as runs
 from bild_lab.training.finetune import best_score, finetune, finetune_best, job_identity
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.start import FromCheckpoint
-from tests.thinned import thinned
 from tests.training.jobs import LLAMA, T5, Kill, job, losses, sentences
 
 
@@ -80,7 +79,8 @@ def test_losses_scores_and_provenance_are_recorded(whole: tuple[Path, dict]) -> 
     assert metrics["training_s"] > 0 and metrics["start"] == "random weights (micro t5)"
 
 
-@pytest.mark.parametrize("step", thinned([3, 1, 6], 3))
+@pytest.mark.fast("3")
+@pytest.mark.parametrize("step", [3, 1, 6])
 def test_a_killed_training_resumes_as_if_it_had_not_been_killed(
     step: int, whole: tuple[Path, dict], tmp_path: Path
 ) -> None:
@@ -118,7 +118,8 @@ def test_a_training_resumes_with_the_threads_it_began_with(tmp_path: Path) -> No
     assert steps.threads == {before + 1} and torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("damage", thinned([without_weights, unmarked, cut_later], 3))
+@pytest.mark.fast("without_weights")
+@pytest.mark.parametrize("damage", [without_weights, unmarked, cut_later])
 def test_a_training_resumes_from_the_checkpoint_before_a_damaged_one(
     damage: Callable[[Path], None], whole: tuple[Path, dict], tmp_path: Path
 ) -> None:
@@ -269,6 +270,7 @@ def test_a_training_stops_at_the_score_that_was_asked_for_also_if_it_was_killed_
     assert torch.equal(weights(tmp_path)["shared.weight"], seen[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "kept"), [(3.5, 0), pytest.param(None, 1, marks=pytest.mark.slow)]
 )
@@ -334,8 +336,9 @@ def scored_by(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> list[torc
     return seen
 
 
+@pytest.mark.fast("calm-llama")
 @pytest.mark.parametrize("model", [T5, LLAMA], ids=["t5", "llama"])
-@pytest.mark.parametrize("loss", thinned(["calm", "last", "early_exit"], 3))
+@pytest.mark.parametrize("loss", ["calm", "last", "early_exit"])
 def test_a_model_learns_by_every_loss(model: dict, loss: str, tmp_path: Path) -> None:
     rate = {
         "learning_rate": 0.02,
@@ -389,6 +392,7 @@ def test_a_training_can_start_from_a_checkpoint_and_keeps_its_tokenizer(
     ).read_text()
 
 
+@pytest.mark.slow
 def test_a_drafter_can_share_the_targets_tokenizer(
     whole: tuple[Path, dict], tmp_path: Path
 ) -> None:

@@ -14,7 +14,6 @@ from bild_lab.lab.config.compose import compose_config, config_dir
 from bild_lab.lab.config.schemas import typed
 from bild_lab.training.train_spec import TrainSpec
 from scripts import finetune
-from tests.thinned import thinned
 from tests.training.jobs import losses, write_dataset
 from tests.training.printed import printed_point
 from tests.training.processes import TWO, finished, killed_when, started
@@ -178,7 +177,8 @@ BAD_INPUT = {
 }
 
 
-@pytest.mark.parametrize("case", thinned(BAD_INPUT, 5))
+@pytest.mark.fast("misspelt key", "programs to learn")
+@pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gives_one_line_and_leaves_nothing(
     case: str, command: Command, dataset: list[str]
 ) -> None:
@@ -190,6 +190,7 @@ def test_bad_input_gives_one_line_and_leaves_nothing(
     assert list(Path().glob("outputs/*")) == []
 
 
+@pytest.mark.fast("bita", "medusa", "small")
 @pytest.mark.parametrize(
     "file", sorted((config_dir() / "train").glob("*.yaml")), ids=lambda file: file.stem
 )

@@ -105,6 +105,7 @@ def test_the_last_layers_loss_is_the_cross_entropy_of_the_answer(
     )
 
 
+@pytest.mark.fast("early_exit-t5", "calm-mt5")
 @torch.no_grad()
 @pytest.mark.parametrize("name", [*MODELS, "mt5"])
 @pytest.mark.parametrize("kind", ["early_exit", "calm"])

@@ -86,6 +86,7 @@ def test_they_are_found_once_and_kept_for_a_resumed_training(
         assert np.array_equal(one.answer, plain.answer) and plain.soft is None
 
 
+@pytest.mark.slow
 def test_a_training_that_was_killed_resumes_with_the_same_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

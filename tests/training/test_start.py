@@ -49,6 +49,7 @@ def test_a_fresh_model_has_the_tokenizers_vocabulary_and_special_tokens(base: di
     assert model.config.architectures == [type(model).__name__]
 
 
+@pytest.mark.fast("gpt_lm1b", "t5_large_cpu", "t5_tiny", "toy_small")
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_every_configuration_of_the_project_can_be_built(name: str) -> None:
     values = OmegaConf.to_container(compose_config([f"model={name}"], "finetune").model)

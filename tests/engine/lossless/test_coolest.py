@@ -9,7 +9,6 @@ import pytest
 from bild_lab.engine.sampling import COOLEST, HOTTEST, Sampling
 from tests.checkpoints import tiny_checkpoints
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_peer, load
-from tests.thinned import thinned
 
 CASES = [
     (policy, family, engine)
@@ -25,7 +24,8 @@ SURE = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "family", "engine"), thinned(CASES, 24))
+@pytest.mark.fast("prompt_lookup-t5-auto", "suffix-t5-auto")
+@pytest.mark.parametrize(("policy", "family", "engine"), CASES)
 def test_texts_without_a_choice_are_the_greedy_ones(policy: str, family: str, engine: str) -> None:
     decoder = load(tiny_checkpoints(), family, policy, engine=engine)
     greedy = load(tiny_checkpoints(), family, "vanilla", engine=engine)

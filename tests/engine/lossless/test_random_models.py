@@ -30,7 +30,6 @@ from tests.engine.lossless.greedy import (
 )
 from tests.policies import DECODER_ONLY, FAMILIES, WINDOWED, engines, in_memory, is_peer
 from tests.sessions import needs_kernels
-from tests.thinned import thinned
 from tests.tiny import END, PAD, START, TINY, VOCABULARY, relative_of, scale_layer
 
 PAIRS = 8
@@ -123,6 +122,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return compared
 
 
+@pytest.mark.fast("early_exit_speculative", "hybrid", "speculative_adaptive", "token_recycling")
 @pytest.mark.parametrize("policy", LOSSLESS)
 def test_some_texts_on_every_engine_and_family_are_vanillas(
     policy: str, comparison: Comparison
@@ -134,15 +134,15 @@ def test_some_texts_on_every_engine_and_family_are_vanillas(
                 compare(policy, models, cases[turn :: len(engines(policy))], Seen())
 
 
-@pytest.mark.parametrize(
-    "policy", thinned([one for one in LOSSLESS if (one, "llama") not in DECODER_ONLY], 3)
-)
+@pytest.mark.fast("speculative", "suffix")
+@pytest.mark.parametrize("policy", [one for one in LOSSLESS if (one, "llama") not in DECODER_ONLY])
 def test_some_texts_of_windowed_families_are_vanillas(policy: str, comparison: Comparison) -> None:
     for family in WINDOWED:
         models, cases = comparison(family, 0, engines(policy)[0], QUICK)
         compare(policy, models, cases[: QUICK // 2], Seen())
 
 
+@pytest.mark.fast("early_exit_speculative", "medusa", "speculative_hierarchy", "suffix")
 @needs_kernels
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="they run on a CPU")
 @pytest.mark.parametrize("policy", [policy for policy in LOSSLESS if not is_peer(policy)])
@@ -155,7 +155,8 @@ def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(
             compare(policy, *comparison(family, 0, "kernels", QUICK, torch.bfloat16), Seen())
 
 
-@pytest.mark.parametrize("family", thinned([*FAMILIES, *WINDOWED], 2))
+@pytest.mark.fast("llama")
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 def test_some_texts_end_inside_a_draft_and_some_are_cut_there(
     family: str, comparison: Comparison
 ) -> None:

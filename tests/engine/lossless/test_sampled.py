@@ -37,7 +37,6 @@ from tests.engine.lossless.toy import (
     text_law,
 )
 from tests.engine.methods.speculative.test_cascades import FORMULAS, mixture
-from tests.thinned import thinned
 
 WINDOW, LENGTH = 2, 3
 FEW, SOME, MANY = 600, 1500, 12000  # texts
@@ -181,7 +180,8 @@ def test_the_laws_of_lossless_rules_are_the_targets_and_those_of_others_are_not(
         assert float((law - own_law(pair[0], LENGTH)).abs().sum()) > 0.05
 
 
-@pytest.mark.parametrize(("name", "pair"), thinned(product(SETTINGS, PAIRS), 7))
+@pytest.mark.fast("rejection sampling-near", "token_v2-near")
+@pytest.mark.parametrize(("name", "pair"), product(SETTINGS, PAIRS))
 def test_some_texts_are_distributed_exactly(name: str, pair: str) -> None:
     values = p_values(
         SETTINGS[name], PAIRS[pair], SOME if name in LOSSLESS and pair == "apart" else FEW
@@ -189,9 +189,9 @@ def test_some_texts_are_distributed_exactly(name: str, pair: str) -> None:
     assert min(values) > FAIR, values
 
 
-@pytest.mark.parametrize(
-    "name", thinned(["speculative sampling", "speculative sampling of trees"], 2)
-)
+@pytest.mark.slow
+@pytest.mark.fast("speculative sampling")
+@pytest.mark.parametrize("name", ["speculative sampling", "speculative sampling of trees"])
 def test_an_error_of_two_percent_is_noticed_in_some_texts(name: str, planted_error: None) -> None:
     assert p_values(SETTINGS[name], PAIRS["apart"], SOME)[-1] < FAIR
 
@@ -210,6 +210,7 @@ def test_an_error_of_two_percent_is_noticed_in_many_texts(name: str, planted_err
     assert p_values(SETTINGS[name], PAIRS["apart"], MANY)[-1] < FAIR
 
 
+@pytest.mark.fast("speculative sampling")
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_texts_are_the_same_to_the_token_for_the_same_seed(name: str) -> None:
     texts = [SETTINGS[name].texts(PAIRS["near"], 40, seed) for seed in (1, 1, 2)]

@@ -29,7 +29,6 @@ from bild_lab.lab.point.load import build_method
 from tests.engine.lossless.test_random_models import random_source
 from tests.policies import FAMILIES, WINDOWED, in_memory, shipped
 from tests.sessions import needs_kernels
-from tests.thinned import thinned
 from tests.tiny import TINY, VOCABULARY, scale_layer
 
 DEPTH = 4
@@ -176,17 +175,15 @@ def response_of(module: PreTrainedModel) -> Callable[[Tensor, Tensor], float]:
     return response
 
 
+@pytest.mark.fast("gemma3-native-softmax-0.3-4")
 @pytest.mark.parametrize(
     ("family", "engine", "measure", "threshold", "temperature"),
-    thinned(
-        (
-            (family, engine, measure, threshold, temperature)
-            for family in (*FAMILIES, *WINDOWED)
-            for engine in ("native", "hf")
-            for measure, threshold in (("hidden_state", 0.9), ("softmax", 0.3))
-            for temperature in (0, 4)
-        ),
-        3,
+    (
+        (family, engine, measure, threshold, temperature)
+        for family in (*FAMILIES, *WINDOWED)
+        for engine in ("native", "hf")
+        for measure, threshold in (("hidden_state", 0.9), ("softmax", 0.3))
+        for temperature in (0, 4)
     ),
 )
 def test_tokens_and_exits_are_those_of_calm_without_a_cache(
@@ -210,6 +207,7 @@ def test_tokens_and_exits_are_those_of_calm_without_a_cache(
     assert len(seen) >= 3, "the case should see exits at several layers"
 
 
+@pytest.mark.fast("llama-hidden_state")
 @pytest.mark.parametrize("measure", ["hidden_state", "softmax"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_threshold_that_nothing_exceeds_leaves_the_targets_own_text(
@@ -266,6 +264,7 @@ def test_skipped_layers_are_filled_and_not_run(
     assert sum(each.filled_layers for each in trace.forwards) == len(work["fill"])
 
 
+@pytest.mark.fast("llama")
 @needs_kernels
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_kernels_leave_in_one_call_where_the_loop_leaves(family: str) -> None:
@@ -316,6 +315,7 @@ def test_a_stream_is_the_same_text_token_by_token() -> None:
     assert not method.lossless(Sampling())
 
 
+@pytest.mark.slow
 def test_a_compiled_target_leaves_early_all_the_same(checkpoints: Path) -> None:
     texts = [
         bild_lab.load(

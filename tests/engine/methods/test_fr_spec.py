@@ -75,6 +75,7 @@ def test_what_ranks_no_tokens_is_refused_in_a_line(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.fast("block_verification")
 @pytest.mark.parametrize("policy", DRAFTING)
 def test_a_policy_with_few_tokens_emits_the_targets_text_alone_and_in_a_batch(
     policy: str, tmp_path: Path

@@ -78,6 +78,7 @@ def counting(model: HuggingFaceModel) -> Counter[int]:
     return ran
 
 
+@pytest.mark.fast("1-1-t5", "10-3-llama")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("window", "longest_match"), [(1, 1), (4, 2), (10, 3)])
 def test_prompt_lookup_gives_the_text_of_generate_in_fewer_forwards(
@@ -109,6 +110,7 @@ def test_drafts_are_refused_where_the_state_cannot_go_back(policy: str) -> None:
             bild_lab.load(attentive, stateful, shipped(policy))
 
 
+@pytest.mark.fast("layers0")
 @pytest.mark.parametrize("layers", [(1, 3), (3, 1)])
 def test_encoders_and_decoders_of_two_depths_are_taken_by_every_method(
     tmp_path: Path, layers: tuple[int, int]

@@ -84,6 +84,7 @@ def checked(module: PreTrainedModel, draft_shape: DraftShape) -> Outcome:
     )
 
 
+@pytest.mark.fast("gemma3_text", "bart", "mamba", "lfm2")
 @pytest.mark.parametrize("name", FEEDS)
 def test_a_module_that_scores_alike_however_it_is_fed_is_admitted(name: str) -> None:
     outcome = checked(build(name), FEEDS[name])
@@ -91,6 +92,7 @@ def test_a_module_that_scores_alike_however_it_is_fed_is_admitted(name: str) -> 
     assert outcome.one_by_one == (name == "mamba")  # which begins several rows from an empty state
 
 
+@pytest.mark.fast("bloom-2", "recurrent_gemma-0", "minimax-0")
 @pytest.mark.parametrize(("name", "draft_shape"), REFUSED)
 def test_a_module_that_does_not_is_refused_with_the_check_that_failed(
     name: str, draft_shape: DraftShape
@@ -136,6 +138,9 @@ FAULTS = {
 }
 
 
+@pytest.mark.fast(
+    "a cache that keeps nothing", "windows counted in cache slots", "a state that is not saved"
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_check_catches_a_fault_of_its_kind(
     fault: str, monkeypatch: pytest.MonkeyPatch

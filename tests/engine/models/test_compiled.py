@@ -66,6 +66,7 @@ def test_the_compiler_itself_changes_no_token_of_drafts_and_trees(
     )
 
 
+@pytest.mark.slow
 def test_a_shape_is_compiled_once_and_serves_the_next_text(checkpoints: Path, traced: None) -> None:
     _, fixed = decoders(checkpoints, "t5", policy="speculative")
     fixed.generate("ein Hund läuft", 24)
@@ -93,6 +94,7 @@ def test_the_workspace_that_was_used_last_serves_the_next_text(
     assert model.start(source, 8).layers._workspace is used_last
 
 
+@pytest.mark.slow
 def test_a_text_longer_than_every_workspace_gets_a_larger_one(
     checkpoints: Path, traced: None
 ) -> None:

@@ -22,7 +22,6 @@ from bild_lab.lab.point.load import load_model
 from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.store.records import Sweep
 from tests.policies import load
-from tests.thinned import thinned
 
 PROMPT = "w5 w9 w12 w30 w7"
 CPU = torch.device("cpu")
@@ -48,6 +47,7 @@ def tokens(checkpoints: Path, family: str, policy: str, **options: object) -> li
     return load(checkpoints, family, policy, **options).generate(PROMPT, 24).token_ids
 
 
+@pytest.mark.fast("sequential")
 @pytest.mark.parametrize("device_map", ["auto", "sequential"])
 def test_a_target_that_fits_is_as_without_a_map(device_map: str, checkpoints: Path) -> None:
     spread = load(checkpoints, "llama", "bild", device_map=device_map)
@@ -58,9 +58,8 @@ def test_a_target_that_fits_is_as_without_a_map(device_map: str, checkpoints: Pa
     assert [model.engine for model in spread.models] == ["hf", "hf"]
 
 
-@pytest.mark.parametrize(
-    "policy", thinned(["bild", "speculative", "bita", "medusa", "hf_assisted"], 3)
-)
+@pytest.mark.fast("llama-medusa")
+@pytest.mark.parametrize("policy", ["bild", "speculative", "bita", "medusa", "hf_assisted"])
 def test_layers_on_disk_decode_the_same_text(policy: str, scarce: str, checkpoints: Path) -> None:
     if scarce == "t5" and policy in ("bita", "medusa"):
         pytest.skip("of decoder-only models")

@@ -50,6 +50,7 @@ def scores(model: NativeModel, size: int = len(TOKENS)) -> torch.Tensor:
     return torch.cat([session.extend(part).logits for part in parts])
 
 
+@pytest.mark.fast("8")
 @pytest.mark.parametrize("kind", [*KINDS, as_q4_k_m])
 def test_scores_are_to_the_last_bit_those_of_the_weights_that_the_blocks_stand_for(
     kind: Type | Callable[[str], Type], tmp_path: Path
@@ -71,6 +72,7 @@ def test_scores_are_to_the_last_bit_those_of_the_weights_that_the_blocks_stand_f
         assert torch.equal(kept.prompt_cache(prompt).keys, whole.prompt_cache(prompt).keys)
 
 
+@pytest.mark.fast("8")
 @pytest.mark.parametrize("kind", [*KINDS, as_q4_k_m])
 def test_a_row_is_the_same_to_the_last_bit_whatever_runs_beside_it(
     kind: Type | Callable[[str], Type], tmp_path: Path

@@ -230,6 +230,7 @@ def expected(module: PreTrainedModel) -> torch.Tensor:
         return module(torch.tensor([PROMPT])).logits
 
 
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("model_type", MODELS)
 def test_a_file_gives_the_scores_of_the_model_it_was_made_of(
     model_type: str, tmp_path: Path
@@ -249,6 +250,7 @@ def test_a_file_gives_the_scores_of_the_model_it_was_made_of(
         assert (logits(checkpoint) - expected(module)).abs().max() > 0.1
 
 
+@pytest.mark.fast("1", "12")
 @pytest.mark.parametrize(
     "kind", [Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q5_0, Type.Q4_K, Type.Q6_K]
 )
@@ -297,6 +299,12 @@ def test_tokens_template_and_ends_come_from_the_file(tmp_path: Path) -> None:
     assert GgufCheckpoint(str(changed)).fingerprint != checkpoint.fingerprint
 
 
+@pytest.mark.fast(
+    "changes0-its architecture is mamba, and llama, qwen2, qwen3, gemma3 are known; give the",
+    "changes5-is no model that is known here",
+    "changes7-rotary scaling is longrope",
+    "changes9-it is one of 2 parts, which llama-gguf-split --merge joins",
+)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

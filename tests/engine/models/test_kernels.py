@@ -57,6 +57,14 @@ def source_of(family: str) -> Source:
     )
 
 
+@pytest.mark.fast(
+    "t5 v1.0-torch.float32",
+    "mt5-torch.bfloat16",
+    "llama with biases-torch.bfloat16",
+    "llama with wide heads-torch.float32",
+    "qwen2 windows-torch.bfloat16",
+    "gemma3 untied-torch.float32",
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_row_is_the_same_to_the_last_bit_whatever_runs_beside_it(
@@ -153,6 +161,12 @@ def odd(family: str, seed: int = 0) -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=False)).eval()
 
 
+@pytest.mark.fast(
+    "t5-torch.float32-None",
+    "t5-torch.bfloat16-4",
+    "llama-torch.float32-8",
+    "llama-torch.bfloat16-None",
+)
 @pytest.mark.parametrize("bits", [None, 8, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["t5", "llama"])
@@ -278,6 +292,7 @@ CHAINS = [
 ]
 
 
+@pytest.mark.fast("llama-sampling1-0.0", "gemma3-sampling2-0.35", "t5-sampling7-0.6")
 @pytest.mark.parametrize(("sampling", "stop"), CHAINS)
 @pytest.mark.parametrize("family", ["t5", "llama", "gemma3"])
 def test_a_chain_in_one_program_is_that_of_the_loop(
@@ -344,6 +359,14 @@ VIEWS = {
 }
 
 
+@pytest.mark.fast(
+    "t5-first layer-sampling0-None",
+    "t5-without a layer-sampling2-0.35",
+    "t5-without blocks-sampling1-0.6",
+    "llama-first layer-sampling0-None",
+    "llama-without a layer-sampling2-0.35",
+    "llama-without blocks-sampling1-0.6",
+)
 @pytest.mark.parametrize(("sampling", "stop"), CHAINS[::3])
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("family", ["t5", "llama"])
@@ -489,6 +512,12 @@ def test_without_a_compiler_pytorch_runs_and_it_is_said_once(
             cached.cache_clear()
 
 
+@pytest.mark.fast(
+    "0-32-False-3-torch.float32",
+    "2-44-False-3-torch.bfloat16",
+    "1-32-True-3-torch.bfloat16",
+    "2-32-True-40-torch.bfloat16",
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("layers", "dim", "shared", "most"),

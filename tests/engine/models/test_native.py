@@ -156,6 +156,15 @@ def uncached_logits(module: PreTrainedModel, source: Source, tokens: list[int]) 
         ]
 
 
+@pytest.mark.fast(
+    "t5 v1.0-torch",
+    "mt5-kernels",
+    "llama with biases-kernels",
+    "llama with wide heads-torch",
+    "mistral-torch",
+    "qwen2 windows-kernels",
+    "gemma3 untied-torch",
+)
 @pytest.mark.parametrize(
     "kernels", [False, pytest.param(True, marks=needs_kernels)], ids=["torch", "kernels"]
 )
@@ -206,6 +215,14 @@ def test_a_window_goes_by_the_depth_of_a_tree_and_not_by_its_slots(name: str) ->
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.fast(
+    "t5 v1.0",
+    "llama 3 scaling",
+    "llama with a window that it ignores",
+    "llama with wide heads",
+    "qwen3 windows",
+    "gemma3 untied",
+)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_hidden_states_of_every_layer_are_those_of_transformers(name: str) -> None:
     module, decoder, source = build(name)
@@ -226,6 +243,7 @@ def test_hidden_states_of_every_layer_are_those_of_transformers(name: str) -> No
     torch.testing.assert_close(hidden[:-1], expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.fast("t5 v1.1")
 @pytest.mark.parametrize("name", ["t5 v1.1", "llama", "mistral", "qwen3 windows", "gemma3"])
 def test_a_prefix_is_seen_by_probe_rows_only(name: str) -> None:
     _, decoder, source = build(name)

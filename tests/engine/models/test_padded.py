@@ -54,6 +54,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_padded_id_that_would_win_is_never_emitted_and_greedy_texts_agree(
     pairs: Path, family: str
@@ -74,6 +75,7 @@ def test_a_padded_id_that_would_win_is_never_emitted_and_greedy_texts_agree(
     assert max(map(max, expected)) < VOCABULARY
 
 
+@pytest.mark.fast("llama-44")
 @pytest.mark.parametrize("width", [40, 44])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_kind_of_method_runs_where_both_models_are_padded_differently(
@@ -98,6 +100,7 @@ def test_every_kind_of_method_runs_where_both_models_are_padded_differently(
             assert [each.token_ids for each in found] == expected, policy
 
 
+@pytest.mark.fast("kernels")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_chain_and_a_tree_drafted_in_one_go_have_no_padded_id(pairs: Path, engine: str) -> None:
     for policy in ("speculative", "speculative_tree"):
@@ -110,6 +113,7 @@ def test_a_chain_and_a_tree_drafted_in_one_go_have_no_padded_id(pairs: Path, eng
         assert max(token for one in rounds for token in one.drafted) < VOCABULARY
 
 
+@pytest.mark.fast("llama-kernels", "t5-hf")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_probabilities_are_those_of_the_tokens_that_there_are(

@@ -51,6 +51,7 @@ def test_none_is_pinned_that_no_hub_was_asked_for() -> None:
     assert yaml.safe_load(files.PINS.read_text()) == {"models": {}, "datasets": {}}
 
 
+@pytest.mark.slow
 def test_the_script_pins_what_experiments_read_and_names_what_the_hub_lacks(tmp_path: Path) -> None:
     kept = tmp_path / "pins.yaml"
     kept.write_text(

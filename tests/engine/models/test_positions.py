@@ -24,7 +24,6 @@ from bild_lab.errors import UserError
 from bild_lab.lab.point.load import Loaded, load
 from tests.engine.methods.modules.tiny import files_of
 from tests.policies import shipped
-from tests.thinned import thinned
 from tests.tiny_architectures import build, configuration, relative_of, word_tokenizer
 
 PROMPT = [5, 9, 12, 30, 7, 9, 12]
@@ -52,9 +51,10 @@ FILLING = ("vanilla", "hf_generate", "hf_assisted", "speculative", "prompt_looku
 TREES = ("speculative_tree", "bild_tree", "bita", "medusa", "ppd", "eagle3")
 
 
+@pytest.mark.fast("bild", "medusa")
 @pytest.mark.parametrize(
     "policy",
-    thinned([*FILLING, "speculative_hierarchy", "early_exit_speculative", "bild", *TREES], 4),
+    [*FILLING, "speculative_hierarchy", "early_exit_speculative", "bild", *TREES],
 )
 def test_a_text_fills_every_position(policy: str, tmp_path: Path) -> None:
     module = short_gpt2()
@@ -200,6 +200,7 @@ def test_texts_beyond_what_a_rotary_model_was_trained_for_are_named(
     assert "1 of 1 here may be longer" in second
 
 
+@pytest.mark.fast("bild")
 @pytest.mark.parametrize("policy", ["speculative", "bild", "hf_assisted"])
 def test_a_drafter_may_have_fewer_positions_than_the_target(policy: str) -> None:
     target, short = short_gpt2(64), short_gpt2(POSITIONS)

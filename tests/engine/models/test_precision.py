@@ -46,6 +46,7 @@ def llama(dtype: str | None, layers: int = 1) -> Configured:
     return Configured("llama", settings=LlamaConfig(**sizes, dtype=dtype))
 
 
+@pytest.mark.fast("bfloat16-1-on_gpu0", "None-200-on_gpu5")
 @pytest.mark.parametrize(
     ("stored", "layers", "on_gpu"),
     [

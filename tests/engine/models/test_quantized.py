@@ -101,6 +101,7 @@ def test_scores_are_to_the_last_bit_those_of_the_rounded_weights(family: str, bi
     assert not torch.allclose(ours, whole, atol=1e-3)  # rounding changes something
 
 
+@pytest.mark.fast("llama-torch.float32-8", "t5-torch.float32-4", "t5-torch.bfloat16-4")
 @BITS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", CASES)

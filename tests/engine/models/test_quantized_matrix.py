@@ -74,6 +74,7 @@ def test_a_rounded_model_scores_as_with_its_rounded_numbers(
     assert ours.token_ids == theirs.token_ids
 
 
+@pytest.mark.fast("llama-speculative", "t5-early_exit_speculative")
 @pytest.mark.parametrize("policy", ["speculative", "calm", "early_exit_speculative"])
 @pytest.mark.parametrize("family", CASES)
 def test_policies_decode_over_rounded_weights(family: str, policy: str, tmp_path: Path) -> None:

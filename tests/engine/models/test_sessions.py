@@ -21,7 +21,6 @@ from bild_lab.engine.session import Session
 from tests.policies import WINDOWED
 from tests.sessions import native_session, needs_kernels, tree_rows
 from tests.stubs import NextLogits, uncached
-from tests.thinned import thinned
 from tests.tiny import PAD, START, TINY, tiny_t5
 
 
@@ -90,6 +89,7 @@ def assert_scores(scores: torch.Tensor, large: NextLogits, contexts: list[list[i
     torch.testing.assert_close(scores.double(), expected, atol=atol, rtol=1e-4)
 
 
+@pytest.mark.fast("hf t5", "native llama", "native gemma3", "kernels llama")
 @sessions
 def test_rows_of_a_chain_score_as_without_a_cache(opened: Callable[[], Opened]) -> None:
     session, large, prompt = opened()
@@ -100,6 +100,7 @@ def test_rows_of_a_chain_score_as_without_a_cache(opened: Callable[[], Opened]) 
     assert_scores(session.extend([9]).logits, large, [[*prompt, 6, 7, 8, 9]])
 
 
+@pytest.mark.fast("hf t5", "native llama", "native gemma3", "kernels llama")
 @sessions
 def test_rollback_forgets_everything_behind_it(opened: Callable[[], Opened]) -> None:
     session, large, prompt = opened()
@@ -109,6 +110,15 @@ def test_rollback_forgets_everything_behind_it(opened: Callable[[], Opened]) -> 
     assert_scores(session.extend([20, 21]).logits, large, [[*prompt, 6, 20], [*prompt, 6, 20, 21]])
 
 
+@pytest.mark.fast(
+    "with the prompt-hf t5",
+    "with the prompt-native llama",
+    "with the prompt-native gemma3",
+    "with the prompt-kernels llama",
+    "after the prompt-native t5",
+    "after the prompt-native qwen3",
+    "after the prompt-kernels gemma3",
+)
 @sessions
 @pytest.mark.parametrize("fresh", [True, False], ids=["with the prompt", "after the prompt"])
 def test_rows_of_a_tree_see_their_own_branch_only(
@@ -127,8 +137,9 @@ def test_rows_of_a_tree_see_their_own_branch_only(
     assert_scores(scores, large, [[*before, *context] for context in contexts])
 
 
+@pytest.mark.fast("5-hf t5", "5-native llama", "5-native gemma3", "5-kernels llama")
 @sessions
-@pytest.mark.parametrize("leaf", thinned([5, 4, 3], 3))
+@pytest.mark.parametrize("leaf", [5, 4, 3])
 def test_a_tree_fed_level_by_level_is_one_tree(opened: Callable[[], Opened], leaf: int) -> None:
     session, large, prompt = opened()
     session.extend([prompt[-1]])
@@ -144,6 +155,15 @@ def test_a_tree_fed_level_by_level_is_one_tree(opened: Callable[[], Opened], lea
     assert_scores(session.extend([20, 21]).logits, large, [[*before, 20], [*before, 20, 21]])
 
 
+@pytest.mark.fast(
+    "3-hf t5",
+    "3-native llama",
+    "3-kernels llama",
+    "4-native qwen3",
+    "4-kernels gemma3",
+    "5-hf llama",
+    "5-kernels t5",
+)
 @sessions
 @pytest.mark.parametrize("leaf", [3, 4, 5])
 def test_keeping_a_branch_is_as_if_only_it_had_been_fed(
@@ -161,6 +181,7 @@ def test_keeping_a_branch_is_as_if_only_it_had_been_fed(
     assert_scores(session.extend([20, 21]).logits, large, [[*before, 20], [*before, 20, 21]])
 
 
+@pytest.mark.fast("hf t5", "native llama", "native gemma3", "kernels llama")
 @sessions
 def test_keeping_nothing_restores_the_cache(opened: Callable[[], Opened]) -> None:
     session, large, prompt = opened()
@@ -170,6 +191,7 @@ def test_keeping_nothing_restores_the_cache(opened: Callable[[], Opened]) -> Non
     assert_scores(session.extend([20]).logits, large, [[*prompt, 20]])
 
 
+@pytest.mark.fast("hf t5", "native llama", "native gemma3", "kernels llama")
 @sessions
 def test_a_tree_leaves_no_trace_on_the_module(opened: Callable[[], Opened]) -> None:
     session, _, prompt = opened()

@@ -36,6 +36,7 @@ def states_of(module, tokens: list[int]) -> list[torch.Tensor]:
     return [(scale * ran.last_hidden_state)[0], ran.hidden_states[1][0], ran.hidden_states[2][0]]
 
 
+@pytest.mark.fast("t5-native", "llama-kernels", "long llama-hf")
 @torch.inference_mode()
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", ["t5", "llama", "long llama"])

@@ -33,7 +33,6 @@ from bild_lab.lab.point.load import build_method
 from tests.engine.lossless.test_random_models import random_source, random_target
 from tests.policies import FAMILIES, WINDOWED, in_memory
 from tests.sessions import needs_kernels
-from tests.thinned import thinned
 from tests.tiny import START
 
 PROMPT = "ein Hund läuft im Wasser"
@@ -67,6 +66,7 @@ def alone(
 close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.fast("1-native-t5", "2-native-llama", "2-hf-qwen3", "3-hf-gemma3")
 @families
 @engines
 @pytest.mark.parametrize("layers", [1, 2, 3])
@@ -105,6 +105,9 @@ def without(family: str, part: str, layers: Sequence[int]) -> PreTrainedModel:
     return module
 
 
+@pytest.mark.fast(
+    "attention-hf-llama", "feed_forward-native-llama", "layers-native-t5", "layers-hf-gemma3"
+)
 @families
 @engines
 @pytest.mark.parametrize("part", ZEROED)
@@ -123,8 +126,9 @@ def test_a_skipped_layer_or_block_adds_nothing(family: str, engine: str, part: s
         close(view.extend([9]).logits, expected[-1:])
 
 
+@pytest.mark.fast("t5", "qwen3")
 @needs_kernels
-@pytest.mark.parametrize("family", thinned([*FAMILIES, *WINDOWED], 2))
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 @torch.inference_mode()
 def test_the_kernels_skip_the_same_blocks(family: str) -> None:
     source, module = random_source(family, random.Random(3)), random_target(family, 0).float()
@@ -189,9 +193,10 @@ VIEWS = {
 }
 
 
+@pytest.mark.fast("early_exit_speculative-hf-llama")
 @families
 @engines
-@pytest.mark.parametrize("view", thinned(list(VIEWS), 4))
+@pytest.mark.parametrize("view", list(VIEWS))
 def test_what_a_view_drafts_leaves_the_targets_text_as_it_was(
     checkpoints: Path, family: str, engine: str, view: str
 ) -> None:
@@ -238,8 +243,9 @@ def spied(model: NativeModel, patch: pytest.MonkeyPatch) -> Work:
     return work
 
 
+@pytest.mark.fast("early_exit_speculative-2-llama", "early_exit_speculative-2-gemma3")
 @pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
-@pytest.mark.parametrize("exit_layer", thinned([2, 1, 3], 3))
+@pytest.mark.parametrize("exit_layer", [2, 1, 3])
 @pytest.mark.parametrize("policy", ["bild_early_exit", "early_exit_speculative"])
 def test_no_layer_runs_a_token_twice(
     family: str, exit_layer: int, policy: str, monkeypatch: pytest.MonkeyPatch
@@ -303,7 +309,10 @@ ROUNDS = {
 }
 
 
-@pytest.mark.parametrize("dtype", thinned([torch.float64, torch.float32], 2))
+@pytest.mark.fast(
+    "native-t5-1-dtype0", "native-gemma3-1-dtype0", "hf-llama-2-dtype0", "hf-qwen3-1-dtype0"
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("exit_layer", [1, 2, 3])
 @families
 @engines
@@ -380,6 +389,12 @@ def test_layers_that_do_not_give_the_same_one_by_one_are_refused() -> None:
         EarlyExit(target, 1)
 
 
+@pytest.mark.fast(
+    "early_exit_speculative-exit_layer-0",
+    "layer_skip-skipped_layers-wrong5",
+    "layer_skip-skipped_layers-3",
+    "layer_skip-skipped_layers-wrong9",
+)
 @pytest.mark.parametrize(
     ("policy", "knob", "wrong"),
     [

@@ -130,6 +130,18 @@ def read_by_us(folder: Path, allow_pickles: bool) -> float | None:
     return theirs[0].item()
 
 
+@pytest.mark.fast(
+    "",
+    "pickled shards",
+    "named",
+    "one file + stale index",
+    "shards + stale index",
+    "shards + pickled shards",
+    "shards + named",
+    "pickle + pickled shards",
+    "pickle + named",
+    "pickled shards + named",
+)
 @pytest.mark.parametrize("mixture", MIXTURES, ids=" + ".join)
 def test_of_every_mixture_of_files_those_are_read_that_transformers_reads(
     mixture: tuple[str, ...], folder: Path

@@ -32,6 +32,7 @@ def stored(folder: Path, dtype: torch.dtype = torch.float32) -> Weights | None:
     return file_weights(checkpoint.weight_files, checkpoint.weightless(), dtype, CPU)
 
 
+@pytest.mark.fast("t5-one file", "gemma3-shards")
 @pytest.mark.parametrize("shard", ["1GB", "20KB"], ids=["one file", "shards"])
 @pytest.mark.parametrize("family", ["t5", "llama", "gemma3"])
 def test_files_have_what_transformers_loads(family: str, shard: str, tmp_path: Path) -> None:

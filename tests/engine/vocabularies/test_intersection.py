@@ -27,7 +27,6 @@ from bild_lab.engine.vocabularies.translated import TranslatedModel
 from bild_lab.errors import UserError
 from tests.engine.methods.drafters.chances import by_context, require_targets_distribution
 from tests.stubs import NextLogits, StubModel
-from tests.thinned import thinned
 
 # target tokens 0 and 1 are the draft model's 2 and 0; it writes the target's 2 with two tokens and
 # 3 with three
@@ -149,13 +148,15 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(DRAFTERS, 2))
+@pytest.mark.fast("fixed")
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_sampled_text_is_exactly_distributed_as_the_targets(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_distribution(DRAFTERS[name](), TARGET, NEW_TOKENS, monkeypatch)
 
 
+@pytest.mark.slow
 def test_sampled_text_of_trees_is_exactly_distributed_as_the_targets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -30,7 +30,6 @@ from tests.engine.lossless.test_random_models import CASES, cases_of, random_tar
 from tests.engine.vocabularies.foreign import foreign
 from tests.policies import FAMILIES, in_memory, is_peer, parts, shipped
 from tests.sessions import needs_kernels
-from tests.thinned import thinned
 from tests.tiny import relative_of
 
 FEW = 8
@@ -98,7 +97,8 @@ def test_the_drafting_policies_are_known() -> None:
     assert not any(is_peer(policy) for policy in DRAFTING)
 
 
-@pytest.mark.parametrize(("policy", "family"), thinned(WAYS, 3))
+@pytest.mark.fast("speculative_tree-llama")
+@pytest.mark.parametrize(("policy", "family"), WAYS)
 def test_some_texts_are_vanillas(policy: str, family: str) -> None:
     for turn, engine in enumerate(("native", "hf")):
         seen = Seen()
@@ -116,8 +116,9 @@ def test_every_text_is_vanillas(policy: str, family: str) -> None:
         assert not seen.missing() or policy in TREES, (engine, seen)
 
 
+@pytest.mark.fast("block_verification-t5", "speculative-t5")
 @needs_kernels
-@pytest.mark.parametrize(("policy", "family"), thinned(WAYS, 4))
+@pytest.mark.parametrize(("policy", "family"), WAYS)
 def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, family: str) -> None:
     models = models_of(family, "kernels", 0, torch.bfloat16)
     own = models.method("vanilla", 1)
@@ -127,6 +128,8 @@ def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, family: 
     compare(policy, models, expected, Seen())
 
 
+@pytest.mark.slow
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_record_gives_the_texts_and_the_counts_of_live_runs(family: str) -> None:
     live = models_of(family, "native", 0)

@@ -51,6 +51,9 @@ def test_ends_are_shared_whatever_their_names_and_unknown_tokens_never() -> None
     assert both.shared[named("metaspace", "</s>")] == named("byte_fallback", "</s>")
 
 
+@pytest.mark.fast(
+    "byte_level-byte_fallback", "byte_fallback-words", "metaspace-byte_fallback", "words-byte_level"
+)
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_every_target_token_stands_for_draft_tokens_that_write_it(target: str, draft: str) -> None:
     both = overlap(target, draft)

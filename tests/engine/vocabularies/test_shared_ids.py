@@ -37,17 +37,23 @@ def checkpoint(
     return str(folder)
 
 
+@pytest.mark.fast(
+    "the target has one more-kernels",
+    "the drafter has one more and is padded-native",
+)
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        ((40,), (41, "<pad2>")),  # the drafter has one more
-        ((41, "<mark>"), (40,)),  # the target has one more, for which the drafter has no row
-        ((41, "<mark>"), (42, "<this>", "<that>")),  # they differ in added tokens
-        ((40,), (44, "<pad2>")),  # and are padded
+        pytest.param((40,), (41, "<pad2>"), id="the drafter has one more"),
+        # for which the drafter has no row
+        pytest.param((41, "<mark>"), (40,), id="the target has one more"),
+        pytest.param((41, "<mark>"), (42, "<this>", "<that>"), id="both have others"),
+        pytest.param((40,), (44, "<pad2>"), id="the drafter has one more and is padded"),
     ],
 )
 def test_texts_are_the_targets_and_no_foreign_token_is_drafted(
-    tmp_path: Path, ours: tuple[int, str], theirs: tuple[int, str]
+    tmp_path: Path, ours: tuple[int, str], theirs: tuple[int, str], engine: str
 ) -> None:
     target, draft = (
         checkpoint(tmp_path / "target", *ours),
@@ -57,19 +63,18 @@ def test_texts_are_the_targets_and_no_foreign_token_is_drafted(
     expected = [
         each.token_ids for each in bild_lab.load(target, policy="vanilla").generate(prompts, 16)
     ]
-    for engine in ENGINES:
-        for policy in ("speculative", "speculative_tree"):
-            decoder = bild_lab.load(target, draft, policy, engine=engine)
-            assert isinstance(decoder.models[1], SharedIdModel)
-            found = decoder.generate(prompts, 16, batch=1 if engine == "hf" else 2)
-            assert [each.token_ids for each in found] == expected, (engine, policy)
-        found = bild_lab.load(target, draft, "speculative", engine=engine).generate(
-            prompts, 16, temperature=1.0
-        )
-        assert (
-            max(token for each in found for one in each.trace.rounds for token in one.drafted)
-            < VOCABULARY
-        )
+    for policy in ("speculative", "speculative_tree"):
+        decoder = bild_lab.load(target, draft, policy, engine=engine)
+        assert isinstance(decoder.models[1], SharedIdModel)
+        found = decoder.generate(prompts, 16, batch=1 if engine == "hf" else 2)
+        assert [each.token_ids for each in found] == expected, policy
+    found = bild_lab.load(target, draft, "speculative", engine=engine).generate(
+        prompts, 16, temperature=1.0
+    )
+    assert (
+        max(token for each in found for one in each.trace.rounds for token in one.drafted)
+        < VOCABULARY
+    )
 
 
 def test_a_draft_is_that_of_the_drafter_without_the_further_token(tmp_path: Path) -> None:

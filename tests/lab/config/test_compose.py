@@ -67,6 +67,7 @@ def test_a_policy_in_the_shipped_folder_may_be_made_of_others(
     assert compose_policy("whole").window == 9
 
 
+@pytest.mark.fast("words0", "words3")
 @pytest.mark.parametrize(
     "words",
     [

@@ -38,7 +38,6 @@ from bild_lab.lab.store.progress import read_commands
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.page.index import read_runs
 from tests.checkpoints import POINT_FILES
-from tests.thinned import thinned
 
 Command = Callable[..., tuple[int, str]]
 
@@ -66,6 +65,7 @@ def base(checkpoints: Path, data: Path) -> list[str]:
         "measure.repeats=2",
         "measure.warmup=1",
         "name=tested",
+        "report.figures=png",
     ]
 
 
@@ -151,6 +151,7 @@ def test_the_report_is_written_between_points_and_never_while_one_is_timed(
     assert given.line.startswith("python run.py -m pair.target=")
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_finished_point_is_not_measured_again(
     command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_finished_point_is_not_measured_again(
     assert len(points()) == 2, printed
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_failing_point_does_not_end_a_sweep(
     command: Command, base: list[str], checkpoints: Path, tmp_path: Path
 ) -> None:
@@ -274,10 +276,7 @@ def test_a_sweep_begun_anew_keeps_what_was_measured_before(
 
 @pytest.mark.parametrize(
     ("damage", "message"),
-    thinned(
-        [("nan", "scores a text with NaN in float32"), ("truncated", "cannot read the weights of")],
-        2,
-    ),
+    [("nan", "scores a text with NaN in float32"), ("truncated", "cannot read the weights of")],
 )
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_others_are_measured(
@@ -300,6 +299,7 @@ def test_a_damaged_checkpoint_is_named_and_the_others_are_measured(
     assert message in Path("outputs/tested/report.html").read_text()
 
 
+@pytest.mark.usefixtures("no_picture")
 def test_a_point_says_where_and_how_it_was_measured(command: Command, base: list[str]) -> None:
     lock = Path("locks")
     lock.mkdir()
@@ -484,7 +484,8 @@ BAD_INPUT = {
 }
 
 
-@pytest.mark.parametrize("case", thinned(BAD_INPUT, 4))
+@pytest.mark.fast("misspelt key", "no draft model")
+@pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gives_one_message_and_leaves_nothing(
     case: str, command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -366,6 +366,7 @@ def test_the_toy_corpus_needs_neither_path_nor_hub(split: str) -> None:
     )
 
 
+@pytest.mark.fast("test-1000")
 @needs_shared_data
 @pytest.mark.parametrize(
     ("split", "count"), [("test", 1000), ("validation", 1014), ("train", 29000)]

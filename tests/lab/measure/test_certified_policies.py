@@ -21,7 +21,6 @@ from bild_lab.lab.measure.certificate import (
 )
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, is_peer, load
 from tests.sessions import needs_kernels
-from tests.thinned import thinned
 
 NEW_TOKENS = 10
 CASES = [
@@ -31,8 +30,16 @@ CASES = [
 ]
 
 
+@pytest.mark.fast(
+    "alpha-t5",
+    "bita-llama",
+    "early_exit_speculative-llama",
+    "ppd-t5",
+    "speculative_hierarchy-t5",
+    "typical_acceptance-t5",
+)
 @needs_kernels
-@pytest.mark.parametrize(("policy", "family"), thinned(CASES, 12))
+@pytest.mark.parametrize(("policy", "family"), CASES)
 def test_a_policy_is_certified_as_it_claims(policy: str, family: str, checkpoints: Path) -> None:
     decoder = load(checkpoints, family, policy)
     found = []

@@ -43,7 +43,6 @@ from bild_lab.lab.measure.cost import Cost, Matrices, dimensions, has_cost_model
 from bild_lab.lab.point.load import build_method
 from tests.policies import in_memory
 from tests.sessions import native_session
-from tests.thinned import thinned
 from tests.tiny import PAD, START, VOCABULARY, tiny_llama, tiny_t5
 
 NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
@@ -152,6 +151,7 @@ def steps_of(engine: str, module: PreTrainedModel) -> tuple[list[int], list[list
     return [encoding + counts[0], *counts[1:]], forwards
 
 
+@pytest.mark.fast("t5 v1.0-hf", "llama-native", "llama with wide heads-native", "qwen2-native")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_flops_are_those_that_pytorch_counts(name: str, engine: str) -> None:
@@ -159,6 +159,7 @@ def test_flops_are_those_that_pytorch_counts(name: str, engine: str) -> None:
     assert [total_cost(each, 2).flops for each in forwards] == counts
 
 
+@pytest.mark.fast("mistral-hf-3")
 @pytest.mark.parametrize(
     ("name", "engine", "windowed_layers"),
     [
@@ -286,8 +287,9 @@ PARTIAL: list[tuple[str, dict[str, object]]] = [
 ]
 
 
+@pytest.mark.fast("hf-calm-knobs5-t5 gated", "native-early_exit_speculative-knobs2-t5 gated")
 @pytest.mark.parametrize(
-    "name", thinned(["t5 gated", "llama with wide heads", "qwen2", "gemma3", "llama", "qwen3"], 6)
+    "name", ["t5 gated", "llama with wide heads", "qwen2", "gemma3", "llama", "qwen3"]
 )
 @pytest.mark.parametrize(("policy", "knobs"), PARTIAL)
 @pytest.mark.parametrize("engine", ENGINES)

@@ -83,6 +83,14 @@ KNOBS = {
 FAMILIES = [*(("llama", policy) for policy in KNOBS), ("t5", "bild")]
 
 
+@pytest.mark.fast(
+    "llama-vanilla-native-1.0",
+    "llama-speculative-hf-0.0",
+    "llama-bild-kernels-0.0",
+    "llama-speculative_tree-native-1.0",
+    "llama-bild_early_exit-kernels-0.0",
+    "t5-bild-native-1.0",
+)
 @pytest.mark.parametrize(
     ("engine", "temperature"), [("kernels", 0.0), ("native", 1.0), ("hf", 0.0)]
 )

@@ -95,6 +95,7 @@ def generated(name: str, source: str, target: str) -> list[int]:
     return out[spoken:]
 
 
+@pytest.mark.fast("mbart-speculative", "m2m_100-hf_generate")
 @pytest.mark.parametrize("policy", ["speculative", "hf_generate"])
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_texts_are_those_of_generate_in_these_languages(name: str, policy: str) -> None:

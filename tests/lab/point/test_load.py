@@ -16,7 +16,6 @@ from bild_lab.lab.config.policies import describe_decoder, policy_label
 from bild_lab.lab.point.streaming import stable_prefix
 from tests.engine.vocabularies.foreign import foreign_module
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, load
-from tests.thinned import thinned
 from tests.tiny import relative_of, save, tiny_llama
 
 PROMPT = "w5 w9 w30 w12"
@@ -33,6 +32,21 @@ def transformers_greedy(folder: Path, prompt: str, max_new_tokens: int) -> list[
     return out[1:] if model.config.is_encoder_decoder else out[inputs["input_ids"].shape[1] :]
 
 
+@pytest.mark.fast(
+    "bild_no_rollback-llama",
+    "bita-llama",
+    "block_verification-llama",
+    "cactus-llama",
+    "calm-t5",
+    "eagle3-t5",
+    "early_exit_speculative-t5",
+    "hf_prompt_lookup-llama",
+    "hybrid-llama",
+    "layer_skip-llama",
+    "medusa-llama",
+    "ppd-t5",
+    "speculative_tree-t5",
+)
 @pytest.mark.parametrize(("policy", "family"), RUNNABLE)
 def test_every_policy_decodes_within_its_limits_and_repeats(
     checkpoints: Path, policy: str, family: str
@@ -46,9 +60,10 @@ def test_every_policy_decodes_within_its_limits_and_repeats(
         assert result.token_ids == decoder.generate(PROMPT, max_new_tokens=max_new_tokens).token_ids
 
 
+@pytest.mark.fast("layer_skip-llama", "prompt_lookup-t5")
 @pytest.mark.parametrize(
     ("policy", "family"),
-    thinned(((policy, family) for policy, family in RUNNABLE if is_lossless(policy)), 4),
+    ((policy, family) for policy, family in RUNNABLE if is_lossless(policy)),
 )
 def test_lossless_policies_give_the_tokens_of_transformers(
     checkpoints: Path, policy: str, family: str
@@ -59,6 +74,16 @@ def test_lossless_policies_give_the_tokens_of_transformers(
         assert decoder.generate(prompt, max_new_tokens=20).token_ids == expected
 
 
+@pytest.mark.fast(
+    "alpha",
+    "block_verification",
+    "calm",
+    "hf_generate",
+    "lookahead",
+    "speculative",
+    "speculative_cascade",
+    "typical_acceptance",
+)
 @pytest.mark.parametrize(
     "policy", sorted({name for name, family in RUNNABLE if family == "llama"} - GREEDY_ONLY)
 )

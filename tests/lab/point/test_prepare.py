@@ -342,6 +342,7 @@ def test_an_adapter_counts_with_its_content_wherever_it_lies(
     assert name_of(*base, adapted(tmp_path / "there", seed=1)) != here
 
 
+@pytest.mark.fast("words1")
 @pytest.mark.parametrize(
     "words", [("policy=ppd",), ("policy=speculative_cascade", "policy.rule=chow")]
 )

@@ -72,13 +72,17 @@ def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None
     assert anew(RULE, package) == before
 
 
+@pytest.mark.fast(
+    "engine/methods/bild.py--self._threshold)--2 * self._threshold)",
+    "lab/metrics/program_worker.py-import -NEW = 1\\nimport ",
+)
 @pytest.mark.parametrize(
     ("module", "old", "new"),
     [
         (ROLLBACK, "-self._threshold)", "-2 * self._threshold)"),
         ("engine/models/native/t5.py", "import torch\n", "import torch\n\nNEW = 1\n"),
         ("engine/models/native/cpu/attention.h", "float mixed = 0", "float mixed = 1"),
-        ("lab/measure/runner.py", "time.perf_counter()", "time.monotonic()"),
+        ("lab/measure/timing.py", "time.perf_counter()", "time.monotonic()"),
         ("lab/metrics/bootstrap.py", "RESAMPLES = 1000", "RESAMPLES = 999"),
         ("lab/schema/statistics.py", "RESAMPLES = 2000", "RESAMPLES = 1000"),
         (

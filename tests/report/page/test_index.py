@@ -103,6 +103,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.fast(
+    "sweep.csv-noise", "sweep.csv-words for numbers", "commands.jsonl-cut", "sweep.csv-folder"
+)
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", ["sweep.csv", "commands.jsonl"])
 def test_damaged_files_never_break_it(outputs: Path, name: str, damage: str) -> None:
@@ -119,6 +122,7 @@ def test_the_page_escapes_names_links_to_what_is_there_and_loads_nothing(outputs
     assert "<img" not in page and "://" not in page and "&lt;img src=x&gt;" in page
 
 
+@pytest.mark.fast("80")
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_terminal_lists_the_runs_and_its_lines_fit(
     command: Command, outputs: Path, monkeypatch: pytest.MonkeyPatch, columns: int
@@ -130,6 +134,7 @@ def test_the_terminal_lists_the_runs_and_its_lines_fit(
     assert "first" in (outputs / PAGE).read_text()
 
 
+@pytest.mark.slow
 def test_a_sweep_is_printed_as_a_markdown_table(command: Command, outputs: Path) -> None:
     code, printed = listed(command, str(outputs / "first"))
     assert code == 0 and printed.startswith("bild (fallback 0.3, rollback 0.69) decodes 1.46×")

@@ -41,7 +41,6 @@ from tests.policies import (
     shipped,
 )
 from tests.sessions import needs_kernels
-from tests.thinned import thinned
 from tests.tiny import TINY, relative_of
 
 KNOBS: dict[str, Callable[[random.Random], Any]] = {
@@ -175,10 +174,19 @@ def compare_families(policy: str, engine: str, settings: int, folder: Path) -> N
             compare(policy, family, engine, settings, folder)
 
 
+@pytest.mark.fast(
+    "native-bild",
+    "hf-suffix",
+    "kernels-bild_tree",
+    "kernels-block_verification",
+    "kernels-early_exit_speculative",
+    "kernels-medusa",
+    "kernels-static_ensemble",
+)
 @pytest.mark.parametrize(
     ("engine", "policy"),
     [
-        *thinned(product(("native", "hf"), RECORDED), 8),
+        *product(("native", "hf"), RECORDED),
         *(pytest.param("kernels", policy, marks=needs_kernels) for policy in RECORDED),
     ],
 )
@@ -197,6 +205,7 @@ def test_thirty_settings_of_every_policy_are_decoded_as_live(
     compare_families(policy, engine, 30, tmp_path)
 
 
+@pytest.mark.fast("llama")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_record_serves_decoding_with_processors_and_without(family: str) -> None:
     live = models(family, "native")
@@ -245,6 +254,7 @@ def decode_twice(policy: str, family: str, engine: str, folder: Path) -> list[st
     return kinds
 
 
+@pytest.mark.fast("llama-native")
 @pytest.mark.parametrize("engine", ["native", pytest.param("kernels", marks=needs_kernels)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_record_that_was_saved_serves_every_row_without_a_forward(
@@ -345,6 +355,7 @@ def test_rows_of_a_view_are_those_behind_the_text_as_far_as_it_has_come(
         torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.fast("native")
 @pytest.mark.parametrize(
     "engine", ["native", pytest.param("kernels", marks=[needs_kernels, pytest.mark.slow])]
 )

@@ -52,6 +52,7 @@ def texts(count: int, length: int) -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (count, length), generator=torch.Generator().manual_seed(5))
 
 
+@pytest.mark.fast("llama-deep", "qwen2-none")
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_masks_predict_in_training_what_they_predict_in_decoding(

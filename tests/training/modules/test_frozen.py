@@ -51,6 +51,7 @@ def test_a_training_leaves_the_adapter_and_nothing_else(
     assert metrics["evaluations"] == 3 and metrics["best"]["accepted"] >= 0
 
 
+@pytest.mark.fast("3")
 @pytest.mark.parametrize("step", [3, 6])
 def test_a_killed_training_resumes_as_if_it_had_not_been_killed(
     step: int, whole: tuple[Path, dict[str, Any]], tmp_path: Path, checkpoints: Path
@@ -221,6 +222,7 @@ BAD_INPUT = {
 }
 
 
+@pytest.mark.fast("no model")
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gives_one_line_and_no_answers(
     case: str, command: Command, checkpoints: Path, data: Path

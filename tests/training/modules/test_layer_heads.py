@@ -75,6 +75,7 @@ def noisy(model: LayerHeadsModule) -> LayerHeads:
     return model.weights.requires_grad_(False)
 
 
+@pytest.mark.fast("3-llama", "3-gemma3")
 @pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 @pytest.mark.parametrize("rank", [None, 3])
 def test_heads_predict_in_training_what_they_predict_in_decoding(
@@ -109,6 +110,7 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(
         torch.testing.assert_close(trained[index, : len(text)], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.fast("None-t5", "3-llama", "3-gemma3")
 @pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
 @pytest.mark.parametrize("rank", [None, 3])
 def test_heads_begin_as_those_of_the_decoder_that_runs_them(
@@ -145,6 +147,7 @@ def peak_bytes(
     return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"], loss.item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [None, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_memory_of_a_training_step_does_not_grow_with_the_logits_of_its_rows(
     rank: int | None, monkeypatch: pytest.MonkeyPatch

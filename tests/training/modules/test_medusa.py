@@ -58,6 +58,7 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(
         )
 
 
+@pytest.mark.fast("False-0-None")
 @pytest.mark.parametrize(("shared", "rank", "contexts"), [(False, 0, None), (True, 4, 3)])
 def test_a_training_leaves_heads_that_learned(
     base: Checkpoint, shared: bool, rank: int, contexts: int | None, tmp_path: Path

@@ -121,6 +121,7 @@ def test_states_of_layers_elsewhere_come_to_the_tokens() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_training_beside_a_model_that_does_not_fit_is_that_beside_a_whole_one(
     checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +163,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.fast("an unknown map")
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_placement_that_cannot_be_is_refused_before_weights_are_read(
     case: str,

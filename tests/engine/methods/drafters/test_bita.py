@@ -61,6 +61,7 @@ def flattened(candidates: list[list[int]], full: bool) -> tuple[int, ...]:
     return tuple(tokens)
 
 
+@pytest.mark.fast("efficient_tree-deep", "full_tree-none")
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("decoding", DECODINGS)
 def test_every_round_is_that_of_algorithm_1(decoding: str, prompt: str) -> None:
@@ -159,6 +160,7 @@ def masked_table(tokens: list[int]) -> Tensor:
     return lean.log()
 
 
+@pytest.mark.fast("straightforward-right")
 @pytest.mark.parametrize("markov", ["without", "right", "wrong"])
 @pytest.mark.parametrize("decoding", DECODINGS)
 @torch.no_grad()

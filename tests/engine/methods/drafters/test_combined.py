@@ -55,6 +55,7 @@ INNER: dict[str, Callable[[ModuleModel], Drafter]] = {
 }
 
 
+@pytest.mark.fast("copied-llama")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("inner", INNER)
 def test_it_drafts_what_the_model_in_the_middle_would_alone(family: str, inner: str) -> None:
@@ -223,6 +224,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.fast("prompt_lookup-speculative-knobs0", "token_recycling-medusa-None")
 @pytest.mark.parametrize(("first", "second", "knobs"), PAIRS)
 def test_texts_of_any_two_are_the_targets_own(
     checkpoints: Path, first: str, second: str, knobs: dict | None

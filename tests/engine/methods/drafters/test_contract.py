@@ -91,6 +91,7 @@ def branch(draft: Draft, node: int) -> tuple[int, ...]:
     return () if node == ROOT else (*branch(draft, draft.parent_list[node]), node)
 
 
+@pytest.mark.fast("none", "ngram", "hybrid of copies and a model", "hybrid of models")
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_draft_does_not_depend_on_text_that_was_taken_back(name: str) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -17,7 +17,6 @@ from tests.engine.models.test_states import ENCODED
 from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory
 from tests.stubs import uncached
-from tests.thinned import thinned
 from tests.tiny import PAD, START, tiny_llama, tiny_t5
 
 LENGTH = 12
@@ -30,7 +29,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("variant", "family", "engine", "tree"), thinned(CASES, 9))
+@pytest.mark.fast("eagle3-t5-native-chain", "eagle-llama-native-dynamic")
+@pytest.mark.parametrize(("variant", "family", "engine", "tree"), CASES)
 def test_proposals_are_those_of_the_papers_layer_without_a_cache(
     variant: str, family: str, engine: str, tree: str
 ) -> None:

@@ -24,6 +24,7 @@ TREES = (
 )
 
 
+@pytest.mark.fast("eagle", "token_recycling", "bild_tree")
 @pytest.mark.parametrize("policy", TREES)
 def test_parents_on_the_host_are_those_of_the_device(
     policy: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch

@@ -29,6 +29,7 @@ WIDTHS = [8, 4, 2]
 PART = DraftVocabulary(range(0, VOCABULARY, 2))
 
 
+@pytest.mark.fast("native-full_tree-False-all", "hf-efficient_tree-True-all")
 @pytest.mark.parametrize("part", [None, PART], ids=["all", "part"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("tree", ["full_tree", "efficient_tree"])
@@ -108,6 +109,7 @@ def test_every_round_counts_one_product_with_each_heads_matrix(shared: bool) -> 
     assert products == ([3 * one] if shared else [one] * 3) * len(trace.rounds)
 
 
+@pytest.mark.fast("False-part", "True-all")
 @needs_kernels
 @pytest.mark.parametrize("part", [None, PART], ids=["all", "part"])
 @pytest.mark.parametrize("shared", [False, True])

@@ -120,6 +120,7 @@ def test_the_cache_keeps_the_accepted_branch() -> None:
         drafter.observe(draft, Scores(torch.zeros(1, VOCABULARY)), Verdict((), 5))
 
 
+@pytest.mark.fast("qwen3-sampled")
 @needs_kernels
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("family", ["t5", "llama", "qwen3", "gemma3"])

@@ -142,6 +142,7 @@ def test_probs_are_the_tables_distribution_standardized_as_the_targets(
         assert (draft.probs.gather(-1, draft.tokens[:, None]) > 0).all()
 
 
+@pytest.mark.slow
 def test_sampled_text_is_distributed_as_the_targets_whatever_the_table() -> None:
     chances = torch.tensor([0.0, 0.0, 0.1, 0.0, 0.2, 0.3, 0.1, 0.3], dtype=torch.float64)
     target = StubModel(lambda _: chances.log())

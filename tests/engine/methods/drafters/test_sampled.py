@@ -16,7 +16,6 @@ from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.protocols import Drafter
 from tests.engine.methods.drafters.chances import by_context, require_targets_distribution
 from tests.stubs import StubModel
-from tests.thinned import thinned
 
 # one row for each kind of context; of every token, TARGET / MIDDLE and MIDDLE / SMALL are 1/2 or at
 # least 1
@@ -36,7 +35,8 @@ DRAFTERS: dict[str, Callable[[StubModel, StubModel], Drafter]] = {
 }
 
 
-@pytest.mark.parametrize("drafter", thinned(DRAFTERS, 2))
+@pytest.mark.fast("fixed", "confidence")
+@pytest.mark.parametrize("drafter", DRAFTERS)
 def test_sampled_text_is_exactly_distributed_as_the_targets(
     drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.fast("deep-native", "none-hf")
 @engines
 @prompts
 def test_rows_of_the_text_are_those_of_the_target_alone(engine: str, prompt: str) -> None:

@@ -95,6 +95,9 @@ def agreement(
     return same, len(trace.rounds) - 1
 
 
+@pytest.mark.fast(
+    "medusa-full_tree-None-native", "medusa-full_tree-part2-hf", "bita-efficient_tree-None-kernels"
+)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("tree", "part"), [("full_tree", None), ("efficient_tree", None), ("full_tree", PART)]

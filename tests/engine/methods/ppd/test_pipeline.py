@@ -28,7 +28,6 @@ from bild_lab.lab.measure.cost import total_cost
 from bild_lab.lab.measure.prediction import pipeline_log
 from tests.engine.methods.ppd.runs import compute_of_runs, latency_of_runs
 from tests.policies import FAMILIES, in_memory
-from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, tiny_llama, tiny_t5
 
 DEPTH = 5
@@ -82,8 +81,9 @@ def decoded(
     return PredictivePipeline(target, exit_layer, top_k).decode(request, trace), trace
 
 
+@pytest.mark.fast("native-llama-3-2")
 @pytest.mark.parametrize(
-    ("family", "exit_layer", "top_k"), thinned(product(FAMILIES, EXITS, [1, 2, 3, VOCABULARY]), 9)
+    ("family", "exit_layer", "top_k"), product(FAMILIES, EXITS, [1, 2, 3, VOCABULARY])
 )
 def test_the_text_is_the_targets_own(
     targets: dict[str, LoadedModel], family: str, exit_layer: int, top_k: int
@@ -99,7 +99,8 @@ def test_the_text_is_the_targets_own(
     )
 
 
-@pytest.mark.parametrize("family", thinned(FAMILIES, 2))
+@pytest.mark.fast("native-t5")
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_text_ends_where_the_targets_own_ends(
     targets: dict[str, LoadedModel], family: str
 ) -> None:
@@ -115,7 +116,8 @@ def test_the_text_ends_where_the_targets_own_ends(
             assert decoded(targets[family], cut, 3, 2)[0] == alone(targets[family], cut)
 
 
-@pytest.mark.parametrize("family", thinned(reversed(FAMILIES), 2))
+@pytest.mark.fast("native-llama")
+@pytest.mark.parametrize("family", reversed(FAMILIES))
 def test_sampled_tokens_are_those_that_the_target_draws_with_the_same_seed(
     targets: dict[str, LoadedModel], family: str
 ) -> None:
@@ -150,7 +152,8 @@ def runs_of(matches: Sequence[bool]) -> list[int]:
     return [end - start for start, end in pairwise([0, *ends])]
 
 
-@pytest.mark.parametrize(("family", "exit_layer"), thinned(product(FAMILIES, EXITS), 3))
+@pytest.mark.fast("native-t5-3", "hf-llama-4")
+@pytest.mark.parametrize(("family", "exit_layer"), product(FAMILIES, EXITS))
 def test_the_units_as_executed_are_those_of_the_theorems_runs(
     targets: dict[str, LoadedModel], family: str, exit_layer: int
 ) -> None:

@@ -41,7 +41,6 @@ from tests.engine.methods.speculative.exact import (
     sampled,
 )
 from tests.engine.methods.speculative.test_block_verification import block_outcomes
-from tests.thinned import thinned
 
 TREE = [-1, -1, 0, 0]
 LENIENCE = 0.6
@@ -84,9 +83,16 @@ def measured(
     return found / found.sum()
 
 
-@pytest.mark.parametrize(
-    "name", [*list(RULES_OF_CHAINS)[: -len(DEFERRALS)], *thinned(DEFERRALS, 3)]
+@pytest.mark.fast(
+    "speculative sampling",
+    "lenience",
+    "rejection sampling",
+    "typical acceptance",
+    "rollback",
+    "block verification",
+    "chow",
 )
+@pytest.mark.parametrize("name", [*list(RULES_OF_CHAINS)[: -len(DEFERRALS)], *DEFERRALS])
 def test_the_distribution_of_a_chain_is_what_the_rule_does(name: str) -> None:
     rule, request = RULES_OF_CHAINS[name], sampled()
     proposals = list(with_own(chain_of(DRAFTER, 2)))
@@ -129,8 +135,9 @@ def siblings(last: int, before: tuple[int, ...]) -> Tensor:
     return q / q.sum()
 
 
+@pytest.mark.fast("0.6-parents0")
 @pytest.mark.parametrize(
-    ("lenience", "parents"), thinned([(LENIENCE, TREE[:2]), (LENIENCE, TREE), (1.0, TREE)], 3)
+    ("lenience", "parents"), [(LENIENCE, TREE[:2]), (LENIENCE, TREE), (1.0, TREE)]
 )
 def test_the_distribution_of_a_tree_is_what_the_rule_does_given_its_first_sibling(
     lenience: float, parents: list[int]
@@ -179,6 +186,7 @@ def test_so_does_the_distribution_of_rejection_sampling() -> None:
         torch.testing.assert_close(output[row], kept + (1 - kept.sum()) * TARGET[row])
 
 
+@pytest.mark.fast("tokens1")
 @pytest.mark.parametrize("tokens", [[1, 0, 2], [1, 2, 0], [2, 1, 1]])
 def test_so_does_the_distribution_of_block_verification(tokens: list[int]) -> None:
     """Every token after a prefix is enumerated as drawn uniformly, and what follows it from the

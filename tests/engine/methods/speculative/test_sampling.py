@@ -205,6 +205,7 @@ def test_no_token_is_likelier_than_lenience_allows(lenience: float) -> None:
     )
 
 
+@pytest.mark.slow
 def test_no_token_of_a_tree_is_likelier_than_lenience_allows() -> None:
     p, q = TARGET, DRAFTER
     output = emitted(SpeculativeSampling(0.3), tree_of(q), p, sampled())

@@ -72,6 +72,7 @@ def test_an_oracle_drafts_exactly_what_will_be_accepted() -> None:
     assert oracle_improvement(acceptance_rate, cost_ratio) == pytest.approx(simulated, rel=0.004)
 
 
+@pytest.mark.slow
 def test_our_rule_emits_as_many_tokens_per_call_as_theory_predicts_from_p_and_q() -> None:
     p, q = distributions(1)
     window, rounds = 3, 4000
