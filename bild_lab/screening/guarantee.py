@@ -169,7 +169,7 @@ def accepted_prefix(p_values: Sequence[float], error: float) -> list[int]:
     return list(range(len(p_values)))
 
 
-def testing_order(spec: GuaranteeSpec, speeds: PerSetting, select: Losses) -> list[int]:
+def order_of_testing(spec: GuaranteeSpec, speeds: PerSetting, select: Losses) -> list[int]:
     """The places of the settings on the front, the surest first."""
     mean = select.mean
     variance = 1.0 if select.per_text is None else loss_variance(select.per_text)

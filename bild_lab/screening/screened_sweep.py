@@ -20,7 +20,7 @@ from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.schema.formatting import point_label
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
-from bild_lab.screening.guarantee import guarantee, testing_order
+from bild_lab.screening.guarantee import guarantee, order_of_testing
 from bild_lab.screening.replay import (
     CostModel,
     ReplayedPoint,
@@ -86,7 +86,7 @@ class ScreeningResult:
         goal, split = spec.guarantee, spec.confirm
         speeds = np.array([row.predicted_speedup for row in self.rows])
         select_losses = self.screening.losses(self.screened)
-        order = testing_order(goal, speeds, select_losses)
+        order = order_of_testing(goal, speeds, select_losses)
         held_out = replace(self.screening, split=split)
         with Sweep(self.screening.folder).search_lock():
             decoded = held_out.decode([self.screened[place + 1].candidate for place in order])

@@ -18,7 +18,6 @@ import scripts.figures
 from bild_lab.errors import UserError
 from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.store.records import Sweep
-from bild_lab.papers import steps
 from bild_lab.papers.drawings import written
 from bild_lab.papers.figures import FIGURES, draw_figure
 from bild_lab.papers.published import AGREES, SCALES, load_published, published_names
@@ -198,7 +197,7 @@ def test_only_what_is_missing_is_run_and_a_command_that_fails_is_named(
             outputs_of("spec_tab4", tmp_path / "outputs", "small")
         return subprocess.CompletedProcess(command, int(len(ran) == 1))
 
-    monkeypatch.setattr(steps.subprocess, "run", run)
+    monkeypatch.setattr(step_runs.subprocess, "run", run)
     words = ["spec_tab4", "scale=small", "run=true"]
     assert script(words, monkeypatch) == 2
     assert "failed with status 1: python run.py experiment=spec/tab2" in capsys.readouterr().err

@@ -14,8 +14,6 @@ from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
-from bild_lab.lab.config.schemas import typed
-from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.papers.paper_runs import RunSetting, commands, hub, items_of, needs, settings_of
 from bild_lab.papers.published import load_published, published_names
 from bild_lab.papers.steps import steps_of
@@ -202,14 +200,12 @@ def test_the_script_tells_what_a_figure_or_an_experiment_needs(
 
 def test_a_data_set_that_is_a_script_is_read_from_the_hubs_conversion() -> None:
     files = {name: config_dir() / f"dataset/{name}.yaml" for name in dataset_names()}
-    read = {
-        name: typed(DatasetSpec, OmegaConf.load(file), "dataset") for name, file in files.items()
-    }
+    read = {name: OmegaConf.load(file) for name, file in files.items()}
     scripts = {hub_id for hub_id, card in hub()["datasets"].items() if card.get("script")}
-    asked = [(name, data) for name, data in read.items() if data.hub_id in scripts]
+    asked = [(name, data) for name, data in read.items() if data.get("hub_id") in scripts]
     assert {"xsum", "iwslt2017", "lima", "humaneval_x"} <= {name for name, _ in asked}
     for name, data in asked:
-        assert data.hub_revision == "refs/convert/parquet" and data.hub_config is None, name
+        assert data.hub_revision == "refs/convert/parquet" and "hub_config" not in data, name
         assert data.hub_data_dir in hub()["datasets"][data.hub_id]["configs"], name
 
 

@@ -42,7 +42,7 @@ from types import SimpleNamespace
 import datasets, torch, transformers
 import bild_lab.lab.measure.runner, bild_lab.report.sweep, bild_lab.training.trainer
 from bild_lab.lab.config.entrypoint import run_application
-from bild_lab.papers import figures, steps
+from bild_lab.papers import figures, step_runs
 from scripts import paper_run
 
 def run(command, check):
@@ -59,7 +59,7 @@ def run(command, check):
             os._exit(code)
     return SimpleNamespace(returncode=os.waitstatus_to_exitcode(os.waitpid(step, 0)[1]))
 
-steps.subprocess = SimpleNamespace(run=run)
+step_runs.subprocess = SimpleNamespace(run=run)
 run_application(paper_run.main, None)
 """  # paper_run.py whose steps begin with the libraries loaded, which takes each seconds
 

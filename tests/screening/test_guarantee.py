@@ -27,10 +27,10 @@ from bild_lab.screening.guarantee import (
     guarantee,
     losses_of,
     mean_losses,
+    order_of_testing,
     p_values,
     require_losses,
     required_n,
-    testing_order,
 )
 from tests.screening.test_screen import Command
 
@@ -66,7 +66,7 @@ def share_broken(settings: int, count: int, loss: float, rare: float) -> float:
     found = []
     for _ in range(150):
         others, each = (generator.random((settings, count)) < rare for _ in range(2))
-        order = testing_order(asked, speeds, mean_losses(others.astype(float)))
+        order = order_of_testing(asked, speeds, mean_losses(others.astype(float)))
         result = guarantee(
             asked,
             speeds[order],
@@ -99,7 +99,7 @@ def along_all(asked: GuaranteeSpec, speeds: np.ndarray, select: Losses) -> list[
     [
         ({"p_values": normal_p_values}, (1, 100, 0.01, 0.0101)),
         (
-            {"accepted_prefix": every_one_that_passes, "testing_order": along_all},
+            {"accepted_prefix": every_one_that_passes, "order_of_testing": along_all},
             (40, 200, 0.1, 0.1001),
         ),
     ],
@@ -142,7 +142,7 @@ def test_the_surest_settings_of_the_front_are_tested_first_until_one_fails() -> 
     others, each = (
         np.clip(generator.normal(true[:, None], 0.05, (5, 300)), -1, 1) for _ in range(2)
     )
-    order = testing_order(ASKED, speeds, mean_losses(others))
+    order = order_of_testing(ASKED, speeds, mean_losses(others))
     assert order == [0, 2, 4, 1]
     found = guarantee(ASKED, speeds[order], others[order], mean_losses(each[order]), 0)
     assert (found.certified, found.fastest) == ([0, 1, 2], 2)

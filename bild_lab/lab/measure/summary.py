@@ -24,11 +24,10 @@ from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.measure.cost import has_cost_model, total_cost
 from bild_lab.lab.measure.recorder import first_difference
 from bild_lab.lab.measure.timing import Timed, repeats_of, token_count, total_s
-from bild_lab.lab.metrics.bootstrap import resampled_sums
+from bild_lab.lab.metrics.bootstrap import central_interval, resampled_sums
 from bild_lab.lab.metrics.quality import NO_REFERENCE, Scoring, Tokens, score_with_baseline
 from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY
 from bild_lab.lab.point.decoder import BASELINE, METHOD
-from bild_lab.lab.schema.formatting import interval
 from bild_lab.lab.schema.numbers import (
     Category,
     Change,
@@ -302,7 +301,7 @@ def _length_ratio(
     )
     length, baseline_length = lengths.sum(axis=0)
     sums = resampled_sums(lengths, seed)
-    low, high = interval(sums[..., 0] / sums[..., 1])
+    low, high = central_interval(sums[..., 0] / sums[..., 1])
     return {
         "length_ratio": float(length / baseline_length),
         "length_ratio_low": low,

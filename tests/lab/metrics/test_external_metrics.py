@@ -97,6 +97,6 @@ def test_numbers_from_0_to_1_without_a_scale_are_cautioned(
 def test_a_function_can_be_certified_as_each_text_has_its_loss() -> None:
     assert metric_named("own_metric.share").bounded and not metric_named("bleu").bounded
     pool = metric_sums("own_metric.errors", ["a", "b"], [["a"], ["a"]], False)
-    assert losses_of("own_metric.errors", pool, [[0, 0], [1, 0]]).each == pytest.approx(
+    assert losses_of("own_metric.errors", pool, [[0, 0], [1, 0]]).per_text == pytest.approx(
         np.array([[1.0, 0.0]])
     )
