@@ -115,7 +115,7 @@ def command(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     # no line says what takes long, which on a busy machine anything may
-    monkeypatch.setattr("bild_lab.lab.cli.SOON_S", 600.0)
+    monkeypatch.setattr("bild_lab.lab.config.console.STAGE_UNSAID_S", 600.0)
 
     def call(script: ModuleType, *words: str, config: str | None = "config") -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", [f"{script.__name__.rpartition('.')[2]}.py", *words])

@@ -18,6 +18,7 @@ import scripts.figures
 from bild_lab.errors import UserError
 from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.store.records import Sweep
+from bild_lab.papers import step_runs
 from bild_lab.papers.drawings import written
 from bild_lab.papers.figures import FIGURES, draw_figure
 from bild_lab.papers.published import AGREES, SCALES, load_published, published_names

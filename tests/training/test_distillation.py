@@ -187,7 +187,7 @@ def test_ids_without_a_token_between_the_tokens_are_no_part_of_a_distribution(
 ) -> None:
     """The engine gives them no probability, and 0 · log 0 is no number."""
     found, model = steps("llama", checkpoints, Teaching(data, "kl", temperature=0.0))
-    vars(found.teacher.checkpoint)["unknown"] = (10, 39)
+    vars(found.teacher.checkpoint)["ids_without_token"] = (10, 39)
     model.eval()
     loss = found(model, EXAMPLES, 0)
     texts = EXAMPLES if data == "answers" else found.decoded(model, EXAMPLES, 0)[0]

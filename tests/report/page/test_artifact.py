@@ -62,7 +62,7 @@ def test_the_appendix_has_versions_hashes_licences_commands_times_and_both_ways_
         "## Expected results",
     ] == headings[-4:-1]
     for words in (
-        "| Algorithms | `bild`: Big Little Decoder (BiLD §3, Algorithm 1) |",
+        "| Algorithms | `bild`: Big Little Decoder (Kim et al., 2023, Algorithm 1) |",
         "| t5-large | `abc123` | not stated in its folder",
         (
             f"| {sweep.folder.parent}/small |"
