@@ -39,7 +39,7 @@ run: setup ## Draw a first Pareto curve, outputs/quickstart/pareto.png, in about
 # what is compiled once serves both processes and later runs, also where the environment forbids it
 test test-slow: export PYTHONDONTWRITEBYTECODE =
 
-test: setup ## Run the tests, under 4 minutes on two cores
+test: setup ## Run the fast tests, in seven minutes on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-slow: setup ## Run every test, the slow ones too

@@ -32,7 +32,14 @@ PAGES = {  # files outside docs that are pages of their own
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "notebooks/README.md": "notebooks.md",
-    "bild_lab/lab/README.md": "lab.md",
+    "bild_lab/engine/README.md": "wings/engine.md",
+    "bild_lab/engine/methods/README.md": "wings/methods.md",
+    "bild_lab/lab/README.md": "wings/lab.md",
+    "bild_lab/screening/README.md": "wings/screening.md",
+    "bild_lab/benchmark/README.md": "wings/benchmark.md",
+    "bild_lab/report/README.md": "wings/report.md",
+    "bild_lab/training/README.md": "wings/training.md",
+    "bild_lab/papers/README.md": "wings/papers.md",
 }
 LANGUAGES = {
     ".py": "python",
