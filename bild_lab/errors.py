@@ -95,9 +95,8 @@ def require_choice(key: str, value: object, choices: Iterable[object]) -> None:
 
 
 def require_unicode(what: str, *texts: str) -> None:
-    """Raise UserError for a text that no file can hold:
-
-    JSON may name one half of a character (a lone surrogate).
+    """Raise UserError for a text that no file can hold: JSON may name one half of a character (a
+    lone surrogate).
     """
     for text in texts:
         try:

@@ -32,8 +32,8 @@ def existing_path(text: str, folder: Path) -> Path | None:
     """
     try:
         path = folder / Path(text).expanduser()
-        is_file = text.strip() and path.exists() and not any(map(path.is_relative_to, NOT_FILES))
-        return path if is_file else None
+        is_device = any(map(path.is_relative_to, NOT_FILES))
+        return path if text.strip() and path.exists() and not is_device else None
     except (OSError, RuntimeError, ValueError):
         # too long for a path, a user that there is not, a zero byte
         return None

@@ -89,9 +89,9 @@ def pair_bench(
 
     files: the target in GGUF files, for llama.cpp and for our kernels.
     """
-    from bild_lab.benchmark.bench import Limits, bench_of, peer_methods
+    from bild_lab.benchmark.bench import bench_of, peer_methods
     from bild_lab.benchmark.peer_methods import LlamaCpp, Peer
-    from bild_lab.engine.request import Request
+    from bild_lab.engine.request import Limits, Request
     from bild_lab.engine.stop import before_stop
     from bild_lab.engine.vocabularies import in_vocabulary_of
     from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
@@ -139,10 +139,10 @@ def pair_bench(
                 " none"
             )
         peer_builders[cfg.policy.name] = lambda: method
-    summaries = {}
+    gguf_models = {}
     for file in files:
         model = load_model(file, None, str(device), dtype, "kernels", bits="gguf")
-        summaries[f"kernels_{model.checkpoint.precision}"] = model
+        gguf_models[f"kernels_{model.checkpoint.precision}"] = model
         peer_builders[f"llama_cpp_{model.checkpoint.precision}"] = partial(
             LlamaCpp, target[1], file
         )
@@ -161,7 +161,7 @@ def pair_bench(
                 words, None, [example.references for example in examples], 0
             )[metric].score.value
 
-    return bench_of(name, target, draft, tuple(requests), peer_builders, summaries, judge)
+    return bench_of(name, target, draft, tuple(requests), peer_builders, gguf_models, judge)
 
 
 def loaded(path: str, revision: str | None, device: torch.device, dtype: torch.dtype) -> Models:
@@ -222,16 +222,18 @@ def long_table(rows: list[dict]) -> Table:
     )
     shown.add_column("method", no_wrap=True)
     shown.add_column("")
-    rates_of = {(row["shape"], row["method"], row["precision"]): {} for row in rows}
+    ms_by_method = {(row["shape"], row["method"], row["precision"]): {} for row in rows}
     for row in rows:
         head = f"{row['to']:,}" if row["by"] == "prompt" else f"{row['from']}–{row['to']}"
-        rates_of[row["shape"], row["method"], row["precision"]][head] = row["ms"]
-    heads = list(dict.fromkeys(head for rates in rates_of.values() for head in rates))
+        ms_by_method[row["shape"], row["method"], row["precision"]][head] = row["ms"]
+    heads = list(dict.fromkeys(head for ms_by_head in ms_by_method.values() for head in ms_by_head))
     for head in heads:
         shown.add_column(head, justify="right")
-    for (_, method, precision), rates in rates_of.items():
+    for (_, method, precision), ms_by_head in ms_by_method.items():
         shown.add_row(
-            method, SHORT.get(precision, precision), *(decimals(rates.get(head)) for head in heads)
+            method,
+            SHORT.get(precision, precision),
+            *(decimals(ms_by_head.get(head)) for head in heads),
         )
     return shown
 

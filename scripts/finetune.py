@@ -104,7 +104,7 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
     recipes = [
         typed(TrainSpec, {**values, "learning_rate": rate, **folders}, "train") for rate in rates
     ]
-    recipe, rates = recipes[0], [recipe_of_rate.learning_rate for recipe_of_rate in recipes]
+    recipe, rates = recipes[0], [spec.learning_rate for spec in recipes]
     start = starting_point(cfg.model, recipe.max_target_tokens)
     if dataset.reference_column is None:
         raise UserError(

@@ -48,7 +48,7 @@ def pytest_pycollect_makeitem(
 ) -> Generator[None, Any, Any]:
     """Of a table with the marker `fast`, mark all cases but those that it names as slow.
 
-    Raises CollectError for a name that no case has.
+    Raises CollectError for a name that no case has, and for a table that is slow as a whole.
     """
     made = yield
     marker = marker_of(obj, "fast")
@@ -58,6 +58,8 @@ def pytest_pycollect_makeitem(
     if unknown := set(marker.args) - set(cases):
         raise pytest.Collector.CollectError(f"{name} has no case {sorted(unknown)[0]!r}")
     fast = [cases[case_id] for case_id in marker.args]
+    if slow := [case for case in fast if case.get_closest_marker("slow")]:
+        raise pytest.Collector.CollectError(f"{name} calls {slow[0].callspec.id!r} fast and slow")
     if fast_only(collector.config):
         return fast
     for case in made:

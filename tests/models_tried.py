@@ -54,9 +54,8 @@ Prompt = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Tried:
-    """How an architecture fared: for each policy `exact`, `exact up to N tokens`, `refused:
-
-    CHECK`, or a fault.
+    """How an architecture fared: for each policy `exact`, `exact up to N tokens`, `refused: CHECK`,
+    or a fault.
     """
 
     name: str

@@ -46,7 +46,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "notebooks/README.md",
-    *(ROOT / "bild_lab" / folder / "README.md" for folder in ("engine", "engine/methods")),
+    *sorted((ROOT / "bild_lab").rglob("README.md")),
 ]
 # what paths in documents are relative to
 PLACES = (ROOT, ROOT / "bild_lab", ROOT / "tests", ROOT / "scripts")
@@ -438,3 +438,14 @@ def test_the_documents_name_enough_for_these_checks() -> None:
     assert sum(len(list(commands(page))) for page in PAGES) > 80
     assert sum(bool(re.fullmatch(r"[\w/]+\.py(::\w+)?", code)) for code in inline) > 50
     assert sum(code.startswith("experiment=") for code in inline) > 20
+
+
+def test_the_reference_names_members_that_there_are() -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    listed = re.findall(
+        r"^::: ([\w.]+)\n    options:\n(?:      .*\n)*?      members: \[(.*?)\]", page, re.M
+    )
+    assert len(listed) >= 4
+    for name, members in listed:
+        owner = get_object(name)
+        assert [member for member in members.split(", ") if not hasattr(owner, member)] == [], name

@@ -26,8 +26,8 @@ from bild_lab.engine.models.native import NativeModel
 from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
 from bild_lab.lab.config.schemas import PairSpec, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.data.examples import load_examples
-from bild_lab.lab.point.prepare import cached_examples, prepare
+from bild_lab.lab.data.examples import cached_examples, load_examples
+from bild_lab.lab.point.prepare import prepare
 from bild_lab.papers.figures import FIGURES, measured
 from bild_lab.papers.match_rates import match_rates
 from bild_lab.papers.paper_runs import size_of

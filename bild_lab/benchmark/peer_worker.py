@@ -1,7 +1,7 @@
 """Another engine in its own environment (`make peers`): converts a checkpoint, or decodes token ids greedily.
 
-    python -I worker.py convert '{"engine": "openvino", "encoder_decoder": false, "source": DIR, "folder": DIR}'
-    python -I worker.py serve '{"engine": "openvino", "encoder_decoder": false, "model": DIR, "draft": null,
+    python -I peer_worker.py convert '{"engine": "openvino", "encoder_decoder": false, "source": DIR, "folder": DIR}'
+    python -I peer_worker.py serve '{"engine": "openvino", "encoder_decoder": false, "model": DIR, "draft": null,
                                 "window": null, "dtype": "float32", "threads": 2}'
 
 `serve` answers {"ready": true} when the model is loaded, or {"error": TEXT}. Then every line of its input,

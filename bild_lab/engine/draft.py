@@ -69,8 +69,10 @@ class Draft:
         the probes.
         """
         root = self.tokens.new_full((1,), last_token)  # new_tensor would synchronize with the GPU
-        probes = self.tokens.new_empty(0) if self.probes is None else self.probes
-        return torch.cat([root, self.tokens, probes])
+        parts = [root, self.tokens]
+        if self.probes is not None:
+            parts.append(self.probes)
+        return torch.cat(parts)
 
     def up_to_depth(self, depth: int) -> Draft:
         """The draft without the nodes below this depth. One with probes is returned as it is."""

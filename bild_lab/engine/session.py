@@ -142,9 +142,10 @@ class ChainSpec:
     before a token if the largest probability of its forward, at temperature 1, is smaller; None:
     never. uniforms: [steps] in [0, 1), one for each draw at this temperature; None with temperature
     0. keeps_probs: return the distributions at temperature 1 too. plain: every token may be drawn,
-    neither top-k nor top-p. stop_on_eos: False: tokens after an end token may be drafted too, where
-    reading it would synchronize. position, layers, skipped: for drafted rows of some of the layers,
-    as in `Rows` and `OutputSpec`. vocabulary: the tokens that may be drafted; None: all.
+    neither top-k nor top-p. stop_on_eos: False: tokens after an end token may be drafted too,
+    where reading it would synchronize; with a threshold every token is read, and ends the
+    chain. position, layers, skipped: for drafted rows of some of the layers, as in `Rows` and
+    `OutputSpec`. vocabulary: the tokens that may be drafted; None: all.
     """
 
     steps: int

@@ -25,6 +25,10 @@ class Writer(Protocol):
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase: ...
 
+    @property
+    def silent_special_tokens(self) -> dict[str, int]:
+        """The special tokens that no text shows, with their ids."""
+
     def continuation(self, tokens: Sequence[int]) -> str:
         """The text that these tokens add behind a prompt."""
 
@@ -34,16 +38,15 @@ class StopStrings:
     """A text ends with the first token after which what was written holds one of these strings.
 
     A string that names a special token, which no text shows, ends a text with that token. Only a
-    text's last tokens are
-    decoded: so many that no stop string, and no part of a character, can begin before them. The
-    result is that of decoding all new tokens after each of them. Raises UserError for a string with
-    a special token in it.
+    text's last tokens are decoded: so many that no stop string, and no part of a character, can
+    begin before them. The result is that of decoding all new tokens after each of them. Raises
+    UserError for a string with a special token in it.
     """
 
     strings: tuple[str, ...]
     checkpoint: Writer
     _decode: Callable[[tuple[int, ...]], str] = field(init=False, repr=False, compare=False)
-    _tokens: frozenset[int] = field(init=False, repr=False, compare=False)
+    _special_tokens: frozenset[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         tokenizer = self.checkpoint.tokenizer
@@ -60,12 +63,14 @@ class StopStrings:
                     " text then ends"
                 )
         object.__setattr__(
-            self, "_tokens", frozenset(special[stop] for stop in self.strings if stop in special)
+            self,
+            "_special_tokens",
+            frozenset(special[stop] for stop in self.strings if stop in special),
         )
 
     def completed(self, tokens: Sequence[int]) -> bool:
         """Whether the last of these new tokens completes a stop string. None before it did."""
-        if tokens[-1] in self._tokens:
+        if tokens[-1] in self._special_tokens:
             return True
         start = self._start(tokens)
         if start == 0:

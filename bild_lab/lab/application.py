@@ -79,7 +79,8 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
     Raises UserError for what the command would refuse, and RuntimeError if a point failed: the
     others are stored.
     """
-    from bild_lab.lab.point.prepare import cached_examples, sweep_folder
+    from bild_lab.lab.data.examples import cached_examples
+    from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.lab.preflight import alternatives
     from bild_lab.lab.store.code import reread_sources
     from bild_lab.lab.store.records import load_results

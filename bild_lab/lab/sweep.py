@@ -35,8 +35,9 @@ from bild_lab.lab.config.policies import changed_knobs, policy_label
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point.decoder import METHOD
 from bild_lab.lab.point.environment import BUSY_REMEDY
+from bild_lab.lab.point.identity import sweep_folder
 from bild_lab.lab.point.load import load_model
-from bild_lab.lab.point.prepare import Point, prepare, sweep_folder
+from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.preflight import (
     check_point,
     check_points,
@@ -266,9 +267,8 @@ class SweepCallback(Callback):
             self._due_s = ended_s + max(LIVE_S, (ended_s - began_s) / LIVE_SHARE)
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
-        """Finish what began and was not stopped:
-
-        Hydra 1.4 comes here after a refusal and a signal, too.
+        """Finish what began and was not stopped: Hydra 1.4 comes here after a refusal and a signal,
+        too.
         """
         if self._going:
             self._finish(config)

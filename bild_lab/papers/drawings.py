@@ -275,18 +275,17 @@ def quality_lines(
 
     Where rows have models of their own, each has its baseline, in its color.
     """
-    baseline_of_panel = {
+    baseline_by_row = {
         row: quality
         for row, curve in curves_of_panel.items()
         if (quality := baseline_quality(curve)) is not None
     }
     differ = (
-        max(baseline_of_panel.values(), default=0.0) - min(baseline_of_panel.values(), default=0.0)
+        max(baseline_by_row.values(), default=0.0) - min(baseline_by_row.values(), default=0.0)
         > SAME_QUALITY
     )
     baselines = [
-        (baseline_of_panel[row], looks[row].colour, f"baseline of {row}")
-        for row in baseline_of_panel
+        (baseline_by_row[row], looks[row].colour, f"baseline of {row}") for row in baseline_by_row
     ]
     if not differ:
         baselines = [(quality, MUTED, "baseline") for quality, *_ in baselines[:1]]

@@ -230,16 +230,16 @@ class MatchRates:
             *map(enumerate, (self.heads, self.layers, self.top_k))
         ):
             matches = with_sum(self.matches[:, h, i, j].sum(0))
-            for label, matches_of_group, count in zip(labels, matches, counts, strict=True):
+            for label, match_count, count in zip(labels, matches, counts, strict=True):
                 rates.append(
                     Rate(
                         layer,
                         top_k,
                         heads,
                         label,
-                        matches_of_group,
+                        match_count,
                         count,
-                        matches_of_group / count,
+                        match_count / count,
                     )
                 )
         return rates

@@ -90,9 +90,8 @@ class RunSetting:
 
 @dataclass(frozen=True)
 class Needs:
-    """Of one setting. download_gb: by hub id. examples, hours (on this GPU):
-
-    None where they are not known.
+    """What one setting needs. download_gb: by hub id. examples, hours (on this GPU): None where they are
+    not known.
     """
 
     setting: RunSetting

@@ -195,8 +195,8 @@ def compare(cells: Sequence[MeasuredNumber], published: Published, scale: str) -
     `stands_for`.
 
     A part of the data is compared with the same part. Qualities are compared only on the same texts
-    and by the paper's
-    metric: ROUGE-L of CNN/DailyMail is ten points below the ROUGE-Lsum that BiLD prints.
+    and by the paper's metric: ROUGE-L of CNN/DailyMail is ten points below the ROUGE-Lsum that BiLD
+    prints.
     """
     lines, used = [], set()
     tolerances = {block.quantity: block.tolerance for block in published.values}

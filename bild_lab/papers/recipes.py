@@ -53,11 +53,14 @@ def recipes_of(configuration: DictConfig) -> list[Recipe]:
     """The recipes of everything that an experiment with this configuration may read."""
     if OmegaConf.select(configuration, "scale") == "small":
         return [*_toy_models(), *_small_bita(configuration.pair.name, configuration.pair.target)]
-    recipes = list(_early_exit(configuration.dataset.name)) if "dataset" in configuration else []
+    pair = OmegaConf.select(configuration, "pair.name")
+    dataset = OmegaConf.select(configuration, "dataset.name")
     families = OmegaConf.select(configuration, "protocol.families", default={})
-    if "pair" in configuration and configuration.pair.name in families:
-        recipes += _bita(configuration, families[configuration.pair.name])
-    return recipes
+    if pair in (f"{dataset}_early_exit", f"{dataset}_calm"):
+        return [*_early_exit(dataset)]
+    if pair in families:
+        return [*_bita(configuration, families[pair])]
+    return []
 
 
 def _early_exit(dataset: str) -> Iterator[Recipe]:

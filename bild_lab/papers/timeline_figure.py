@@ -1,6 +1,5 @@
-"""Where the time of one text goes, call by call:
-
-Figure 5 of speculative decoding (Leviathan et al., 2023).
+"""Where the time of one text goes, call by call: Figure 5 of speculative decoding (Leviathan et
+al., 2023).
 """
 
 from __future__ import annotations
@@ -77,10 +76,10 @@ def timelines_of(sweep: Sweep, example: str | None = None) -> Timelines:
         )
     group = max(by_setting(traced), key=lambda group: len(group.results))
     shown = selected(group)
-    examples_of_first = texts[shown[0].point]
+    first_examples = texts[shown[0].point]
     common = [
         example_id
-        for example_id in examples_of_first
+        for example_id in first_examples
         if all(example_id in texts[result.point] for result in shown)
     ]
     if not common or example not in (None, *common):
@@ -89,9 +88,9 @@ def timelines_of(sweep: Sweep, example: str | None = None) -> Timelines:
             f"{description} is wanted that every lane has a trace of, got {', '.join(common) or 'none'}"
         )
     if example is None:
-        example = sorted(
-            common, key=lambda example_id: len(examples_of_first[example_id].token_ids)
-        )[(len(common) - 1) // 2]
+        example = sorted(common, key=lambda example_id: len(first_examples[example_id].token_ids))[
+            (len(common) - 1) // 2
+        ]
     lanes = tuple(lane_of(group, result, texts[result.point][example]) for result in shown)
     return Timelines(example, group.setting, lanes)
 
@@ -132,8 +131,7 @@ def lane_of(group: Group, result: Result, example: MeasuredExample) -> Lane:
     ):
         parts = call.draft_calls or bool(call.drafted)  # a drafter without a model makes no calls
         ends = [
-            start + (end - start) * index_of_part / max(parts, 1)
-            for index_of_part in range(parts + 1)
+            start + (end - start) * part_index / max(parts, 1) for part_index in range(parts + 1)
         ]
         calls["draft"] += pairwise(ends)
         # None for an unverified tail, which ends the text

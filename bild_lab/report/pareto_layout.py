@@ -90,9 +90,8 @@ def _legend_rows(group: Group, look: PanelLook) -> int:
 
 
 def front_list(group: Group, look: PanelLook) -> list[str]:
-    """The lines of each numbered point of the front:
-
-    `1 bild (fallback 0.5): 1.62× [1.56, 1.68], BLEU 82.40, −6.88 …`.
+    """The lines of each numbered point of the front: `1 bild (fallback 0.5): 1.62× [1.56, 1.68],
+    BLEU 82.40, −6.88 …`.
     """
     front = front_in_words(group, bounds=look.titled)
     places = numbered_places(group, look)

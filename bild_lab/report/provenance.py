@@ -95,10 +95,7 @@ def disturbance(result: Result) -> str:
 
 
 def caption(results: Sequence[Result]) -> str:
-    """Return the caution for a figure:
-
-    `3 of 12 points timed unreliably`; empty if it needs none.
-    """
+    """Return the caution for a figure: `3 of 12 points timed unreliably`; empty if it needs none."""
     disturbed = sum(bool(disturbance(result)) for result in results)
     return f"{disturbed} of {counted(len(results), 'point')} timed unreliably" if disturbed else ""
 
@@ -107,15 +104,14 @@ def sources(results: Sequence[Result]) -> list[dict[str, str]]:
     """Return a row per source: what differs between the sources, and its count of points; no rows
     for one source.
     """
-    source_of_results = [_source(result) for result in results]
-    keys = [key for key in _SOURCE if len({source[key] for source in source_of_results}) > 1]
+    sources = [_source(result) for result in results]
+    keys = [key for key in _SOURCE if len({source[key] for source in sources}) > 1]
     codes = {
-        (result.policy, source["code"])
-        for result, source in zip(results, source_of_results, strict=True)
+        (result.policy, source["code"]) for result, source in zip(results, sources, strict=True)
     }
     if "code" in keys and len(codes) == len({policy for policy, _ in codes}):
         keys.remove("code")  # it is a hash of what a policy reaches, and no policy has two
-    counts = Counter(tuple(source[key] for key in keys) for source in source_of_results)
+    counts = Counter(tuple(source[key] for key in keys) for source in sources)
     if len(counts) < 2:
         return []
     return [

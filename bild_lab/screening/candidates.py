@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
+from bild_lab.lab.config.command_line import list_override
 from bild_lab.lab.config.compose import compose_config, compose_policy, knob_values
 from bild_lab.lab.config.policies import policy_label
 
@@ -166,9 +167,8 @@ def _rounded(override: str) -> str:
 
 
 def as_overrides(words: Sequence[str], key: str) -> list[str]:
-    """The command line with its lists of values in `key`:
-
-    Hydra allows lists only in sweeps, not in one run.
+    """The command line with its lists of values in `key`: Hydra allows lists only in sweeps, not in
+    one run.
     """
 
     def is_list(word: str) -> bool:
@@ -182,8 +182,7 @@ def as_overrides(words: Sequence[str], key: str) -> list[str]:
 
     lists = [word for word in words if is_list(word)]
     other_words = [word for word in words if word not in ("-m", "--multirun", *lists)]
-    quoted = ",".join("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in lists)
-    return [*other_words, *([f"{key}=[{quoted}]"] if lists else []), "hydra.mode=RUN"]
+    return [*other_words, *([list_override(key, lists)] if lists else []), "hydra.mode=RUN"]
 
 
 def command_line_lists(hydra_config: DictConfig) -> tuple[Values, list[str]]:

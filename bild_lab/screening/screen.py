@@ -318,11 +318,12 @@ class Screening:
             scoring.run_code,
             scoring.writing,
         )
+        baseline_s = None if model is None else model.seconds(screened[0].features)
         rows = []
         for point, (score, difference) in zip(screened[1:], scores[1:], strict=True):
             counts, speedup = point.counts, None
             if model is not None:
-                speedup = model.seconds(screened[0].features) / model.seconds(point.features)
+                speedup = baseline_s / model.seconds(point.features)
             rows.append(
                 Row(
                     policy=point.candidate.name,

@@ -215,11 +215,11 @@ def agreement(
         else {"token_agreement": 0.0, "acceptance_rate": 0.0}
     )
     for start in range(0, len(examples), _BATCH_SIZE):
-        answers_of_batch = examples[start : start + _BATCH_SIZE]
-        batch = {name: rows.to(draft.device) for name, rows in collate(answers_of_batch).items()}
+        batch_examples = examples[start : start + _BATCH_SIZE]
+        batch = {name: rows.to(draft.device) for name, rows in collate(batch_examples).items()}
         log_q = answer_log_probs(draft.module, batch, begins, pieces)
         target_tokens = torch.from_numpy(
-            np.concatenate([example.answer for example in answers_of_batch])
+            np.concatenate([example.answer for example in batch_examples])
         ).to(draft.device)
         sums["token_agreement"] += int((log_q.argmax(-1) == target_tokens).sum())
         if target is not None:

@@ -128,35 +128,32 @@ def read_calibrations(folders: Sequence[Path]) -> Calibration:
     Raises UserError for a folder that cannot be read, for answers of several models or to prompts
     cut differently.
     """
-    reference, *further = calibrations = [read_calibration(folder) for folder in folders]
-    for calibration in further:
-        if (
-            calibration.manifest["model"]["fingerprint"]
-            != reference.manifest["model"]["fingerprint"]
-        ):
+    calibrations = [read_calibration(folder) for folder in folders]
+    reference = calibrations[0]
+    if len(calibrations) == 1:
+        return reference
+    fingerprint = reference.manifest["model"]["fingerprint"]
+    limit = reference.dataset.max_source_tokens
+    for calibration in calibrations[1:]:
+        if calibration.manifest["model"]["fingerprint"] != fingerprint:
             raise UserError(
                 f"calibration must be the answers of one model, got {reference.folder} and"
                 f" {calibration.folder}"
             )
-        limits = [compared.dataset.max_source_tokens for compared in (reference, calibration)]
-        if limits[0] != limits[1]:
+        if calibration.dataset.max_source_tokens != limit:
             raise UserError(
-                f"calibration must have one dataset.max_source_tokens, got {limits[0]} in"
-                f" {reference.folder} and {limits[1]} in {calibration.folder}; generate one of them anew"
+                f"calibration must have one dataset.max_source_tokens, got {limit} in"
+                f" {reference.folder} and {calibration.dataset.max_source_tokens} in"
+                f" {calibration.folder}; generate one of them anew"
             )
-    if not further:
-        return reference
-    names = " + ".join(
-        dict.fromkeys(calibration_of_name.dataset.name for calibration_of_name in calibrations)
-    )
+    names = dict.fromkeys(calibration.dataset.name for calibration in calibrations)
+    hashes = [calibration.manifest["hash"] for calibration in calibrations]
     joined = {
-        "dataset": {**reference.manifest["dataset"], "name": names},
-        "hash": content_hash({"several": [hashed.manifest["hash"] for hashed in calibrations]}),
-        "count": sum(counted.manifest["count"] for counted in calibrations),
+        "dataset": {**reference.manifest["dataset"], "name": " + ".join(names)},
+        "hash": content_hash({"several": hashes}),
+        "count": sum(calibration.manifest["count"] for calibration in calibrations),
     }
-    answers = tuple(
-        answer for joined_calibration in calibrations for answer in joined_calibration.answers
-    )
+    answers = tuple(answer for calibration in calibrations for answer in calibration.answers)
     return Calibration(
         Path(", ".join(map(str, folders))), {**reference.manifest, **joined}, answers
     )

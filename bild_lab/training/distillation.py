@@ -266,11 +266,8 @@ class Distillation:
         method = DraftThenVerify(
             models[0], ModelDrafter(models[1], teaching.window, teaching.fallback), rule
         )
-        positions = [
-            limit
-            for model_of_pair in models
-            if (limit := model_of_pair.session_positions) is not None
-        ]
+        lengths = [loaded.session_positions for loaded in models]
+        positions = [length for length in lengths if length is not None]
         for example in examples:
             ids = example.prompt.tolist()
             source = self.teacher.source(ids)
@@ -290,8 +287,8 @@ class Distillation:
         model.train()  # the engine has turned dropout off
         logits = torch.cat([rows[:, : self.pieces] for text in texts for rows in text.trace.logits])
         written = [
-            replace(example, answer=np.array(t.token_ids, np.int32))
-            for example, t in zip(examples, texts, strict=True)
+            replace(example, answer=np.array(text.token_ids, np.int32))
+            for example, text in zip(examples, texts, strict=True)
         ]
         del texts  # whole distributions are large
         return written, logits.float().log_softmax(-1)

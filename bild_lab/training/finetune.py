@@ -182,7 +182,7 @@ def finetune_best(job: FinetuningJob, rates: Sequence[float]) -> dict[str, Any]:
     folder.require_same(identity)
     if (finished := folder.finished()) is not None:
         return finished
-    metrics_by_rate = [finetune(rate_job) for rate_job in jobs]
+    metrics_by_rate = [finetune(job_of_rate) for job_of_rate in jobs]
     scores, stop_at_score = (
         [rate_metrics["best"][job.metric] for rate_metrics in metrics_by_rate],
         job.recipe.stop_at_score,

@@ -1,6 +1,5 @@
-"""Counting n-grams for policy=ngram:
-
-`scripts/train_module.py module=ngram` (speculative decoding §3.6).
+"""Counting n-grams for policy=ngram: `scripts/train_module.py module=ngram` (speculative decoding
+§3.6).
 """
 
 from __future__ import annotations
@@ -52,10 +51,8 @@ def estimate(
             f"{corpus} has no tokens to estimate n-grams from; choose another dataset or split"
         )
     width = max(vocabulary.values()) + 1
-    contexts, following = (
-        torch.frombuffer(tokens_of_kind, dtype=torch.long)
-        for tokens_of_kind in (context_tokens, tokens)
-    )
+    contexts = torch.frombuffer(context_tokens, dtype=torch.long)
+    following = torch.frombuffer(tokens, dtype=torch.long)
     pairs, times = (contexts * width + following).unique(return_counts=True)
     ranked = times.argsort(descending=True, stable=True)
     # by context, then by count, then by id

@@ -20,9 +20,10 @@ from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
 from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.conversations import conversation
 from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import cached_examples
 from bild_lab.lab.data.prompts import Example, with_answers
 from bild_lab.lab.point.history import requests_of
-from bild_lab.lab.point.prepare import cached_examples, prepare
+from bild_lab.lab.point.prepare import prepare
 from bild_lab.papers.recipes import Recipe, recipes_of
 from bild_lab.training.train_spec import TrainSpec
 from tests.engine.methods.modules.tiny import files_of
@@ -144,7 +145,6 @@ def test_what_bitas_experiments_read_is_made_by_their_recipes(name: str) -> None
             assert unmade(folders, without) == (untrained or {f"calibration_{pair}_cip"})
 
 
-@pytest.mark.slow
 @pytest.mark.fast("vicuna_33b-4")
 @pytest.mark.parametrize(("pair", "masks"), [("vicuna_33b", 4), ("llama2_7b_chat", 3)])
 def test_bitas_recipes_answer_the_papers_questions_and_train_by_the_released_recipe(

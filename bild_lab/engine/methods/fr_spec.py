@@ -1,5 +1,5 @@
-"""Which tokens a drafter's head has: those of a file, or the most frequent ones of an n-gram
-table.
+"""Draft models whose head has some tokens alone (FR-Spec, Zhao et al., 2025): those of a file, or
+the most frequent ones of an n-gram table.
 """
 
 from __future__ import annotations

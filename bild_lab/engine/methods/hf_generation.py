@@ -171,18 +171,18 @@ class StopStringCriteria(StoppingCriteria):
     """Ends each row of `generate` with the token that completes a stop string, found as by our own
     loops.
 
-    prompt_width: the place of the first new token in every row. Transformers' own `stop_strings` compares
-    pieces of the vocabulary, which miss characters of several tokens.
+    prompt_width: the place of the first new token in every row. Transformers' own `stop_strings`
+    compares pieces of the vocabulary, which miss characters of several tokens.
     """
 
     def __init__(self, requests: Sequence[Request], prompt_width: int) -> None:
-        self._requests, self._first = requests, prompt_width
+        self._requests, self._prompt_width = requests, prompt_width
         self._texts = [list(request.source.prompt) for request in requests]
 
     def __call__(
         self, input_ids: Int[Tensor, "rows n"], scores: Any, **options: Any
     ) -> Bool[Tensor, " rows"]:
-        for place, row in enumerate(input_ids[:, self._first :].tolist()):
+        for place, row in enumerate(input_ids[:, self._prompt_width :].tolist()):
             text, limits = self._texts[place], self._requests[place].limits
             seen = len(text) - limits.prompt_length
             if not limits.ended(text):

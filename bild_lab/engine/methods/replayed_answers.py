@@ -205,7 +205,7 @@ class Wording:
         """The token after these: an end token where the answer has ended, None if the target has
         none.
 
-        tokens: the tokens so far. own: the target's own next token.
+        tokens: the tokens so far. target_token: the target's own next token.
         """
         ends = self._checkpoint.end_tokens
         if (

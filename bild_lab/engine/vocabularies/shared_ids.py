@@ -135,7 +135,7 @@ class SharedIdModel:
 
 
 class SharedIdSession(SessionOver):
-    """A session of an `SharedIdModel`, which takes, and drafts, tokens of the target."""
+    """A session of a `SharedIdModel`, which takes, and drafts, tokens of the target."""
 
     def __init__(self, session: Session, model: SharedIdModel) -> None:
         super().__init__(session)

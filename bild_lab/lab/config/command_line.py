@@ -40,9 +40,8 @@ SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hu
 
 
 def as_typed(text: str) -> str:
-    """The text with our commands as they were typed:
-
-    `bild-lab screen` for `python scripts/screen.py`.
+    """The text with our commands as they were typed: `bild-lab screen` for `python
+    scripts/screen.py`.
     """
     if not sys.argv[0].startswith(f"{CONSOLE_COMMAND} "):
         return text
@@ -221,10 +220,13 @@ def words_as_list(words: list[str], key: str) -> list[str]:
     ]
     plain_words = [word for word, is_plain in zip(words, plain, strict=True) if is_plain]
     other_words = [word for word, is_plain in zip(words, plain, strict=True) if not is_plain]
-    values = ",".join(
-        "'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in plain_words
-    )
-    return [*other_words, f"{key}=[{values}]"] if plain_words else other_words
+    return [*other_words, list_override(key, plain_words)] if plain_words else other_words
+
+
+def list_override(key: str, words: Sequence[str]) -> str:
+    """An override that gives the key these words as a list, quoted as Hydra reads them."""
+    quoted = ("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in words)
+    return f"{key}=[{','.join(quoted)}]"
 
 
 def this_script() -> str:

@@ -207,9 +207,8 @@ class ReportSpec:
 
 
 def picture_kinds(figures: Any) -> list[str]:
-    """The kinds of files of `report.figures`:
-
-    `png`, `png,pdf` or a list of such words. Raises UserError for others.
+    """The kinds of files of `report.figures`: `png`, `png,pdf` or a list of such words. Raises
+    UserError for others.
     """
     kinds = ("png", "pdf", "svg")
     figure_words = figures.split(",") if isinstance(figures, str) else figures

@@ -67,10 +67,9 @@ class DatasetSpec:
 
     A `name` that is None becomes that of the data's file, folder or hub id. A `metric` that is None
     becomes agreement, if there are no references. `path` overrides `hub_id`. A column is a dotted
-    path ("translation.de"), or a list of
-    paths: the first one that a row has is used, but of `reference_column` all are. `chat_template`
-    and `next_turn_template` belong to a chat model, as in `conf/template/*.yaml`. Raises UserError
-    for values that no dataset can satisfy.
+    path ("translation.de"), or a list of paths: the first one that a row has is used, but of
+    `reference_column` all are. `chat_template` and `next_turn_template` belong to a chat model, as
+    in `conf/template/*.yaml`. Raises UserError for values that no dataset can satisfy.
     """
 
     # what tables and logs call the dataset; null: the name of the file, folder or hub id

@@ -1,1 +1,1 @@
-"""Measuring latency, and recording the hardware and software that it was measured on."""
+"""Measures a point: timings, scores, certificates, costs and predictions."""

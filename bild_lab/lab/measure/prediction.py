@@ -113,8 +113,7 @@ class PipelineLog:
     """What the pipeline did for one text, in layer-time units, from its rounds' statistics.
 
     matches: for every token except the last, whether its successor was among the candidates.
-    latency, compute,
-    concurrent: summed over the tokens (see `PredictivePipeline`).
+    latency, compute, concurrent: summed over the tokens (see `PredictivePipeline`).
     """
 
     layers: int

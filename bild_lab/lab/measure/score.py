@@ -51,6 +51,16 @@ def baseline_is_target(point: Point) -> bool:
     return point.measure.baseline == "vanilla" and point.sampling.greedy
 
 
+def _certifies(point: Point) -> bool:
+    """Whether every text is compared with the target's own: as `measure.certify` says, and replayed
+    texts always.
+
+    Without the target's own texts, from the baseline, replayed ones are scored alone.
+    """
+    replays = isinstance(point.decoders[METHOD].method, Replays)
+    return point.measure.certify or (replays and point.measure.baseline == "vanilla")
+
+
 def result_of(
     point: Point,
     examples: Sequence[Example],
@@ -67,7 +77,7 @@ def result_of(
     with stopwatch.phase("trace"):
         stages_s, spans = _traced(point, requests, timed)
     with stopwatch.phase("certify"):
-        certificates = _certified(point, requests, timed) if point.certifies else None
+        certificates = _certified(point, requests, timed) if _certifies(point) else None
     with stopwatch.phase("likelihood"):
         likelihoods = None
         if point.measure.target_log_probability:

@@ -1,5 +1,5 @@
-"""The numbers of a result from timed examples, what a method changed in the texts, and the rows of
-`examples.jsonl`.
+"""The numbers of a result from timed examples: speed, counts, costs, and what a method changed in
+the texts.
 """
 
 from __future__ import annotations

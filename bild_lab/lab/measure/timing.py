@@ -139,13 +139,13 @@ def time_methods(
     """
     timed = {name: [] for name in methods} if earlier is None else earlier
     first_repeat = 0 if earlier is None else repeats_of(earlier)
-    last_repeat = first_repeat + repeats
+    end_repeat = first_repeat + repeats
     block_size = BLOCK * options.batch if options.batch > 1 else 1
     share = 1 / (repeats * len(methods))  # one decoding is so much of a text's work
     with no_garbage_collection():
         for turn, block in enumerate(blocks(len(requests), block_size)):
-            for repeat in range(first_repeat, last_repeat):
-                for name in order(list(methods), turn, repeat, last_repeat):
+            for repeat in range(first_repeat, end_repeat):
+                for name in order(list(methods), turn, repeat, end_repeat):
                     texts, joules = _decode_block(
                         methods[name], requests, block, options, share, is_first=repeat == 0
                     )

@@ -48,9 +48,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class MetricScore:
-    """Outputs scored and compared. difference:
-
-    None without a baseline. per_example: None if the metric has no such.
+    """Outputs scored and compared. difference: None without a baseline. per_example: None if the
+    metric has no such.
     """
 
     score: Quality

@@ -1,4 +1,1 @@
-"""This folder leads from a configuration to objects that decode, and from a prompt to text.
-
-All of it can change a number.
-"""
+"""From a configuration to objects that decode, and from a prompt to text; a point and its identity."""

@@ -116,8 +116,7 @@ def decoder_of(
     """A policy's decoder, as the configuration says.
 
     wrap: takes every model's place, such as a record of it. in_memory: models that need no loading,
-    by their keys in `pair`. Raises UserError if the parts do not fit
-    together.
+    by their keys in `pair`. Raises UserError if the parts do not fit together.
     """
     require_choice("runtime.engine", runtime.engine, ENGINES)
     runtime = resolve_auto(runtime, policy, pair, in_memory)

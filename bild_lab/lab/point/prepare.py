@@ -7,7 +7,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.engine.protocols import Replays
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.config.compose import compose_policy, knob_values, require_keys, resolved_policy
@@ -63,16 +62,6 @@ class Point:
     @property
     def measure(self) -> MeasureSpec:
         return self.specs.measure
-
-    @property
-    def certifies(self) -> bool:
-        """Whether every text is compared with the target's own: as `measure.certify` says, and
-        replayed texts always.
-
-        Without the target's own texts, from the baseline, replayed ones are scored alone.
-        """
-        replays = isinstance(self.decoders[METHOD].method, Replays)
-        return self.measure.certify or (replays and self.measure.baseline == "vanilla")
 
     @property
     def decoding(self) -> DecodingSpec:

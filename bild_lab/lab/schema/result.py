@@ -318,9 +318,8 @@ class FailureCause:
 
 @dataclass(frozen=True)
 class Failure:
-    """A point that has no result: the content of `failed.json`. stored_at:
-
-    ISO date and time; empty for damage.
+    """A point that has no result: the content of `failed.json`. stored_at: ISO date and time; empty
+    for damage.
     """
 
     point: str

@@ -1,6 +1,5 @@
-"""The folder of a sweep:
-
-`points/HASH/{config.yaml,result.json,examples.jsonl}`; a repeated point is in `HASH.2`.
+"""The folder of a sweep: `points/HASH/{config.yaml,result.json,examples.jsonl}`; a repeated point
+is in `HASH.2`.
 """
 
 from __future__ import annotations

@@ -169,10 +169,7 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
 
 
 def fixed_knobs(group: Group) -> list[str]:
-    """Say which knobs had one value in all points of a policy:
-
-    `bild: window 10, verify_tail on`.
-    """
+    """Say which knobs had one value in all points of a policy: `bild: window 10, verify_tail on`."""
     varying = set(group.varying_knobs())
     lines = {
         result.policy: knob_label(result, [knob for knob in result.knobs if knob not in varying])

@@ -1,6 +1,5 @@
-"""A plain list of the runs in a folder of outputs:
-
-`outputs/index.html`, and the table of `scripts/sweeps.py list`.
+"""A plain list of the runs in a folder of outputs: `outputs/index.html`, and the table of
+`scripts/sweeps.py list`.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ def _overlay(groups: Mapping[int, Group]) -> Overlay:
     ]
     timed = [result for group in groups.values() for result in group.results if result.timed]
     fastest_first = sorted(timed, key=lambda result: result.latency_s.mean)
-    some_setting = next(iter(groups.values())).setting
-    all_points = Group(some_setting, fastest_first, in_seconds=not relative)
+    first_setting = next(iter(groups.values())).setting
+    all_points = Group(first_setting, fastest_first, in_seconds=not relative)
     return Overlay(overlaid, all_points, differing)
 
 

@@ -190,10 +190,7 @@ def _stairs(corners: Corners, right_edge: float) -> Corners:
 
 
 def panel_of(group: Group) -> str:
-    """The panel of a setting's points, that is, data set, split and metric:
-
-    `multi30k test, BLEU`.
-    """
+    """The panel of a setting's points, that is, data set, split and metric: `multi30k test, BLEU`."""
     unit = "" if group.relative else ", in seconds"
     return f"{short_name(group.setting.dataset)} {group.setting.split}, {group.metric}{unit}"
 

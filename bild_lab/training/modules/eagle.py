@@ -1,6 +1,5 @@
-"""EAGLE: a layer learns to continue a frozen model's states (Li et al., 2024; EAGLE-3:
-
-Li et al., 2025).
+"""EAGLE: a layer learns to continue a frozen model's states (Li et al., 2024; EAGLE-3: Li et al.,
+2025).
 """
 
 from __future__ import annotations

@@ -65,9 +65,8 @@ class Seen:
     something.
 
     accepted: drafted tokens that stand. rejections: drafts that did not stand whole. ended_in_draft
-    and
-    cut_in_draft: texts whose last token is a drafted one, an end token or the last that the limit
-    allows.
+    and cut_in_draft: texts whose last token is a drafted one, an end token or the last that the
+    limit allows.
     """
 
     accepted: int = 0

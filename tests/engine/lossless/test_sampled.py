@@ -189,7 +189,6 @@ def test_some_texts_are_distributed_exactly(name: str, pair: str) -> None:
     assert min(values) > FAIR, values
 
 
-@pytest.mark.slow
 @pytest.mark.fast("speculative sampling")
 @pytest.mark.parametrize("name", ["speculative sampling", "speculative sampling of trees"])
 def test_an_error_of_two_percent_is_noticed_in_some_texts(name: str, planted_error: None) -> None:

@@ -104,9 +104,7 @@ def test_every_policy_whose_draft_model_drafts_has_the_knobs_and_their_files_cou
 ):
     texts = {file.stem: file.read_text() for file in (config_dir() / "policy").glob("*.yaml")}
     drafting = {
-        name
-        for name, text in texts.items()
-        if re.search(r"draft_(model|tree)\.Model(Tree)?Drafter\n", text)
+        name for name, text in texts.items() if re.search(r"drafters\.Model(Tree)?Drafter\n", text)
     }
     counts = [texts[name].count("draft_vocabulary") for name in drafting]
     assert counts.count(5) > 15 and {*counts} <= {0, 5}

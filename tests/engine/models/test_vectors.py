@@ -43,9 +43,8 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def patterns() -> Tensor:
-    """Floats of all kinds:
-
-    NaNs of every payload at the ends, infinities, subnormals, ties, random bits.
+    """Floats of all kinds: NaNs of every payload at the ends, infinities, subnormals, ties, random
+    bits.
     """
     special = [
         0x7FFFFFFF,

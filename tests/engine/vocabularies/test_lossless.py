@@ -128,7 +128,6 @@ def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, family: 
     compare(policy, models, expected, Seen())
 
 
-@pytest.mark.slow
 @pytest.mark.fast("llama")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_record_gives_the_texts_and_the_counts_of_live_runs(family: str) -> None:

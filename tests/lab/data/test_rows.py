@@ -13,7 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.data.rows import find_split_files, local_rows, read_rows
+from bild_lab.lab.data.formats import read_rows
+from bild_lab.lab.data.rows import find_split_files, local_rows
 
 
 @pytest.fixture

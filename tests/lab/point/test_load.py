@@ -32,22 +32,23 @@ def transformers_greedy(folder: Path, prompt: str, max_new_tokens: int) -> list[
     return out[1:] if model.config.is_encoder_decoder else out[inputs["input_ids"].shape[1] :]
 
 
-@pytest.mark.fast(
-    "bild_no_rollback-llama",
-    "bita-llama",
-    "block_verification-llama",
-    "cactus-llama",
-    "calm-t5",
-    "eagle3-t5",
-    "early_exit_speculative-t5",
-    "hf_prompt_lookup-llama",
-    "hybrid-llama",
-    "layer_skip-llama",
-    "medusa-llama",
-    "ppd-t5",
-    "speculative_tree-t5",
+POLICIES = list(dict.fromkeys(policy for policy, _ in RUNNABLE))
+
+
+def on_one_family(case: tuple[str, str]) -> bool:
+    """Whether it is a policy's only case in the fast tests: policies take turns."""
+    policy = case[0]
+    cases = [runnable for runnable in RUNNABLE if runnable[0] == policy]
+    return case == cases[POLICIES.index(policy) % len(cases)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "family"),
+    [
+        pytest.param(*case, marks=[] if on_one_family(case) else [pytest.mark.slow])
+        for case in RUNNABLE
+    ],
 )
-@pytest.mark.parametrize(("policy", "family"), RUNNABLE)
 def test_every_policy_decodes_within_its_limits_and_repeats(
     checkpoints: Path, policy: str, family: str
 ) -> None:

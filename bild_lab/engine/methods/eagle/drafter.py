@@ -1,6 +1,5 @@
-"""Drafts by a layer that continues the target's hidden states:
-
-EAGLE-1, EAGLE-2's dynamic trees, and EAGLE-3.
+"""Drafts by a layer that continues the target's hidden states: EAGLE-1, EAGLE-2's dynamic trees,
+and EAGLE-3.
 """
 
 from __future__ import annotations

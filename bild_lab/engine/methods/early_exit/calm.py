@@ -112,7 +112,7 @@ class Calm(TokenLoop):
             yield [token]
 
     def _step(self, session: StagedSession, token: int, threshold: float) -> tuple[Logits, int]:
-        """Run one token until its confidence exceeds the bar.
+        """Run one token until its confidence exceeds the threshold.
 
         Returns its logits and how many layers ran.
         """

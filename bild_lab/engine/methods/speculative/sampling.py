@@ -27,7 +27,7 @@ from bild_lab.engine.methods.speculative.tree_acceptance import (
 )
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import Sampling, draw, precise
+from bild_lab.engine.sampling import Sampling, draw, one_hot, precise
 from bild_lab.errors import require_number
 
 
@@ -241,7 +241,7 @@ def drafter_probs(draft: Draft, p: PerRow) -> PerNode:
     """
     if draft.probs is not None:
         return padded_like(p, draft.probs)
-    return torch.zeros_like(p[:-1]).scatter_(-1, draft.tokens[:, None], 1.0)
+    return one_hot(draft.tokens, p[:-1])
 
 
 def padded_like(p: Float[Tensor, "m vocab"], q: Float[Tensor, "n other"]) -> PerNode:

@@ -71,7 +71,7 @@ class SyntheticDrafter(Drafter):
         return self._proposals.propose(tokens)
 
     def _drafts_for(self, request: Request) -> FixedTextDrafter:
-        """Drafts whose unspoiled tokens the target accepts when it verifies exactly these drafts.
+        """Drafts whose right tokens the target accepts when it verifies exactly these drafts.
 
         In half precision a forward of several rows may break a near tie otherwise than a forward of
         one row. So the text is decoded again with the drafts made from it, until it no longer

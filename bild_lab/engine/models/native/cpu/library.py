@@ -124,9 +124,8 @@ def _compile(compiler: str, runtime: Path, path: Path) -> None:
 
 
 def _compiler() -> str:
-    """The C++ compiler:
-
-    `$CXX`, else g++. Raises KernelError if there is none that can compile the kernels.
+    """The C++ compiler: `$CXX`, else g++. Raises KernelError if there is none that can compile the
+    kernels.
     """
     if sys.platform != "linux":
         raise KernelError(f"they are compiled on Linux only, not on {platform.system()}")

@@ -376,7 +376,7 @@ class PackedDecoder:
         self, refused: int, forward_pass: c.ForwardPass, tokens: Callable[[], list[int]]
     ) -> None:
         """Raise IndexError if the kernels refused a pass. refused: as `readable` of
-        `cpu/kernels.cpp` says.
+        `kernels.cpp` says.
         """
         if refused > 0:
             token = tokens()[refused - 1]
@@ -591,7 +591,7 @@ class PackedHeads:
 
 
 def set_slice(structure: c.SequenceSlice, text: SequenceSlice, memory: PointedMemory) -> None:
-    """Set the structure of a text's rows. The caller keeps the cache and the source's memory."""
+    """Set the structure of a text's rows."""
     structure.count = text.count
     structure.start = text.start
     structure.reserved = text.reserved
