@@ -14,6 +14,9 @@ gc.disable()  # until the tests are collected: what is made by then stays
 # read once, before torch is: of processes that share the cores, a second thread waits by spinning
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# read when Triton is imported: its kernels run on this CPU (tests/triton_interpreter.py)
+if os.environ.get("BILD_LAB_TEST_DEVICE") != "cuda":
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

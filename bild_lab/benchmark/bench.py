@@ -116,7 +116,7 @@ def bench_of(
     native, hf = models
     kernels = (
         native.with_backend(kernels=True)
-        if why_no_kernels(native.device, native.dtype) is None
+        if native.device.type == "cpu" and why_no_kernels(native.device, native.dtype) is None
         else None
     )
     engines = {"native": native, "native_compiled": native.with_backend(compiled=True)}

@@ -175,7 +175,8 @@ def on_engine(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) 
     module = HuggingFaceModel(checkpoint, device, dtype)
     if why_not_native(checkpoint.config, dtype) is not None:
         return module
-    return NativeModel(module, kernels=why_no_kernels(device, dtype) is None)
+    on_cpu = device.type == "cpu"
+    return NativeModel(module, kernels=on_cpu and why_no_kernels(device, dtype) is None)
 
 
 class InTraining(LoadedCheckpoint):

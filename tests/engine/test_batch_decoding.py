@@ -22,8 +22,8 @@ from bild_lab.engine.batch_scheduler import Batch, current_batch
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import layers as native_layers
-from bild_lab.engine.models.native.cpu import SequenceSlice
 from bild_lab.engine.models.native.layers import NativeLayers
+from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.models.native.side_by_side import SideBySide, side_by_side
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source

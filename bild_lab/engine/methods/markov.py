@@ -154,4 +154,5 @@ def markov_for_engine(
         return None
     if vocabulary is not None:
         return NarrowMarkov(target, markov, vocabulary)
-    return PackedMarkov(markov) if target.engine == "kernels" else markov
+    on_cpu = target.engine == "kernels" and target.device.type == "cpu"
+    return PackedMarkov(markov) if on_cpu else markov

@@ -317,7 +317,8 @@ def heads_for_engine(target: LoadedModel, heads: MedusaHeads) -> MedusaHeads | P
     """The heads as they run on the target's engine. With a draft vocabulary their tokens are
     indices into it.
     """
-    shared, packed = heads.config.shared, target.engine == "kernels"
+    shared = heads.config.shared
+    packed = target.engine == "kernels" and target.device.type == "cpu"
     if packed and shared and heads.draft_vocabulary is None:
         return PackedHeads(heads.blocks, heads.biases, target.packed)
     outputs = target.vocabulary_weights()[1][None] if shared else heads.outputs

@@ -226,7 +226,7 @@ class _Models:
         graphs = native and (model.compiled or model.graphs) and model.device.type == "cuda"
         if compile_drafter == "true" and not graphs and model.engine != "kernels":
             raise UserError(
-                "only the CPU kernels, and a GPU with CUDA graphs, draft in one program, and "
+                "only the kernels, and a GPU with CUDA graphs, draft in one program, and "
                 f"{model.checkpoint.path} runs on {model.engine}; set runtime.compile_drafter=auto"
             )
         return model.without_fused_drafting() if compile_drafter == "false" and native else model
@@ -342,11 +342,19 @@ def load_model(
     where = torch.device(device)
     if engine != "hf" and reason is None:
         if engine == "kernels" and compile != "false":
-            raise UserError("the CPU kernels are compiled ahead of time; set runtime.compile=false")
+            raise UserError("the kernels need no compiler; set runtime.compile=false")
         wants_native = engine == "native" or compile != "false"
-        lacking = "native was asked for" if wants_native else why_no_kernels(where, dtype)
+        if engine == "auto" and where.type == "cuda":
+            wants_native = True  # until the kernels of a GPU are measured on one
+        lacking = (
+            "native was asked for"
+            if wants_native
+            else why_no_kernels(where, dtype, checkpoint.config)
+        )
+        if engine == "kernels" and lacking is None and where.type == "cuda" and bits is not None:
+            lacking = "those of a GPU round no weights"
         if engine == "kernels" and lacking is not None:
-            raise UserError(f"the CPU kernels cannot run: {lacking}; set runtime.engine=auto")
+            raise UserError(f"the kernels cannot run: {lacking}; set runtime.engine=auto")
         if bits != "gguf" or lacking is None:
             module = HuggingFaceModel(checkpoint, where, dtype)
             return NativeModel(

@@ -353,7 +353,7 @@ def test_the_engine_is_chosen_by_architecture_unless_set(checkpoints: Path) -> N
     assert bild_lab.load(target, policy="vanilla", engine="native").target.engine == "native"
     assert bild_lab.load(target, policy="vanilla", engine="hf").target.engine == "hf"
     with pytest.raises(
-        UserError, match="the CPU kernels cannot run: they run float32 and bfloat16 on a CPU"
+        UserError, match="the kernels cannot run: they run float32 and bfloat16 on a CPU"
     ):
         bild_lab.load(target, policy="vanilla", engine="kernels", dtype="float64")
     with pytest.raises(

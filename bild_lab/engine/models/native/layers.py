@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.batch_scheduler import Batch, PendingOp
-from bild_lab.engine.draft import Tree
+from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.models.cached_session import LONG_PROMPT, ForwardPass, Layers
 from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import (
@@ -25,7 +25,8 @@ from bild_lab.engine.models.native.attention import (
     place_rows,
 )
 from bild_lab.engine.models.native.compiled import Workspace
-from bild_lab.engine.models.native.cpu import PackedDecoder, SequenceSlice
+from bild_lab.engine.models.native.cpu import PackedDecoder
+from bild_lab.engine.models.native.packed_pass import KernelDecoder, SequenceSlice
 from bild_lab.engine.models.native.side_by_side import (
     BatchedSources,
     Pool,
@@ -63,10 +64,9 @@ class NativeLayers(Layers):
     The cache is allocated once, for the prompt and `room` more rows; it grows if that is not
     enough. With a workspace, every plain pass except the prompt's has a fixed shape; its logits are
     valid until the next one. With a batch, rows run together with those of its other texts; a pool
-    then holds the cache, unless the CPU kernels run them, which take any number of caches. masks:
-    of the prefix, one table for all rows of a pass.
-    fused_drafting: the CPU kernels may draft a chain or a tree as one program, a compiled GPU a
-    chain.
+    then holds the cache, unless kernels run them, which take any number of caches. masks: of the
+    prefix, one table for all rows of a pass.
+    fused_drafting: kernels may draft a chain or a tree as one program, a compiled GPU a chain.
     """
 
     fused_drafting = True
@@ -78,7 +78,7 @@ class NativeLayers(Layers):
         room: int,
         prefix: Prefix | None = None,
         workspace: Workspace | None = None,
-        packed: PackedDecoder | None = None,
+        packed: KernelDecoder | None = None,
         packed_encoder: PackedDecoder | None = None,
         batch: Batch | None = None,
         pool: Pool | None = None,
@@ -91,6 +91,7 @@ class NativeLayers(Layers):
         self.source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
         self.packed = packed
         self._prefix = prefix
+        self._prompt_length = len(source.prompt)
         self._workspace = workspace
         self._batch = batch
         self.supports_draft_vocab = workspace is None  # compiled steps have the whole head
@@ -147,11 +148,12 @@ class NativeLayers(Layers):
             return Scores(logits[-count:], head_input[-count:])
         self._reserve(forward_pass.start + forward_pass.count)
         # 2. a long prompt in parts, which bounds the memory of their buffers, or without the batch
-        if self.packed is not None and forward_pass.prompt > LONG_PROMPT:
-            parts = split_prompt(forward_pass, LONG_PROMPT)
-            return concatenated_scores([self.run(prompt_pass) for prompt_pass in parts])
+        if self.packed is not None and (prompt_rows := self._rows_in_advance(forward_pass)):
+            first_part, second_part = split_prompt(forward_pass, prompt_rows)
+            run_prompt = self.run if self.packed.runs_prompts else self._run_by_pytorch
+            return concatenated_scores([run_prompt(first_part), self.run(second_part)])
         if self.packed is None and self._batch is not None and forward_pass.prompt > ALONE_ROWS:
-            return run_rows([(self, forward_pass)])[0]
+            return self._run_by_pytorch(forward_pass)
         # 3. all else, with passes of other texts that run the same
         kind = (
             None if forward_pass.layers is None else tuple(forward_pass.layers),
@@ -165,6 +167,21 @@ class NativeLayers(Layers):
         run = run_rows if self.packed is None else run_packed
         return self._run_batched(kind, run, (self, forward_pass))
 
+    def _rows_in_advance(self, forward_pass: ForwardPass) -> int:
+        """How many of the prompt's rows run before the others, if it is long; 0 if not.
+
+        Where PyTorch runs them it is always the same number, as its sums depend on the number of
+        rows: all but the last two, which any first forward of the text has.
+        """
+        if self.packed.runs_prompts:
+            return LONG_PROMPT if forward_pass.prompt > LONG_PROMPT else 0
+        rows = self._prompt_length - 2
+        return rows if forward_pass.prompt >= rows > ALONE_ROWS else 0
+
+    def _run_by_pytorch(self, forward_pass: ForwardPass) -> Scores:
+        """Run rows by PyTorch, and no other text's beside them."""
+        return run_rows([(self, forward_pass)])[0]
+
     def _runs_compiled(self, forward_pass: ForwardPass) -> bool:
         return (
             forward_pass.is_plain
@@ -174,7 +191,7 @@ class NativeLayers(Layers):
         )
 
     @property
-    def _program_decoder(self) -> PackedDecoder | None:
+    def _program_decoder(self) -> KernelDecoder | None:
         """What drafts a chain or a tree as one program, if anything does."""
         return self.packed if self.fused_drafting and self._prefix is None else None
 
@@ -193,7 +210,8 @@ class NativeLayers(Layers):
     def forward_until_confident(
         self, start: int, token: int, threshold: float
     ) -> tuple[Float[Tensor, "1 vocab"], int] | None:
-        if (packed := self._program_decoder) is None:
+        packed = self._program_decoder
+        if packed is None or not packed.measures_exits:
             return None
         self._reserve(start + 1)
         row = self.text_rows(start, 1)
@@ -231,7 +249,7 @@ class NativeLayers(Layers):
         )
 
     def scored(self, forward_pass: ForwardPass) -> int:
-        """The kernels run the head wherever its input is asked for."""
+        """Kernels run the head wherever its input is asked for."""
         return forward_pass.logits if self.packed is None else forward_pass.read
 
     def memory_of_last_layers(self, layers: int) -> tuple[Tensor, Tensor]:
@@ -335,7 +353,7 @@ def placed_together(
 
 
 def run_packed(text_passes: Sequence[TextPass]) -> list[Scores]:
-    """Passes of one or several texts through the same layers, by the CPU kernels.
+    """Passes of one or several texts through the same layers, by kernels.
 
     Logits and hidden states are float32 whatever the precision of the weights.
     """
@@ -378,6 +396,10 @@ def split_prompt(forward_pass: ForwardPass, rows: int) -> tuple[ForwardPass, For
     states = states_after = None
     if forward_pass.states is not None:
         states, states_after = forward_pass.states[:rows], forward_pass.states[rows:]
+    tree = forward_pass.tree
+    if tree is not None and not forward_pass.earlier:
+        # the prompt's first rows are a chain, which all others see like any rows before them
+        tree = Tree((tree.parents[rows:] - rows).clamp(min=ROOT))
     first_part = replace(
         forward_pass,
         tokens=forward_pass.tokens[:rows],
@@ -391,6 +413,7 @@ def split_prompt(forward_pass: ForwardPass, rows: int) -> tuple[ForwardPass, For
         forward_pass,
         start=forward_pass.start + rows,
         tokens=forward_pass.tokens[rows:],
+        tree=tree,
         states=states_after,
         logits=min(forward_pass.logits, rows_after),
         head_input=min(forward_pass.head_input, rows_after),
@@ -473,8 +496,8 @@ def run_program(
     program: Callable[..., list[Any]],
     drafts: Sequence[tuple[NativeLayers, int, Sequence[int], ChainSpec | TreeSpec]],
 ) -> list[Any]:
-    """Chains or trees of one or several texts, by a program of the CPU kernels. drafts: of each
-    text its layers, the first slot, the tokens before the draft, and what to draft.
+    """Chains or trees of one or several texts, by a program of the kernels; None where there is
+    none. drafts: of each text its layers, the first slot, the tokens before the draft, and what to draft.
     """
     texts = [layers.text_rows(start, len(tokens)) for layers, start, tokens, _ in drafts]
     return program(

@@ -22,7 +22,9 @@ from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.compiled import Workspace, roomy
 from bild_lab.engine.models.native.cpu import PackedDecoder
+from bild_lab.engine.models.native.kernels import kernel_decoder
 from bild_lab.engine.models.native.layers import SPARE_ROWS, Decoder, NativeLayers
+from bild_lab.engine.models.native.packed_pass import KernelDecoder
 from bild_lab.engine.models.native.quantized_matrix import quantize_weights
 from bild_lab.engine.models.native.side_by_side import Pool
 from bild_lab.engine.models.native.stack import numbers_of
@@ -45,8 +47,9 @@ class NativeModel:
     compiled: run steps of fixed shape through torch.compile, and on a GPU as CUDA graphs. Each
     shape is compiled at its first use. graphs: on a GPU the same graphs of PyTorch's own kernels,
     which take no compiler; texts of a batch run without.
-    kernels: run by our C++ on the CPU, which also drafts a chain or a tree as one program. bits: of
-    their weights, 8 or 4; gguf: a GGUF file's own blocks; None: those of the precision.
+    kernels: run by our C++ on a CPU, by our Triton kernels on a GPU, which also draft a chain or a
+    tree as one program. bits: of the weights of those on a CPU, 8 or 4; gguf: a GGUF file's own
+    blocks; None: those of the precision.
     """
 
     fused_drafting = True
@@ -65,6 +68,7 @@ class NativeModel:
         self.transformers = transformers
         self.compiled = compiled
         self.kernels = kernels
+        self.triton = kernels and transformers.device.type == "cuda"
         self.bits = bits
         self.graphs = graphs
         self.checkpoint = transformers.checkpoint
@@ -85,8 +89,8 @@ class NativeModel:
         is rounded.
         """
         module, weights = self._weights()
-        decoder = self.family(module, weights, preload=not self.kernels and self.bits is None)
-        if not self.kernels and self.bits is not None:
+        decoder = self.family(module, weights, preload=not self._packs and self.bits is None)
+        if not self._packs and self.bits is not None:
             for stack in (decoder, *([decoder.encoder] if self.checkpoint.encoder_decoder else [])):
                 quantize_weights(stack, self.bits)
         decoder.head_bias = head_bias(self.checkpoint, self.dtype, self.device)
@@ -99,7 +103,7 @@ class NativeModel:
         if (files := self.checkpoint.weight_files) is not None:
             module = self.checkpoint.weightless()
             if (weights := file_weights(files, module, self.dtype, self.device)) is not None:
-                if not self.kernels:  # which pack them
+                if not self._packs:
                     self.transformers.lent = weights
                 if self.bits == "gguf":
                     weights.packed = self.checkpoint.kernel_blocks
@@ -107,19 +111,22 @@ class NativeModel:
         module = self.checkpoint.weights(self.dtype).eval()
         return module, module_weights(module, self.dtype, self.device)
 
+    @property
+    def _packs(self) -> bool:
+        """Whether kernels hold the weights in an order of their own, as those of a CPU do."""
+        return self.kernels and not self.triton
+
     @cached_property
-    def packed(self) -> PackedDecoder | None:
-        """The decoder's weights packed for the CPU kernels; None where PyTorch runs it."""
-        return (
-            PackedDecoder(self.decoder, None if self.bits == "gguf" else self.bits)
-            if self.kernels
-            else None
-        )
+    def packed(self) -> KernelDecoder | None:
+        """The decoder as kernels run it; None where PyTorch does."""
+        if not self.kernels:
+            return None
+        return kernel_decoder(self.decoder, None if self.bits == "gguf" else self.bits, self.triton)
 
     @cached_property
     def packed_encoder(self) -> PackedDecoder | None:
         """The encoder's weights packed for the CPU kernels; None without an encoder."""
-        encodes = self.kernels and self.checkpoint.encoder_decoder
+        encodes = self._packs and self.checkpoint.encoder_decoder
         return PackedDecoder(self.decoder.encoder, self.bits) if encodes else None
 
     @cached_property

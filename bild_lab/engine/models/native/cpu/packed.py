@@ -7,7 +7,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import addressof, byref, c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,10 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.cpu import structures as c
 from bild_lab.engine.models.native.cpu.library import library
 from bild_lab.engine.models.native.cpu.panels import bias_in_panel_order, packed_matrix
+from bild_lab.engine.models.native.packed_pass import PackedScores, SequenceSlice
 from bild_lab.engine.models.native.stack import ACTIVATIONS, Layer, Stack, Weight
 from bild_lab.engine.session import NOTHING, ChainResult, ChainSpec, GrownTree, Skipped, TreeSpec
 
@@ -49,37 +48,6 @@ class PointedMemory:
         return memory.data_ptr() if isinstance(memory, Tensor) else addressof(memory)
 
 
-class SequenceSlice(NamedTuple):
-    """A pass's rows of one text: `count` rows at the cache's slots from `start` on.
-
-    scored: for how many of the last rows there are logits. memory: cross-attention keys and values,
-    each [layers heads s dim]. parents: of a tree, whose last rows these are, as in `Tree`; None: a
-    chain. reserved: slots of a prefix.
-    """
-
-    count: int
-    start: int
-    cache: KeyValueCache
-    memory: tuple[Tensor, Tensor] | None = None
-    scored: int = 0
-    parents: Int[Tensor, " tree"] | None = None
-    reserved: int = 0
-
-
-@dataclass(frozen=True)
-class PackedScores:
-    """What a pass gives, in float32. logits, head_input: of the scored rows of every text, in
-    order.
-
-    hidden: of every layer that ran, if requested. layers_run: how many, with an exit threshold.
-    """
-
-    logits: Float[Tensor, "scored vocab"] | None
-    head_input: Float[Tensor, "scored dim"] | None
-    hidden: Float[Tensor, "layers m dim"] | None
-    layers_run: int | None = None
-
-
 class ChainBuffers(NamedTuple):
     """Where the kernels write what they draft of one chain. Fields: as in `ChainDraft` of
     `structures.h`.
@@ -104,12 +72,12 @@ class TreeBuffers(NamedTuple):
 
 
 class PackedDecoder:
-    """Runs a stack of layers by the kernels. known: how many tokens have embeddings. bits: of its
-    matrices, 8 or 4.
+    """Runs a stack of layers by the C++ kernels; as `KernelDecoder`.
 
-    A row's results are the same to the last bit whatever rows run beside it, of its own text or of
-    others: each sum has one order. So the texts of a batch are those of batch 1 in every precision.
+    known: how many tokens have embeddings. bits: of its matrices, 8 or 4.
     """
+
+    runs_prompts = measures_exits = True
 
     def __init__(self, stack: Stack, bits: int | None = None) -> None:
         self._bits = bits
@@ -196,18 +164,7 @@ class PackedDecoder:
         exit_threshold: float | None = None,
         vocabulary: DraftVocabulary | None = None,
     ) -> PackedScores:
-        """Run the rows of several texts, one text after the other.
-
-        states: what the first layer reads; None: the tokens' embeddings. masks: embeddings of the
-        token ids beyond the vocabulary, in the precision of the weights. Their rows alone see a
-        prefix. reads: give the head's input too.
-        layers: indices; None: all. fill: only the keys and values of these layers, each from the
-        same states.
-        skipped: blocks that are left out. exit_threshold: one row leaves after the first layer but
-        the last whose output's cosine with its input is larger; the other layers compute only its
-        keys and values, from that output. vocabulary: the tokens that the head scores, all others
-        get −inf; None: all.
-        """
+        """As `KernelDecoder.run`."""
         # 1. room for what the kernels give
         model = self._model_for(vocabulary)
         row_count = tokens.shape[0]
@@ -251,11 +208,7 @@ class PackedDecoder:
         texts: Sequence[SequenceSlice],
         chains: Sequence[ChainSpec],
     ) -> list[ChainResult]:
-        """Run the rows of each text and a chain after them, in one call. The texts' chains run side
-        by side.
-
-        All chains are of the same layers and of one vocabulary.
-        """
+        """As `KernelDecoder.draft`: every chain has a program."""
         vocabulary = chains[0].vocabulary
         width = self._model_for(vocabulary).vocab
         memory = PointedMemory()
@@ -316,9 +269,7 @@ class PackedDecoder:
         texts: Sequence[SequenceSlice],
         tree_specs: Sequence[TreeSpec],
     ) -> list[GrownTree]:
-        """Run the rows of each text and grow a tree after them, of one vocabulary, in one call: the
-        trees grow side by side.
-        """
+        """As `KernelDecoder.grow`: every tree has a program."""
         memory = PointedMemory()
         drafts = (c.TreeDraft * len(texts))()
         buffers = []

@@ -1,0 +1,331 @@
+"""Chains that a GPU drafts by itself: forwards of one row a text, until every chain has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, PassInputs
+from bild_lab.engine.models.native.gpu.plan import (
+    Head,
+    Launch,
+    PassShape,
+    ScoreBuffers,
+)
+from bild_lab.engine.models.native.gpu.rows import choose
+from bild_lab.engine.models.native.gpu.tilings import power_of_two
+from bild_lab.engine.models.native.packed_pass import SequenceSlice
+from bild_lab.engine.sampling import pick
+from bild_lab.engine.session import ChainProgress, ChainResult, ChainSpec, on_device
+
+if TYPE_CHECKING:
+    from bild_lab.engine.models.native.gpu.decoder import TritonDecoder
+
+MAX_STEPS = 64
+MAX_END_TOKENS = 16
+
+# distributions of each step, [steps, texts, vocab], by their shape
+ProbsStore = dict[tuple[int, int, int], Tensor]
+
+
+@dataclass(frozen=True)
+class ChainShape:
+    """What decides a program: programs of one shape share a CUDA graph.
+
+    first, step: of the forward of the fed rows, and of those after it. texts: how many chains.
+    steps: at most. temperature, keeps_probs: as in `ChainSpec`. keeps_states: return the rows'
+    states after the last layer that ran.
+    """
+
+    first: PassShape
+    step: PassShape
+    texts: int
+    steps: int
+    temperature: float
+    keeps_probs: bool
+    keeps_states: bool
+
+
+class ChainTables:
+    """What a program reads of its chains, and what it drafts, at fixed addresses.
+
+    A chain's row r is text r's. See `choose` for the tables.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.chains = torch.zeros(2, MAX_ROWS, dtype=torch.int64, device=device)
+        self.thresholds = torch.zeros(MAX_ROWS, dtype=torch.float64, device=device)
+        self.end_tokens = torch.full(
+            (MAX_ROWS, MAX_END_TOKENS), -1, dtype=torch.int64, device=device
+        )
+        self.uniforms = torch.zeros(MAX_STEPS, MAX_ROWS, dtype=torch.float64, device=device)
+        self.picked = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
+        self.drafted = torch.zeros(MAX_STEPS, MAX_ROWS, dtype=torch.int64, device=device)
+        self.confidences = torch.zeros(MAX_STEPS, MAX_ROWS, device=device)
+        self.probs: ProbsStore = {}
+        self.unscaled_probs: ProbsStore = {}
+        self.states: Tensor | None = None
+
+    def fill(self, chains: Sequence[ChainSpec], running: Int[Tensor, "1"]) -> None:
+        """Write the chains' rules; one copy for each table, none waits for the device."""
+        device = self.chains.device
+        steps = [chain.steps for chain in chains]
+        has_threshold = [int(chain.threshold is not None) for chain in chains]
+        numbers = [*steps, *has_threshold, len(chains)]
+        for chain in chains:
+            ends = sorted(chain.end_tokens)
+            numbers += [*ends, *[-1] * (MAX_END_TOKENS - len(ends))]
+        table = on_device(numbers, device)
+        count = len(chains)
+        self.chains[0, :count] = table[:count]
+        self.chains[1, :count] = table[count : 2 * count]
+        running.copy_(table[2 * count : 2 * count + 1])
+        self.end_tokens[:count] = table[2 * count + 1 :].view(count, MAX_END_TOKENS)
+        thresholds = torch.tensor([chain.threshold or 0.0 for chain in chains], dtype=torch.float64)
+        if device.type == "cuda":
+            thresholds = thresholds.pin_memory()
+        self.thresholds[:count].copy_(thresholds, non_blocking=True)
+        for index, chain in enumerate(chains):
+            if chain.uniforms is not None:
+                self.uniforms[: chain.steps, index] = chain.uniforms
+
+
+class ChainPrograms:
+    """The programs of one decoder.
+
+    All forwards of a program are in one CUDA graph. Once every chain has ended, by a confidence, an
+    end token or its length, the kernels of the forwards that remain leave at once. `ChainProgress`
+    says afterwards where each chain ended, from the same tokens and confidences.
+    """
+
+    def __init__(self, decoder: TritonDecoder) -> None:
+        self._decoder = decoder
+        device = decoder.plan.device
+        self._inputs = PassInputs(
+            decoder.stack.heads // decoder.stack.kv_heads, device
+        )  # of the forwards after the first
+        self._tables = ChainTables(device)
+
+    def draft(
+        self,
+        tokens: Sequence[Sequence[int]],
+        texts: Sequence[SequenceSlice],
+        chains: Sequence[ChainSpec],
+    ) -> Sequence[ChainResult | None]:
+        """Run the rows of each text, and a chain after them; None where they have no program."""
+        if not self._has_program(tokens, chains):
+            return [None] * len(texts)
+        decoder, plan, chain = self._decoder, self._decoder.plan, chains[0]
+        # 1. the tables of the first forward, of those after it, and of the chains
+        texts = [text._replace(scored=1) for text in texts]
+        steps = max(chain.steps for chain in chains)
+        fed = [token for text_tokens in tokens for token in text_tokens]
+        tiles = plan.inputs.fill(texts)
+        plan.inputs.tokens[: len(fed)] = on_device(fed, plan.device)
+        next_rows = [
+            text._replace(count=1, start=text.start + text.count, scored=1) for text in texts
+        ]
+        step_tiles = self._inputs.fill(next_rows)
+        self._tables.fill(chains, plan.buffers.running)
+        # 2. the program
+        last_rows = [row._replace(start=row.start + max(0, steps - 2)) for row in next_rows]
+        layers = range(len(decoder.stack.layers)) if chain.layers is None else chain.layers
+        shape = PassShape(
+            rows=0,
+            scored=0,
+            tiles=0,
+            chunks=0,
+            source_chunks=0,
+            layers=tuple(layers),
+            skipped=chain.skipped,
+            vocabulary=chain.vocabulary,
+        )
+        program = ChainShape(
+            first=decoder.sized(shape, texts, tiles),
+            step=decoder.sized(replace(shape, stoppable=True), last_rows, step_tiles),
+            texts=len(texts),
+            steps=power_of_two(steps),
+            temperature=chain.temperature,
+            keeps_probs=chain.keeps_probs,
+            keeps_states=chain.layers is not None,
+        )
+        decoder.graphs.run(program, lambda: self._launches(program))
+        # 3. what was drafted
+        return self._results(program, texts, chains)
+
+    def _has_program(self, tokens: Sequence[Sequence[int]], chains: Sequence[ChainSpec]) -> bool:
+        """Whether the chains are alike, and the rows fit one forward."""
+        first = chains[0]
+        return (
+            sum(map(len, tokens)) <= MAX_ROWS
+            and max(chain.steps for chain in chains) <= MAX_STEPS
+            and max(len(chain.end_tokens) for chain in chains) <= MAX_END_TOKENS
+            and all(
+                (chain.temperature, chain.keeps_probs) == (first.temperature, first.keeps_probs)
+                for chain in chains
+            )
+        )
+
+    def _launches(self, program: ChainShape) -> list[Callable[[], Any]]:
+        """All forwards of a program, each with the choice of its tokens."""
+        decoder, plan = self._decoder, self._decoder.plan
+        head = decoder.head_of(program.step.vocabulary)
+        scores = decoder.scores_of(head)
+        launches = plan.launches(program.first, head, scores)
+        launches += self._choice(program, 0, head, scores)
+        for step in range(1, program.steps):
+            launches += plan.launches(program.step, head, scores, inputs=self._inputs)
+            launches += self._choice(program, step, head, scores)
+        return launches
+
+    def _choice(
+        self, program: ChainShape, step: int, head: Head, scores: ScoreBuffers
+    ) -> list[Callable[[], Any]]:
+        """Choose the tokens of one step, and keep what the results need of it."""
+        tables, plan, texts = self._tables, self._decoder.plan, program.texts
+        logits = scores.logits[:texts]
+        launches: list[Callable[[], Any]] = []
+        if program.keeps_states:
+            rows = program.first.rows if step == 0 else texts
+            states = self._states(program)
+            start = 0 if step == 0 else MAX_ROWS + (step - 1) * texts
+            launches.append(lambda: states[start : start + rows].copy_(plan.buffers.x[:rows]))
+        if program.keeps_probs:
+            unscaled_probs = self._kept(tables.unscaled_probs, program, head)[step]
+            launches.append(lambda: unscaled_probs.copy_(logits.softmax(-1)))
+        if program.temperature > 0:
+            probs = self._kept(tables.probs, program, head)[step]
+            temperature, uniforms = program.temperature, tables.uniforms[step, :texts]
+            tokens = None if program.step.vocabulary is None else program.step.vocabulary.tokens
+            narrow = tokens is not None and head.vocab == len(tokens)
+
+            def draw() -> None:
+                probs.copy_((logits / temperature).softmax(-1))
+                chosen = pick(probs, uniforms)
+                tables.picked[:texts] = tokens[chosen] if narrow else chosen
+
+            launches.append(draw)
+        launches.append(self._choose(program, step, head, scores))
+        return launches
+
+    def _choose(self, program: ChainShape, step: int, head: Head, scores: ScoreBuffers) -> Launch:
+        tables, plan = self._tables, self._decoder.plan
+        vocabulary = program.step.vocabulary
+        narrow = vocabulary is not None and head.vocab == len(vocabulary)
+        constants = {
+            "ADVANCES": step > 0,
+            "PICKED": program.temperature > 0,
+            "NARROW": narrow,
+            "TILES": min(4096, max(16, power_of_two(scores.tiles))),
+            "MAX_ROWS": MAX_ROWS,
+            "END_TOKENS": MAX_END_TOKENS,
+            "OVERLAP": plan.overlap,
+        }
+        if plan.overlap:
+            constants["launch_pdl"] = True
+        arguments = (
+            plan.buffers.running,
+            scores.tile_best,
+            scores.tile_tokens,
+            scores.tile_sums,
+            tables.picked,
+            vocabulary.tokens.to(plan.device) if narrow else tables.picked,
+            tables.chains,
+            tables.thresholds,
+            tables.end_tokens,
+            tables.drafted,
+            tables.confidences,
+            self._inputs.row_table,
+            self._inputs.text_table,
+            self._inputs.tree_positions,
+            scores.tiles,
+            step,
+        )
+        return Launch(choose, (program.texts,), arguments, constants)
+
+    def _results(
+        self, program: ChainShape, texts: Sequence[SequenceSlice], chains: Sequence[ChainSpec]
+    ) -> list[ChainResult]:
+        """What each chain drafted, up to its end; one transfer to the host."""
+        tables = self._tables
+        reads = any(chain.threshold is not None or chain.stop_on_eos for chain in chains)
+        on_host: list[list[float]] = []
+        if reads:
+            both = (tables.drafted[: program.steps], tables.confidences[: program.steps])
+            on_host = torch.cat([table[:, : program.texts].double() for table in both]).tolist()
+        results, first_row = [], 0
+        for index, (text, chain) in enumerate(zip(texts, chains, strict=True)):
+            if reads:
+                drafted = [int(row[index]) for row in on_host[: chain.steps]]
+                confidences = [row[index] for row in on_host[program.steps :][: chain.steps]]
+                progress = ChainProgress.after(chain, drafted, confidences)
+                count, forwards = progress.drafted, progress.forwards
+                tokens: Any = drafted[:count]
+                confidences = [] if chain.threshold is None else confidences[:forwards]
+            else:
+                tokens, confidences = tables.drafted[: chain.steps, index].clone(), []
+                count = forwards = chain.steps
+            results.append(
+                ChainResult(
+                    tokens=tokens,
+                    forwards=forwards,
+                    fallback=forwards > count,
+                    confidences=confidences,
+                    probs=self._probs(tables.probs, program, index, count, chain.temperature > 0),
+                    unscaled_probs=self._probs(
+                        tables.unscaled_probs, program, index, count, chain.keeps_probs
+                    ),
+                    states=self._chain_states(program, index, text, first_row, forwards),
+                )
+            )
+            first_row += text.count
+        return results
+
+    def _kept(
+        self, store: ProbsStore, program: ChainShape, head: Head
+    ) -> Float[Tensor, "steps texts vocab"]:
+        """Where the distributions of such a program are kept."""
+        shape = (program.steps, program.texts, head.vocab)
+        if shape not in store:
+            store[shape] = torch.empty(shape, device=head.weights.device)
+        return store[shape]
+
+    def _states(self, program: ChainShape) -> Float[Tensor, "rows dim"]:
+        """Where the rows' states are kept: of the first forward, then of each step."""
+        tables, plan = self._tables, self._decoder.plan
+        if tables.states is None:
+            rows = MAX_ROWS + MAX_STEPS * MAX_ROWS
+            tables.states = torch.zeros(rows, plan.dim, device=plan.device)
+        return tables.states
+
+    def _probs(
+        self,
+        store: ProbsStore,
+        program: ChainShape,
+        index: int,
+        count: int,
+        kept: bool,
+    ) -> Float[Tensor, "n vocab"] | None:
+        """The distributions of a chain's drafted tokens, if they are kept."""
+        if not kept:
+            return None
+        vocabulary = program.step.vocabulary
+        head = self._decoder.head_of(vocabulary)
+        probs = self._kept(store, program, head)[:count, index]
+        return self._decoder.widened(probs, vocabulary, 0.0)
+
+    def _chain_states(
+        self, program: ChainShape, index: int, text: SequenceSlice, first_row: int, forwards: int
+    ) -> Float[Tensor, "rows dim"] | None:
+        """The states of a text's rows that ran, if they are kept."""
+        if not program.keeps_states:
+            return None
+        states = self._states(program)
+        first = states[first_row : first_row + text.count]
+        later = states[MAX_ROWS + index :: program.texts][: forwards - 1]
+        return torch.cat([first, later])

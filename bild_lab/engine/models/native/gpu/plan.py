@@ -1,0 +1,562 @@
+"""A forward as a list of kernel launches over buffers that stay where they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.models.native.gpu.attention import LANES, attend
+from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, WORDS, PassInputs
+from bild_lab.engine.models.native.gpu.products import (
+    SQUARES_COLUMNS,
+    feed_forward,
+    project,
+    residual,
+    score,
+)
+from bild_lab.engine.models.native.gpu.rows import add_normed, embed, resume
+from bild_lab.engine.models.native.gpu.tilings import Tiling, power_of_two, tiling_of
+from bild_lab.engine.models.native.stack import ACTIVATIONS, Layer, Stack, Weight
+from bild_lab.engine.session import NOTHING, Skipped
+
+LOG2_E = math.log2(math.e)
+CHUNK = 64  # slots of a program of attention
+STREAM_BLOCK = 64  # columns of a program of `embed`, `resume` and `add_normed`
+STREAM_ROWS = 8
+HALF_RANGE = 16.0  # what the scaled stream is divided by in float16, whose largest number is 65,504
+
+
+@dataclass(frozen=True)
+class PassShape:
+    """What decides the kernels of a forward: forwards of one shape share a CUDA graph.
+
+    rows, scored, tiles: how many at most. chunks, source_chunks: of CHUNK slots, which attention
+    covers at most. layers: indices. from_states: the stream begins with states, not tokens. masks:
+    of the prefix's rows. has_prefix, fill, hidden, skipped, vocabulary: as in `KernelDecoder.run`.
+    stoppable: the forward does nothing once no chain is running.
+    """
+
+    rows: int
+    scored: int
+    tiles: int
+    chunks: int
+    source_chunks: int
+    layers: tuple[int, ...]
+    from_states: bool = False
+    has_prefix: bool = False
+    masks: int | None = None
+    fill: bool = False
+    hidden: bool = False
+    skipped: Skipped = NOTHING
+    vocabulary: DraftVocabulary | None = None
+    stoppable: bool = False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel. constants: its compile-time arguments, and how it is launched."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: Sequence[Any]
+    constants: Mapping[str, Any]
+
+    def __call__(self) -> None:
+        self.kernel[self.grid](*self.arguments, **self.constants)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The matrix to the vocabulary, or to a part of it."""
+
+    weights: Float[Tensor, "vocab dim"]
+    bias: Float[Tensor, " vocab"] | None = None
+
+    @property
+    def vocab(self) -> int:
+        return self.weights.shape[0]
+
+
+@dataclass
+class Buffers:
+    """What kernels of a forward leave for those after them."""
+
+    x: Float[Tensor, "rows dim"]  # the residual stream
+    scaled: Float[Tensor, "rows dim"]  # as `products.py` says
+    squares: Float[Tensor, "rows groups"]
+    block: Float[Tensor, "rows dim"]  # a block's result that is still to be normed
+    block_squares: Float[Tensor, "rows groups"]
+    queries: Float[Tensor, "rows features"]
+    mixed: Float[Tensor, "rows features"]
+    inner: Float[Tensor, "rows hidden"]
+    states: Float[Tensor, "rows dim"]  # that a forward begins with
+    scratch: Tensor  # partial sums
+    tickets: Tensor  # zero between forwards
+    always: Tensor  # 1: for kernels that nothing stops
+    running: Tensor  # how many chains are running
+    partial: dict[int, Tensor] = field(default_factory=dict)  # of attention, by its grid's size
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # by the number of layers
+
+
+class ForwardPlan:
+    """Makes the launches of a stack's forwards.
+
+    capability: of the GPU; (0, 0) for Triton's interpreter on a CPU. From 9.0 on kernels begin
+    while those before them still run.
+    """
+
+    def __init__(self, stack: Stack, capability: tuple[int, int]) -> None:
+        self.stack, self.capability = stack, capability
+        self.overlap = capability >= (9, 0)
+        self.device = stack.embedding.device
+        self.dtype = stack.embedding.dtype
+        self.known, self.dim = stack.embedding.shape
+        self.width = stack.heads * stack.head_dim
+        self.range = HALF_RANGE if self.dtype == torch.float16 else 1.0
+        self.groups = power_of_two(self.dim // int(SQUARES_COLUMNS))
+        self.inputs = PassInputs(stack.heads // stack.kv_heads, self.device)
+        self.buffers = self._make_buffers()
+        self.nothing = torch.zeros(16, dtype=self.dtype, device=self.device)
+        empty = torch.zeros(1, 0, stack.head_dim, device=self.device)
+        self.cos, self.sin = empty, empty
+        self.distance_bias = self.nothing
+        self.farthest = 0
+        if stack.distance_bias is not None:
+            self.distance_bias = (stack.distance_bias.float() * LOG2_E).contiguous()
+            self.farthest = stack.distance_bias.shape[1] - 1
+
+    def tiling(
+        self, product: str, inputs: int, outputs: int, head_dim: int | None = None
+    ) -> Tiling:
+        """As `tiling_of`, on this GPU."""
+        return tiling_of(product, inputs, outputs, self.capability, head_dim)
+
+    @property
+    def rotary(self) -> bool:
+        return self.stack.distance_bias is None
+
+    def _make_buffers(self) -> Buffers:
+        stack = self.stack
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        layer = stack.layers[0]
+        widest = max(layer.qkv.matrix.shape[0], layer.inner.matrix.shape[0], self.dim)
+        scratch_parts = 8
+        return Buffers(
+            x=zeros(MAX_ROWS, self.dim),
+            scaled=zeros(MAX_ROWS, self.dim, dtype=self.dtype),
+            squares=zeros(MAX_ROWS, self.groups),
+            block=zeros(MAX_ROWS, self.dim),
+            block_squares=zeros(MAX_ROWS, self.groups),
+            queries=zeros(MAX_ROWS, self.width, dtype=self.dtype),
+            mixed=zeros(MAX_ROWS, self.width, dtype=self.dtype),
+            inner=zeros(MAX_ROWS, stack.hidden, dtype=self.dtype),
+            states=zeros(MAX_ROWS, self.dim),
+            # the last tile of a product may reach behind its outputs
+            scratch=zeros(scratch_parts * MAX_ROWS * (widest + 256)),
+            tickets=zeros(
+                max(MAX_ROWS // 8 * (widest // 16 + 1), stack.kv_heads * self.inputs.max_tiles),
+                dtype=torch.int32,
+            ),
+            always=zeros(1, dtype=torch.int64) + 1,
+            running=zeros(1, dtype=torch.int64),
+        )
+
+    def launches(
+        self,
+        shape: PassShape,
+        head: Head,
+        logits: ScoreBuffers | None,
+        masks: Tensor | None = None,
+        inputs: PassInputs | None = None,
+    ) -> list[Callable[[], Any]]:
+        """The launches of a forward of this shape. logits: where its scores go; None: none."""
+        forward = _Forward(self, shape, masks, self.inputs if inputs is None else inputs)
+        return forward.launches(head, logits)
+
+
+@dataclass
+class ScoreBuffers:
+    """Where the head's scores go, for one width of the vocabulary."""
+
+    logits: Float[Tensor, "rows vocab"]
+    tile_best: Tensor
+    tile_tokens: Tensor
+    tile_sums: Tensor
+    tiles: int
+
+    @classmethod
+    def for_head(cls, head: Head, plan: ForwardPlan) -> ScoreBuffers:
+        tiles = -(-head.vocab // plan.tiling("score", plan.dim, head.vocab).block_n)
+        device = head.weights.device
+        return cls(
+            logits=torch.zeros(MAX_ROWS, head.vocab, device=device),
+            tile_best=torch.zeros(MAX_ROWS * tiles, device=device),
+            tile_tokens=torch.zeros(MAX_ROWS * tiles, dtype=torch.int32, device=device),
+            tile_sums=torch.zeros(MAX_ROWS * tiles, device=device),
+            tiles=tiles,
+        )
+
+
+class _Forward:
+    """The launches of one forward."""
+
+    def __init__(
+        self, plan: ForwardPlan, shape: PassShape, masks: Tensor | None, inputs: PassInputs
+    ) -> None:
+        self.plan, self.shape, self.masks, self.inputs = plan, shape, masks, inputs
+        self.stack, self.buffers = plan.stack, plan.buffers
+        self.running = plan.buffers.running if shape.stoppable else plan.buffers.always
+        self.launched: list[Callable[[], Any]] = []
+        self.flow = {"STOPPABLE": shape.stoppable, "OVERLAP": plan.overlap}
+        if plan.overlap:
+            self.flow["launch_pdl"] = True
+        self.stream = {"GROUPS": plan.groups, "RANGE": plan.range}
+
+    def launches(self, head: Head, logits: ScoreBuffers | None) -> list[Callable[[], Any]]:
+        if self.shape.fill:
+            for index in self.shape.layers:
+                layer = self.stack.layers[index]
+                self.begin(layer.norm)
+                self.project(index, layer, keys_only=True)
+            return self.launched
+        # 1. the blocks in order, each with the norm of its input
+        blocks: list[tuple[Tensor, Callable[[Tensor], None]]] = []
+        layers = self.stack.layers
+        for place, index in enumerate(self.shape.layers):
+            layer = layers[index]
+            if index not in self.shape.skipped.attention:
+                blocks.append((layer.norm, self._attention(index, layer)))
+                if layer.cross_query is not None:
+                    blocks.append((layer.cross_norm, self._cross_attention(index, layer)))
+            if index not in self.shape.skipped.feed_forward:
+                blocks.append((layer.feed_norm, self._feed_forward(layer)))
+            if self.shape.hidden:
+                blocks.append((None, self._copy_hidden(place)))
+        # 2. each block leaves the stream for the norm of the next one, the last for the head
+        norms = [norm for norm, _ in blocks]
+        following = self.stack.final_norm
+        next_norms = []
+        for norm in reversed(norms):
+            next_norms.append(following)
+            following = following if norm is None else norm
+        self.begin(following)
+        for (_, run_block), next_norm in zip(blocks, reversed(next_norms), strict=True):
+            run_block(next_norm)
+        if logits is not None and self.shape.scored:
+            self.score(head, logits)
+        return self.launched
+
+    # the kernels, in the order of a layer
+
+    def begin(self, next_norm: Tensor) -> None:
+        plan, buffers = self.plan, self.buffers
+        grid = (-(-self.shape.rows // STREAM_ROWS), -(-plan.dim // STREAM_BLOCK))
+        stream = (next_norm, buffers.x, buffers.scaled, buffers.squares, self.shape.rows, plan.dim)
+        constants = self.stream | self.flow | {"ROWS": STREAM_ROWS, "BLOCK_N": STREAM_BLOCK}
+        if self.shape.from_states:
+            self.add(resume, grid, (self.running, buffers.states, *stream), constants)
+            return
+        masks = self.masks
+        self.add(
+            embed,
+            grid,
+            (
+                self.running,
+                self.inputs.row_table,
+                self.stack.embedding,
+                plan.nothing if masks is None else masks,
+                *stream,
+                plan.known,
+                float(self.stack.embedding_scale),
+            ),
+            constants | {"HAS_MASKS": masks is not None, "MAX_ROWS": MAX_ROWS},
+        )
+
+    def _attention(self, index: int, layer: Layer) -> Callable[[Tensor], None]:
+        def run(next_norm: Tensor) -> None:
+            self.project(index, layer)
+            self.attend(index, layer)
+            self.residual(self.buffers.mixed, layer.out, layer.out_norm, next_norm)
+
+        return run
+
+    def _cross_attention(self, index: int, layer: Layer) -> Callable[[Tensor], None]:
+        def run(next_norm: Tensor) -> None:
+            self.project(index, layer, crosses=True)
+            self.attend(index, layer, crosses=True)
+            self.residual(self.buffers.mixed, layer.cross_out, None, next_norm)
+
+        return run
+
+    def _feed_forward(self, layer: Layer) -> Callable[[Tensor], None]:
+        def run(next_norm: Tensor) -> None:
+            self.feed_forward(layer.inner)
+            self.residual(self.buffers.inner, layer.outer, layer.feed_out_norm, next_norm)
+
+        return run
+
+    def _copy_hidden(self, place: int) -> Callable[[Tensor], None]:
+        count = len(self.shape.layers)
+        if count not in self.buffers.hidden:
+            self.buffers.hidden[count] = self.buffers.x.new_zeros(count, MAX_ROWS, self.plan.dim)
+        hidden, x = self.buffers.hidden[count][place], self.buffers.x
+        return lambda _: self.launched.append(lambda: hidden.copy_(x))
+
+    def project(
+        self, index: int, layer: Layer, crosses: bool = False, keys_only: bool = False
+    ) -> None:
+        """crosses: queries of cross-attention. keys_only: keys and values, no queries."""
+        stack, plan, buffers = self.stack, self.plan, self.buffers
+        weight = layer.cross_query if crosses else layer.qkv
+        kv_heads = 0 if crosses else stack.kv_heads
+        head_norm = None if crosses else layer.head_norm
+        outputs = (stack.heads + 2 * kv_heads) * stack.head_dim
+        tiling = plan.tiling(
+            "project", plan.dim, outputs, None if head_norm is None else stack.head_dim
+        )
+        first_tile = stack.heads * stack.head_dim // tiling.block_n if keys_only else 0
+        arguments = (
+            self.running,
+            buffers.scaled,
+            buffers.squares,
+            weight.matrix,
+            plan.nothing if weight.bias is None else weight.bias,
+            plan.nothing if head_norm is None else head_norm,
+            plan.cos,
+            plan.sin,
+            self.inputs.row_table,
+            self.inputs.text_table,
+            buffers.queries,
+            buffers.scratch,
+            buffers.tickets,
+            self.shape.rows,
+            plan.dim,
+            first_tile,
+            index,
+            layer.kind,
+            plan.cos.shape[1],
+            stack.epsilon,
+        )
+        constants = {
+            "HEADS": stack.heads,
+            "KV_HEADS": kv_heads,
+            "HEAD_DIM": stack.head_dim,
+            "HAS_BIAS": weight.bias is not None,
+            "HAS_HEAD_NORM": head_norm is not None,
+            "ROTARY": plan.rotary,
+            "MAX_ROWS": MAX_ROWS,
+        }
+        self.add_product(
+            project,
+            arguments,
+            self.stream | constants,
+            tiling,
+            plan.dim,
+            outputs - first_tile * tiling.block_n,
+            self.shape.rows,
+        )
+
+    def attend(self, index: int, layer: Layer, crosses: bool = False) -> None:
+        stack, plan, buffers, inputs = self.stack, self.plan, self.buffers, self.inputs
+        chunks = self.shape.source_chunks if crosses else self.shape.chunks
+        grid = (stack.kv_heads, self.shape.tiles, chunks)
+        head_block = max(16, power_of_two(stack.head_dim))
+        warps = 8 if head_block > 128 else 4
+        # as big as the grid: every program has a place of its own
+        programs = math.prod(grid)
+        if programs not in buffers.partial:
+            size = programs * int(LANES) * (head_block + 2)
+            buffers.partial[programs] = buffers.x.new_zeros(size)
+        partial = buffers.partial[programs]
+        windowed = bool(layer.window) and not crosses
+        arguments = (
+            self.running,
+            inputs.row_table,
+            inputs.text_table,
+            inputs.tile_table,
+            inputs.ancestors.view(torch.int32),
+            inputs.tree_positions,
+            plan.distance_bias,
+            buffers.queries,
+            buffers.mixed,
+            partial,
+            partial[programs * int(LANES) * head_block :],
+            buffers.tickets,
+            index,
+            layer.window,
+            plan.farthest,
+            plan.known,
+            float(stack.scale * LOG2_E),
+        )
+        constants = {
+            "HEADS": stack.heads,
+            "KV_HEADS": stack.kv_heads,
+            "HEAD_DIM": stack.head_dim,
+            "HEAD_BLOCK": head_block,
+            "CHUNK": CHUNK,
+            "BIASED": not plan.rotary and not crosses,
+            "CROSS": crosses,
+            "WINDOWED": windowed,
+            "HAS_PREFIX": self.shape.has_prefix,
+            "MAX_ROWS": MAX_ROWS,
+            "WORDS": 2 * WORDS,
+        }
+        self.add(attend, grid, arguments, constants | self.flow | {"num_warps": warps})
+
+    def residual(
+        self, block_inputs: Tensor, weight: Weight, block_norm: Tensor | None, next_norm: Tensor
+    ) -> None:
+        plan, buffers = self.plan, self.buffers
+        inputs = weight.matrix.shape[1]
+        tiling = plan.tiling("residual", inputs, plan.dim)
+        arguments = (
+            self.running,
+            block_inputs,
+            weight.matrix,
+            plan.nothing if weight.bias is None else weight.bias,
+            next_norm,
+            buffers.x,
+            buffers.scaled,
+            buffers.squares,
+            buffers.block,
+            buffers.block_squares,
+            buffers.scratch,
+            buffers.tickets,
+            self.shape.rows,
+            inputs,
+            plan.dim,
+        )
+        constants = {"HAS_BIAS": weight.bias is not None, "NORMED": block_norm is not None}
+        self.add_product(
+            residual,
+            arguments,
+            self.stream | constants,
+            tiling,
+            inputs,
+            plan.dim,
+            self.shape.rows,
+        )
+        if block_norm is not None:
+            grid = (-(-self.shape.rows // STREAM_ROWS), -(-plan.dim // STREAM_BLOCK))
+            arguments = (
+                self.running,
+                buffers.block,
+                buffers.block_squares,
+                block_norm,
+                next_norm,
+                buffers.x,
+                buffers.scaled,
+                buffers.squares,
+                self.shape.rows,
+                plan.dim,
+                self.stack.epsilon,
+            )
+            constants = self.stream | self.flow | {"ROWS": STREAM_ROWS, "BLOCK_N": STREAM_BLOCK}
+            self.add(add_normed, grid, arguments, constants)
+
+    def feed_forward(self, weight: Weight) -> None:
+        stack, plan, buffers = self.stack, self.plan, self.buffers
+        outputs = weight.matrix.shape[0]
+        tiling = plan.tiling("feed_forward", plan.dim, outputs)
+        arguments = (
+            self.running,
+            buffers.scaled,
+            buffers.squares,
+            weight.matrix,
+            plan.nothing if weight.bias is None else weight.bias,
+            buffers.inner,
+            buffers.scratch,
+            buffers.tickets,
+            self.shape.rows,
+            plan.dim,
+            stack.hidden,
+            stack.epsilon,
+        )
+        constants = {
+            "ACTIVATION": list(ACTIVATIONS).index(stack.activation),
+            "GATED": weight.gated,
+            "HAS_BIAS": weight.bias is not None,
+        }
+        self.add_product(
+            feed_forward,
+            arguments,
+            self.stream | constants,
+            tiling,
+            plan.dim,
+            outputs,
+            self.shape.rows,
+        )
+
+    def score(self, head: Head, scores: ScoreBuffers) -> None:
+        stack, plan, buffers = self.stack, self.plan, self.buffers
+        tiling = plan.tiling("score", plan.dim, head.vocab)
+        arguments = (
+            self.running,
+            buffers.scaled,
+            buffers.squares,
+            head.weights,
+            plan.nothing if head.bias is None else head.bias,
+            self.inputs.scored_rows,
+            scores.logits,
+            scores.tile_best,
+            scores.tile_tokens,
+            scores.tile_sums,
+            self.shape.scored,
+            plan.dim,
+            head.vocab,
+            float(stack.final_scale),
+            stack.epsilon,
+        )
+        self.add_product(
+            score,
+            arguments,
+            self.stream | {"HAS_BIAS": head.bias is not None},
+            tiling,
+            plan.dim,
+            head.vocab,
+            self.shape.scored,
+        )
+
+    def add_product(
+        self,
+        kernel: Any,
+        arguments: Sequence[Any],
+        constants: Mapping[str, Any],
+        tiling: Tiling,
+        inputs: int,
+        outputs: int,
+        rows: int,
+    ) -> None:
+        """Add a matrix product, cut as the tiling says."""
+        grid = (-(-rows // tiling.rows), -(-outputs // tiling.block_n), tiling.split)
+        cut = {
+            "ROWS": tiling.rows,
+            "BLOCK_N": tiling.block_n,
+            "BLOCK_K": tiling.block_k,
+            "WAYS": tiling.ways,
+            "STAGES": tiling.stages,
+            "EVEN": tiling.divides(inputs),
+            "SPLIT": tiling.split,
+            "RESIDENT": tiling.resident,
+            "num_warps": tiling.warps,
+        }
+        self.add(kernel, grid, arguments, {**constants, **cut, **self.flow})
+
+    def add(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        arguments: Sequence[Any],
+        constants: Mapping[str, Any],
+    ) -> None:
+        self.launched.append(Launch(kernel, grid, arguments, constants))

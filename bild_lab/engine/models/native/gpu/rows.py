@@ -1,0 +1,271 @@
+"""Triton kernels at a forward's ends: what its rows begin with, and which tokens they end in."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from bild_lab.engine.models.native.gpu.products import (
+    ROW_POSITION,
+    ROW_SLOT,
+    ROW_TOKEN,
+    TEXT_FIELDS,
+    TEXT_FRESH,
+    TEXT_TREE_START,
+    rms_factors,
+    start_next,
+    store_stream,
+    wait_for_previous,
+)
+
+
+@triton.jit(do_not_specialize=["m", "known"])
+def embed(
+    running,
+    row_table,
+    embedding,
+    masks,
+    next_norm,
+    x,
+    scaled,
+    squares,
+    m,
+    dim,
+    known,
+    scale,
+    HAS_MASKS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    RANGE: tl.constexpr,
+    MAX_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STOPPABLE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """The embeddings of the rows' tokens begin the residual stream.
+
+    Grid: (tiles of rows, tiles of columns). It waits before it lets the next kernel begin: when any
+    later kernel of this forward begins, all that ran before this one is complete. masks: the
+    embeddings of tokens from `known` on.
+    """
+    wait_for_previous(OVERLAP)
+    start_next(OVERLAP)
+    if STOPPABLE:
+        if tl.load(running, cache_modifier=".cg") == 0:
+            return
+    tile = tl.program_id(1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    real_rows = rows < m
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    present = real_rows[:, None] & (columns < dim)[None, :]
+    token = tl.load(
+        row_table + ROW_TOKEN * MAX_ROWS + rows, mask=real_rows, other=0, cache_modifier=".cg"
+    )
+    is_word = token < known
+    at = tl.where(is_word, token, 0)[:, None] * dim + columns[None, :]
+    element: tl.constexpr = embedding.dtype.element_ty
+    word = tl.load(embedding + at, mask=present & is_word[:, None], other=0.0).to(tl.float32)
+    values = (word * scale).to(element).to(tl.float32)
+    if HAS_MASKS:
+        at = tl.where(is_word, 0, token - known)[:, None] * dim + columns[None, :]
+        mask = tl.load(masks + at, mask=present & (token >= known)[:, None], other=0.0)
+        values += mask.to(tl.float32)
+    store_stream(
+        values, next_norm, x, scaled, squares, rows, real_rows, tile, dim, GROUPS, BLOCK_N, RANGE
+    )
+
+
+@triton.jit(do_not_specialize=["m"])
+def resume(
+    running,
+    states,
+    next_norm,
+    x,
+    scaled,
+    squares,
+    m,
+    dim,
+    GROUPS: tl.constexpr,
+    RANGE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STOPPABLE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Given states begin the residual stream. Grid and waiting: as `embed`."""
+    wait_for_previous(OVERLAP)
+    start_next(OVERLAP)
+    if STOPPABLE:
+        if tl.load(running, cache_modifier=".cg") == 0:
+            return
+    tile = tl.program_id(1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    real_rows = rows < m
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    present = real_rows[:, None] & (columns < dim)[None, :]
+    at = states + rows[:, None] * dim + columns[None, :]
+    values = tl.load(at, mask=present, other=0.0, cache_modifier=".cg")
+    store_stream(
+        values, next_norm, x, scaled, squares, rows, real_rows, tile, dim, GROUPS, BLOCK_N, RANGE
+    )
+
+
+@triton.jit(do_not_specialize=["m"])
+def add_normed(
+    running,
+    block,
+    block_squares,
+    block_norm,
+    next_norm,
+    x,
+    scaled,
+    squares,
+    m,
+    dim,
+    epsilon,
+    GROUPS: tl.constexpr,
+    RANGE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STOPPABLE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Add a block's result, normed, to the residual stream (Gemma 3). Grid: as `embed`."""
+    start_next(OVERLAP)
+    if STOPPABLE:
+        if tl.load(running, cache_modifier=".cg") == 0:
+            return
+    tile = tl.program_id(1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    real_rows = rows < m
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    present = real_rows[:, None] & (columns < dim)[None, :]
+    weight = tl.load(block_norm + columns, mask=columns < dim, other=0.0).to(tl.float32)
+    wait_for_previous(OVERLAP)
+    factors = rms_factors(block_squares, rows, real_rows, dim, epsilon, GROUPS, 1)
+    at = rows[:, None] * dim + columns[None, :]
+    before = tl.load(x + at, mask=present, other=0.0, cache_modifier=".cg")
+    added = tl.load(block + at, mask=present, other=0.0, cache_modifier=".cg")
+    values = before + added * factors[:, None] * weight[None, :]
+    store_stream(
+        values, next_norm, x, scaled, squares, rows, real_rows, tile, dim, GROUPS, BLOCK_N, RANGE
+    )
+
+
+@triton.jit(do_not_specialize=["tiles", "step"])
+def choose(
+    running,
+    tile_best,
+    tile_tokens,
+    tile_sums,
+    picked,
+    head_tokens,
+    chain_table,
+    thresholds,
+    end_tokens,
+    drafted,
+    confidences,
+    row_table,
+    text_table,
+    tree_positions,
+    tiles,
+    step,
+    ADVANCES: tl.constexpr,
+    PICKED: tl.constexpr,
+    NARROW: tl.constexpr,
+    TILES: tl.constexpr,
+    END_TOKENS: tl.constexpr,
+    MAX_ROWS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Draft a token of each text's chain, and end the chain by the rule of `ChainProgress`.
+
+    Grid: (texts). The token is the most likely, of equal ones the first, or, if PICKED, the one in
+    `picked`. The next forward's row of the text gets it, one slot further if ADVANCES. `running`
+    counts the chains that go on.
+
+    head_tokens: of each of the head's outputs, if NARROW, its token. chain_table: [2, MAX_ROWS], of
+    each chain how many steps remain, 0 after its end, and whether it has a threshold. thresholds:
+    on the largest probability. end_tokens: [MAX_ROWS, END_TOKENS], of each chain, padded with −1.
+    drafted, confidences: [steps, MAX_ROWS].
+    """
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
+    text = tl.program_id(0)
+    remaining = tl.load(chain_table + text, cache_modifier=".cg")
+    if remaining <= 0:
+        return
+    # 1. the largest score, its token, and its probability
+    at = tl.arange(0, TILES)
+    best = tl.full((TILES,), float("-inf"), tl.float32)
+    token_at = tl.zeros((TILES,), tl.int32)
+    for first_tile in range(0, tiles, TILES):
+        present = first_tile + at < tiles
+        place = text * tiles + first_tile + at
+        value = tl.load(tile_best + place, mask=present, other=float("-inf"), cache_modifier=".cg")
+        token = tl.load(tile_tokens + place, mask=present, other=0, cache_modifier=".cg")
+        token_at = tl.where(value > best, token, token_at)
+        best = tl.maximum(value, best)
+    highest = tl.max(best, 0)
+    total = tl.zeros((TILES,), tl.float32)
+    for first_tile in range(0, tiles, TILES):
+        present = first_tile + at < tiles
+        place = text * tiles + first_tile + at
+        value = tl.load(tile_best + place, mask=present, other=float("-inf"), cache_modifier=".cg")
+        beside = tl.load(tile_sums + place, mask=present, other=0.0, cache_modifier=".cg")
+        total += beside * tl.exp(value - highest)
+    confidence = 1.0 / tl.sum(total, 0)
+    if PICKED:
+        chosen = tl.load(picked + text, cache_modifier=".cg")
+    else:
+        chosen = tl.min(tl.where(best == highest, token_at, 2147483647), 0).to(tl.int64)
+        if NARROW:
+            chosen = tl.load(head_tokens + chosen)
+    tl.store(confidences + step * MAX_ROWS + text, confidence)
+    tl.store(drafted + step * MAX_ROWS + text, chosen)
+    # 2. whether the chain goes on
+    has_threshold = tl.load(chain_table + MAX_ROWS + text, cache_modifier=".cg") != 0
+    threshold = tl.load(thresholds + text, cache_modifier=".cg")
+    falls_back = has_threshold & (confidence.to(tl.float64) < threshold)
+    end_at = tl.arange(0, END_TOKENS)
+    end_token = tl.load(end_tokens + text * END_TOKENS + end_at, cache_modifier=".cg")
+    ends = tl.sum((end_token == chosen).to(tl.int32), 0) > 0
+    goes_on = (remaining > 1) & (falls_back == 0) & (ends == 0)
+    tl.store(chain_table + text, tl.where(goes_on, remaining - 1, 0))
+    if goes_on:
+        # 3. the next forward's row of this text
+        tl.store(row_table + ROW_TOKEN * MAX_ROWS + text, chosen)
+        if ADVANCES:
+            fields = text_table + text * TEXT_FIELDS
+            slot = tl.load(row_table + ROW_SLOT * MAX_ROWS + text, cache_modifier=".cg") + 1
+            position = tl.load(row_table + ROW_POSITION * MAX_ROWS + text, cache_modifier=".cg") + 1
+            tl.store(row_table + ROW_SLOT * MAX_ROWS + text, slot)
+            tl.store(row_table + ROW_POSITION * MAX_ROWS + text, position)
+            tl.store(fields + TEXT_FRESH, slot)
+            tl.store(fields + TEXT_TREE_START, slot)
+            tl.store(tree_positions + text, position)
+    else:
+        tl.atomic_add(running, -1, sem="acq_rel")
+
+
+@triton.jit
+def trace_ancestors(parents, ancestors, tree_positions, first, root_position, WORDS: tl.constexpr):
+    """Of each row of a tree, a bit for each row on its branch, in words of 64, and its position.
+
+    Grid: (rows of the tree). parents: as in `Tree`. ancestors: of the rows from `first` on alone,
+    those before it ran earlier.
+    """
+    row = tl.program_id(0)
+    word_at = tl.arange(0, WORDS)
+    words = tl.zeros((WORDS,), tl.int64)
+    one = tl.full((WORDS,), 1, tl.int64)
+    node = row.to(tl.int64)
+    depth = 0
+    while node >= 0:
+        bit = one << (node % 64)
+        words = words | tl.where(word_at == node // 64, bit, 0)
+        node = tl.load(parents + node)
+        depth += 1
+    tl.store(tree_positions + row, (root_position + depth - 1).to(tl.int64))
+    if row >= first:
+        tl.store(ancestors + (row - first) * WORDS + word_at, words)

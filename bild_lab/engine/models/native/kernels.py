@@ -1,0 +1,62 @@
+"""Which kernels run a decoder: C++ on a CPU, Triton on a GPU."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from transformers import PreTrainedConfig
+
+from bild_lab.engine.models.native import cpu
+from bild_lab.engine.models.native.packed_pass import KernelDecoder
+from bild_lab.engine.models.native.stack import Stack
+
+GPU_PRECISIONS = (torch.bfloat16, torch.float16)
+LEAST_CAPABILITY = (8, 0)  # the first whose matrix units take bfloat16
+COLUMNS = 16  # of the residual stream, which the Triton kernels sum together
+
+
+def why_no_kernels(
+    device: torch.device, dtype: torch.dtype, config: PreTrainedConfig | None = None
+) -> str | None:
+    """Why the kernels cannot run here in this precision, or None if they can.
+
+    Those of a CPU are compiled if need be. config: of the model, which the kernels of a GPU must
+    fit; None: of any.
+    """
+    if device.type != "cuda":
+        return cpu.why_no_kernels(device, dtype)
+    if dtype not in GPU_PRECISIONS:
+        return f"on a GPU they run bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
+    if find_spec("triton") is None:
+        return "Triton is not installed; pip install triton"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < LEAST_CAPABILITY:
+        return f"they need compute capability 8.0, and this GPU has {capability[0]}.{capability[1]}"
+    return None if config is None else why_unfit_for_gpu(config)
+
+
+def why_unfit_for_gpu(config: PreTrainedConfig) -> str | None:
+    """Why the kernels of a GPU cannot run a model of these sizes, or None if they can."""
+    if config.is_encoder_decoder:
+        dim, head_dim, normed_heads = config.d_model, config.d_kv, False
+    else:
+        dim = config.hidden_size
+        head_dim = getattr(config, "head_dim", None) or dim // config.num_attention_heads
+        normed_heads = config.model_type in ("qwen3", "gemma3_text")
+    if dim % COLUMNS:
+        return f"its width, {dim}, is no multiple of {COLUMNS}"
+    if head_dim % 2:
+        return f"the width of its heads, {head_dim}, is odd"
+    if normed_heads and (head_dim < COLUMNS or head_dim & (head_dim - 1)):
+        return f"the width of its normed heads, {head_dim}, is no power of two from {COLUMNS} on"
+    return None
+
+
+def kernel_decoder(stack: Stack, bits: int | None, triton: bool) -> KernelDecoder:
+    """The stack as kernels run it. bits: of its weights, on a CPU. triton: by Triton."""
+    if not triton:
+        return cpu.PackedDecoder(stack, bits)
+    from bild_lab.engine.models.native.gpu import TritonDecoder  # Triton is not everywhere
+
+    return TritonDecoder(stack)
