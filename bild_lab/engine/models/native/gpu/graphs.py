@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from bild_lab.engine.models.native.gpu.plan import Launch
 
 MAX_GRAPHS = 96
 
@@ -46,23 +49,41 @@ class GraphCache:
 
         if not self._captures:
             return run_all
-        compile_kernels(launches)
+        for launch in launches:
+            prepare(launch)
+        # as `torch.cuda.graph` does, which also collects garbage and waits for the device
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.graph(graph, stream=stream):
-            run_all()
+        with torch.cuda.stream(stream):
+            graph.capture_begin()
+            try:
+                run_all()
+            finally:
+                graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
-
-        def replay() -> None:
-            graph.replay()
-
-        replay.launches = launches  # a graph has addresses alone
-        return replay
+        return Replay(graph, launches)
 
 
-def compile_kernels(launches: Sequence[Callable[[], Any]]) -> None:
-    """Compile what these launches need, and run nothing: a capture must not compile."""
-    for launch in launches:
-        if hasattr(launch, "kernel"):
-            launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.constants)
+@dataclass(frozen=True)
+class Replay:
+    """Replays a graph. launches: with the memory whose addresses the graph has."""
+
+    graph: torch.cuda.CUDAGraph
+    launches: Sequence[Callable[[], Any]]
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def prepare(launch: Callable[[], Any]) -> None:
+    """Load what a launch needs, as a capture can neither compile nor load.
+
+    A kernel of ours is compiled and not run, as it may count steps. PyTorch's operators only fill
+    buffers, so they run.
+    """
+    if not isinstance(launch, Launch):
+        launch()
+        return
+    compiled = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.constants)
+    _ = compiled.run  # loads the kernel onto the GPU

@@ -248,7 +248,7 @@ def choose(
         tl.atomic_add(running, -1, sem="acq_rel")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "root_position"])
 def trace_ancestors(parents, ancestors, tree_positions, first, root_position, WORDS: tl.constexpr):
     """Of each row of a tree, a bit for each row on its branch, in words of 64, and its position.
 

@@ -1,0 +1,54 @@
+"""The Triton kernels, compiled for GPUs that are not here: they spill no registers, fit the chip's
+shared memory, and use the instructions that they are written for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.triton_interpreter import needs_triton
+
+ROOT = Path(__file__).resolve().parents[3]
+# of one program, by compute capability
+SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+def test_kernels_compile_without_spills(capability: int) -> None:
+    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.triton_compiler", str(capability)],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {kernel["kernel"] for kernel in kernels} == {
+        "embed",
+        "project",
+        "attend",
+        "residual",
+        "add_normed",
+        "feed_forward",
+        "score",
+    }
+    assert [kernel for kernel in kernels if kernel["stack"]] == []
+    assert [kernel for kernel in kernels if kernel["shared"] > SHARED_BYTES[capability]] == []
+    # what streams is copied past the first cache, 16 bytes at a time
+    assert [kernel for kernel in kernels if kernel["narrow_copies"]] == []
+    streaming = [kernel for kernel in kernels if kernel["WAYS"] and not kernel["RESIDENT"]]
+    assert streaming
+    assert all(kernel["wide_copies"] for kernel in streaming)
+    if capability >= 90:
+        assert all(kernel["waits"] for kernel in kernels)
+        assert all(kernel["wgmma"] for kernel in streaming if kernel["WAYS"] == 1)

@@ -1,0 +1,182 @@
+"""Compile the Triton kernels at published sizes for a GPU that is not here:
+
+python -m tests.triton_compiler CAPABILITY [NAME …], such as 90 qwen2.5-1.5b
+
+It prints one line of JSON for each kernel: registers, bytes of stack and of shared memory, and how
+often some instructions occur.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import MockTensor
+
+from bild_lab.engine.models.native.gpu.plan import (
+    ForwardPlan,
+    Head,
+    Launch,
+    PassShape,
+    ScoreBuffers,
+)
+from bild_lab.engine.models.native.stack import Layer, Stack, Weight
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a published model."""
+
+    dim: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    vocab: int
+    activation: str = "silu"
+    gated: bool = True
+    biased: bool = False
+    normed_heads: bool = False
+    normed_blocks: bool = False
+    encoder_decoder: bool = False
+    window: int = 0
+
+
+SIZES = {
+    "t5-large": Sizes(1024, 16, 16, 64, 4096, 32128, "relu", gated=False, encoder_decoder=True),
+    "t5-v1.1-large": Sizes(1024, 16, 16, 64, 2816, 32128, "gelu_tanh", encoder_decoder=True),
+    "qwen2.5-1.5b": Sizes(1536, 12, 2, 128, 8960, 151936, biased=True),
+    "qwen2.5-0.5b": Sizes(896, 14, 2, 64, 4864, 151936, biased=True),
+    "qwen3-0.6b": Sizes(1024, 16, 8, 128, 3072, 151936, normed_heads=True),
+    "gemma3-270m": Sizes(
+        640, 4, 1, 256, 2048, 262144, "gelu_tanh", normed_heads=True, normed_blocks=True, window=512
+    ),
+    "mistral-7b": Sizes(4096, 32, 8, 128, 14336, 32000, window=4096),
+}
+
+
+class NoDevice:
+    """Enough of a driver to compile for a GPU that this process does not have."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def shapes_alone(sizes: Sizes, dtype: torch.dtype = torch.bfloat16) -> Stack:
+    """One layer of these sizes, without numbers."""
+
+    def vector(size: int, precision: torch.dtype = dtype) -> Tensor:
+        return torch.empty(size, dtype=precision, device="meta")
+
+    def weight(outputs: int, inputs: int, **fields: Any) -> Weight:
+        return Weight(torch.empty(outputs, inputs, dtype=dtype, device="meta"), **fields)
+
+    dim, width = sizes.dim, sizes.heads * sizes.head_dim
+    outputs = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
+    block_norm = vector(dim, torch.float32) if sizes.normed_blocks else None
+    heads = sizes.heads + sizes.kv_heads
+    layer = Layer(
+        norm=vector(dim),
+        qkv=weight(outputs, dim, bias=vector(outputs) if sizes.biased else None),
+        out=weight(dim, width),
+        feed_norm=vector(dim),
+        inner=weight(sizes.hidden * (1 + sizes.gated), dim, gated=sizes.gated),
+        outer=weight(dim, sizes.hidden),
+        head_norm=vector(heads * sizes.head_dim).view(heads, -1) if sizes.normed_heads else None,
+        out_norm=block_norm,
+        feed_out_norm=block_norm,
+        cross_norm=vector(dim) if sizes.encoder_decoder else None,
+        cross_query=weight(width, dim) if sizes.encoder_decoder else None,
+        cross_out=weight(dim, width) if sizes.encoder_decoder else None,
+        window=sizes.window,
+    )
+    embedding = weight(sizes.vocab, dim).matrix
+    return Stack(
+        layers=[layer],
+        embedding=embedding,
+        read_head=lambda: embedding,
+        final_norm=vector(dim),
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        hidden=sizes.hidden,
+        activation=sizes.activation,
+        epsilon=1e-6,
+        distance_bias=vector(sizes.heads * 129).view(-1, 129) if sizes.encoder_decoder else None,
+    )
+
+
+def launches_of(sizes: Sizes, capability: int) -> list[Launch]:
+    """The kernels of a forward of eight rows, that nothing stops and that the end of a chain does."""
+    plan = ForwardPlan(shapes_alone(sizes), (capability // 10, capability % 10))
+    head = Head(plan.stack.head)
+    scores = ScoreBuffers.for_head(head, plan)
+    shape = PassShape(rows=8, scored=8, tiles=8, chunks=8, source_chunks=1, layers=(0,))
+    launches = plan.launches(shape, head, scores)
+    return launches + plan.launches(replace(shape, stoppable=True), head, scores)
+
+
+def resources(launch: Launch) -> dict[str, Any]:
+    """What a compiled kernel takes, and some of its instructions."""
+    arguments = [
+        MockTensor(argument.dtype) if isinstance(argument, Tensor) else argument
+        for argument in launch.arguments
+    ]
+    compiled = launch.kernel.warmup(*arguments, grid=launch.grid, **launch.constants)
+    ptx = compiled.asm["ptx"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(compiled.asm["cubin"])
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        usage = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+    return {
+        "kernel": launch.kernel.__name__,
+        "registers": int(registers),
+        "stack": int(stack),
+        "shared": compiled.metadata.shared,
+        "wgmma": ptx.count("wgmma.mma_async"),
+        "mma": ptx.count("mma.sync"),
+        "wide_copies": ptx.count("cp.async.cg"),
+        "narrow_copies": ptx.count("cp.async.ca"),
+        "waits": ptx.count("griddepcontrol.wait"),
+        **{name: launch.constants.get(name) for name in ("WAYS", "RESIDENT", "STOPPABLE")},
+    }
+
+
+def main(capability: int, names: list[str]) -> None:
+    driver.set_active(NoDevice(capability))
+    seen = set()
+    for name in names or SIZES:
+        for launch in launches_of(SIZES[name], capability):
+            found = {"model": name, **resources(launch)}
+            if (key := str(found)) not in seen:
+                seen.add(key)
+                print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])
