@@ -26,10 +26,8 @@ from triton.runtime.jit import MockTensor
 
 from bild_lab.engine.models.native.gpu.plan import (
     ForwardPlan,
-    Head,
     Launch,
     PassShape,
-    ScoreBuffers,
 )
 from bild_lab.engine.models.native.stack import Layer, Stack, Weight
 
@@ -132,11 +130,9 @@ def shapes_alone(sizes: Sizes, dtype: torch.dtype = torch.bfloat16) -> Stack:
 def launches_of(sizes: Sizes, capability: int) -> list[Launch]:
     """The kernels of a forward of eight rows, that nothing stops and that the end of a chain does."""
     plan = ForwardPlan(shapes_alone(sizes), (capability // 10, capability % 10))
-    head = Head(plan.stack.head)
-    scores = ScoreBuffers.for_head(head, plan)
     shape = PassShape(rows=8, scored=8, tiles=8, chunks=8, source_chunks=1, layers=(0,))
-    launches = plan.launches(shape, head, scores)
-    return launches + plan.launches(replace(shape, stoppable=True), head, scores)
+    launches = plan.launches(shape)
+    return launches + plan.launches(replace(shape, stoppable=True))
 
 
 def resources(launch: Launch) -> dict[str, Any]:

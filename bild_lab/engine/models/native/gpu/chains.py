@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bild_lab.engine.models.native.gpu.graphs import GraphCache
+from bild_lab.engine.models.native.gpu.heads import Head, ScoreBuffers
 from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, PassInputs
-from bild_lab.engine.models.native.gpu.plan import (
-    Head,
-    Launch,
-    PassShape,
-    ScoreBuffers,
-)
+from bild_lab.engine.models.native.gpu.plan import ForwardPlan, Launch, PassShape
 from bild_lab.engine.models.native.gpu.rows import choose
 from bild_lab.engine.models.native.gpu.tilings import power_of_two
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.sampling import pick
 from bild_lab.engine.session import ChainProgress, ChainResult, ChainSpec, on_device
-
-if TYPE_CHECKING:
-    from bild_lab.engine.models.native.gpu.decoder import TritonDecoder
 
 MAX_STEPS = 64
 MAX_END_TOKENS = 16
@@ -103,13 +97,11 @@ class ChainPrograms:
     says afterwards where each chain ended, from the same tokens and confidences.
     """
 
-    def __init__(self, decoder: TritonDecoder) -> None:
-        self._decoder = decoder
-        device = decoder.plan.device
-        self._inputs = PassInputs(
-            decoder.stack.heads // decoder.stack.kv_heads, device
-        )  # of the forwards after the first
-        self._tables = ChainTables(device)
+    def __init__(self, plan: ForwardPlan, graphs: GraphCache) -> None:
+        self._plan, self._graphs = plan, graphs
+        # of the forwards after the first
+        self._inputs = PassInputs(plan.stack.heads // plan.stack.kv_heads, plan.device)
+        self._tables = ChainTables(plan.device)
 
     def draft(
         self,
@@ -120,7 +112,7 @@ class ChainPrograms:
         """Run the rows of each text, and a chain after them; None where they have no program."""
         if not self._has_program(tokens, chains):
             return [None] * len(texts)
-        decoder, plan, chain = self._decoder, self._decoder.plan, chains[0]
+        plan, chain = self._plan, chains[0]
         # 1. the tables of the first forward, of those after it, and of the chains
         texts = [text._replace(scored=1) for text in texts]
         steps = max(chain.steps for chain in chains)
@@ -134,7 +126,7 @@ class ChainPrograms:
         self._tables.fill(chains, plan.buffers.running)
         # 2. the program
         last_rows = [row._replace(start=row.start + max(0, steps - 2)) for row in next_rows]
-        layers = range(len(decoder.stack.layers)) if chain.layers is None else chain.layers
+        layers = range(len(plan.stack.layers)) if chain.layers is None else chain.layers
         shape = PassShape(
             rows=0,
             scored=0,
@@ -146,15 +138,15 @@ class ChainPrograms:
             vocabulary=chain.vocabulary,
         )
         program = ChainShape(
-            first=decoder.sized(shape, texts, tiles),
-            step=decoder.sized(replace(shape, stoppable=True), last_rows, step_tiles),
+            first=plan.sized(shape, texts, tiles),
+            step=plan.sized(replace(shape, stoppable=True), last_rows, step_tiles),
             texts=len(texts),
             steps=power_of_two(steps),
             temperature=chain.temperature,
             keeps_probs=chain.keeps_probs,
             keeps_states=chain.layers is not None,
         )
-        decoder.graphs.run(program, lambda: self._launches(program))
+        self._graphs.run(program, lambda: self._launches(program))
         # 3. what was drafted
         return self._results(program, texts, chains)
 
@@ -173,13 +165,13 @@ class ChainPrograms:
 
     def _launches(self, program: ChainShape) -> list[Callable[[], Any]]:
         """All forwards of a program, each with the choice of its tokens."""
-        decoder, plan = self._decoder, self._decoder.plan
-        head = decoder.head_of(program.step.vocabulary)
-        scores = decoder.scores_of(head)
-        launches = plan.launches(program.first, head, scores)
+        plan = self._plan
+        head = plan.heads.of(program.step.vocabulary)
+        scores = plan.scores_of(head)
+        launches = plan.launches(program.first)
         launches += self._choice(program, 0, head, scores)
         for step in range(1, program.steps):
-            launches += plan.launches(program.step, head, scores, inputs=self._inputs)
+            launches += plan.launches(program.step, inputs=self._inputs)
             launches += self._choice(program, step, head, scores)
         return launches
 
@@ -187,7 +179,7 @@ class ChainPrograms:
         self, program: ChainShape, step: int, head: Head, scores: ScoreBuffers
     ) -> list[Callable[[], Any]]:
         """Choose the tokens of one step, and keep what the results need of it."""
-        tables, plan, texts = self._tables, self._decoder.plan, program.texts
+        tables, plan, texts = self._tables, self._plan, program.texts
         logits = scores.logits[:texts]
         launches: list[Callable[[], Any]] = []
         if program.keeps_states:
@@ -201,26 +193,22 @@ class ChainPrograms:
         if program.temperature > 0:
             probs = self._kept(tables.probs, program, head)[step]
             temperature, uniforms = program.temperature, tables.uniforms[step, :texts]
-            tokens = None if program.step.vocabulary is None else program.step.vocabulary.tokens
-            narrow = tokens is not None and head.vocab == len(tokens)
 
             def draw() -> None:
                 probs.copy_((logits / temperature).softmax(-1))
                 chosen = pick(probs, uniforms)
-                tables.picked[:texts] = tokens[chosen] if narrow else chosen
+                tables.picked[:texts] = chosen if head.tokens is None else head.tokens[chosen]
 
             launches.append(draw)
         launches.append(self._choose(program, step, head, scores))
         return launches
 
     def _choose(self, program: ChainShape, step: int, head: Head, scores: ScoreBuffers) -> Launch:
-        tables, plan = self._tables, self._decoder.plan
-        vocabulary = program.step.vocabulary
-        narrow = vocabulary is not None and head.vocab == len(vocabulary)
+        tables, plan = self._tables, self._plan
         constants = {
             "ADVANCES": step > 0,
             "PICKED": program.temperature > 0,
-            "NARROW": narrow,
+            "NARROW": head.tokens is not None,
             "TILES": min(4096, max(16, power_of_two(scores.tiles))),
             "MAX_ROWS": MAX_ROWS,
             "END_TOKENS": MAX_END_TOKENS,
@@ -234,7 +222,7 @@ class ChainPrograms:
             scores.tile_tokens,
             scores.tile_sums,
             tables.picked,
-            vocabulary.tokens.to(plan.device) if narrow else tables.picked,
+            tables.picked if head.tokens is None else head.tokens,
             tables.chains,
             tables.thresholds,
             tables.end_tokens,
@@ -297,7 +285,7 @@ class ChainPrograms:
 
     def _states(self, program: ChainShape) -> Float[Tensor, "rows dim"]:
         """Where the rows' states are kept: of the first forward, then of each step."""
-        tables, plan = self._tables, self._decoder.plan
+        tables, plan = self._tables, self._plan
         if tables.states is None:
             rows = MAX_ROWS + MAX_STEPS * MAX_ROWS
             tables.states = torch.zeros(rows, plan.dim, device=plan.device)
@@ -314,10 +302,10 @@ class ChainPrograms:
         """The distributions of a chain's drafted tokens, if they are kept."""
         if not kept:
             return None
-        vocabulary = program.step.vocabulary
-        head = self._decoder.head_of(vocabulary)
+        heads = self._plan.heads
+        head = heads.of(program.step.vocabulary)
         probs = self._kept(store, program, head)[:count, index]
-        return self._decoder.widened(probs, vocabulary, 0.0)
+        return heads.widened(probs, head, 0.0)
 
     def _chain_states(
         self, program: ChainShape, index: int, text: SequenceSlice, first_row: int, forwards: int

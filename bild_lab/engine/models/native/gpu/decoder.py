@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Int
@@ -15,19 +14,12 @@ from bild_lab.engine.models.native.gpu.chains import ChainPrograms
 from bild_lab.engine.models.native.gpu.graphs import GraphCache
 from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE
 from bild_lab.engine.models.native.gpu.plan import (
-    CHUNK,
     ForwardPlan,
-    Head,
     PassShape,
-    ScoreBuffers,
 )
-from bild_lab.engine.models.native.gpu.tilings import power_of_two
 from bild_lab.engine.models.native.packed_pass import PackedScores, SequenceSlice
-from bild_lab.engine.models.native.stack import Stack, numbers_of
+from bild_lab.engine.models.native.stack import Stack
 from bild_lab.engine.session import NOTHING, ChainResult, ChainSpec, GrownTree, Skipped, TreeSpec
-
-# other numbers of rows are padded up to the next of these: few graphs serve all
-ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
 
 class TritonDecoder:
@@ -47,10 +39,8 @@ class TritonDecoder:
             stack, torch.cuda.get_device_capability(device) if on_gpu else (0, 0)
         )
         self.graphs = GraphCache(stack.embedding.device)
-        self._head = Head(numbers_of(stack.head, stack.embedding.dtype).contiguous())
-        self._scores: dict[int, ScoreBuffers] = {}
         self._masks: Tensor | None = None
-        self._chains = ChainPrograms(self)
+        self._chains = ChainPrograms(self.plan, self.graphs)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -58,13 +48,9 @@ class TritonDecoder:
         return self.plan.dtype
 
     @property
-    def vocab(self) -> int:
-        return self._head.vocab
-
-    @property
     def positions(self) -> float:
         """How many positions the kernels can place."""
-        return self.plan.cos.shape[1] if self.plan.rotary else float("inf")
+        return self.plan.positions
 
     def rotate_by(
         self, cos: Float[Tensor, "kinds n head_dim"], sin: Float[Tensor, "kinds n head_dim"]
@@ -78,7 +64,7 @@ class TritonDecoder:
         for layer in self.stack.layers:
             for weight in (layer.qkv, layer.out, layer.inner, layer.outer):
                 weight.matrix.view(torch.int16).sum()
-        self._head.weights.view(torch.int16).sum()
+        self.plan.heads.of(None).weights.view(torch.int16).sum()
 
     def run(
         self,
@@ -149,51 +135,6 @@ class TritonDecoder:
         """None: a tree grows by one forward after another."""
         return [None] * len(texts)
 
-    def head_of(self, vocabulary: DraftVocabulary | None) -> Head:
-        """The head of these tokens; None: the whole head."""
-        bias = self.stack.head_bias
-        if vocabulary is None:
-            return Head(self._head.weights, bias)
-        return vocabulary.cached_for(self, lambda: self._narrow_head(vocabulary))
-
-    def _narrow_head(self, vocabulary: DraftVocabulary) -> Head:
-        last_token = int(vocabulary.tokens[-1])
-        if last_token >= min(self.vocab, self.plan.known):
-            raise IndexError(f"a draft vocabulary names token {last_token} of {self.plan.known}")
-        weights = self._head.weights
-        tokens = vocabulary.tokens.to(weights.device)
-        if vocabulary.covers_most_of(self.vocab):
-            # the whole head, without the other tokens' scores
-            zeros = torch.zeros(1, len(vocabulary))
-            bias = vocabulary.widened(zeros, self.vocab, float("-inf"))[0]
-            return Head(weights, bias.to(weights.device))
-        return Head(weights[tokens].contiguous())
-
-    def scores_of(self, head: Head) -> ScoreBuffers:
-        """Where the scores of this head go."""
-        if head.vocab not in self._scores:
-            self._scores[head.vocab] = ScoreBuffers.for_head(head, self.plan)
-        return self._scores[head.vocab]
-
-    def sized(self, shape: PassShape, texts: Sequence[SequenceSlice], tiles: int) -> PassShape:
-        """A shape with room for these texts' rows.
-
-        Raises IndexError for a row that its cache, or the rotations, cannot hold.
-        """
-        rows = sum(text.count for text in texts)
-        stop = max(text.start + text.count for text in texts)
-        for text in texts:
-            require_room(text, self.positions)
-        sources = [text.memory[0].shape[2] for text in texts if text.memory is not None]
-        return replace(
-            shape,
-            rows=padded(rows),
-            scored=padded(sum(text.scored for text in texts)),
-            tiles=power_of_two(tiles),
-            chunks=power_of_two(-(-stop // CHUNK)),
-            source_chunks=power_of_two(-(-max(sources, default=1) // CHUNK)),
-        )
-
     def _forward(
         self,
         shape: PassShape,
@@ -210,29 +151,18 @@ class TritonDecoder:
         inputs.tokens[:rows].copy_(tokens)
         if states is not None:
             plan.buffers.states[:rows].copy_(states)
-        shape = self.sized(shape, texts, tiles)
-        head = self.head_of(shape.vocabulary)
-        scores = self.scores_of(head)
-        self.graphs.run(shape, lambda: plan.launches(shape, head, scores, self._masks))
+        shape = plan.sized(shape, texts, tiles)
+        self.graphs.run(shape, lambda: plan.launches(shape, self._masks))
         logits = head_input = hidden = None
         if scored:
-            logits = self.widened(scores.logits[:scored], shape.vocabulary)
+            head = plan.heads.of(shape.vocabulary)
+            scores = plan.scores_of(head).logits[:scored]
+            logits = plan.heads.widened(scores, head, float("-inf"))
             if reads:
                 head_input = self._head_input(texts)
         if shape.hidden:
             hidden = plan.buffers.hidden[len(shape.layers)][:, :rows].clone()
         return PackedScores(logits, head_input, hidden)
-
-    def widened(
-        self,
-        logits: Float[Tensor, "n part"],
-        vocabulary: DraftVocabulary | None,
-        default: float = float("-inf"),
-    ) -> Float[Tensor, "n vocab"]:
-        """A copy of these scores, as wide as the whole vocabulary."""
-        if vocabulary is None or logits.shape[1] == self.vocab:
-            return logits.clone()
-        return vocabulary.widened(logits, self.vocab, default)
 
     def _head_input(self, texts: Sequence[SequenceSlice]) -> Float[Tensor, "scored dim"]:
         """The last rows of the stream after the final norm."""
@@ -282,20 +212,6 @@ def cut_slice(text: SequenceSlice, count: int) -> tuple[SequenceSlice, SequenceS
     first = text._replace(count=count, scored=max(0, text.scored - after), parents=parents)
     second = text._replace(count=after, start=text.start + count, scored=min(text.scored, after))
     return first, second
-
-
-def require_room(text: SequenceSlice, positions: float) -> None:
-    """Raise IndexError if a cache has no slot for these rows, or the rotations no position."""
-    stop = text.start + text.count
-    if stop > text.cache.capacity:
-        raise IndexError(f"slot {stop - 1} lies behind a cache of {text.cache.capacity} slots")
-    if stop - text.reserved > positions:
-        raise IndexError(f"position {stop - text.reserved - 1} lies behind {positions} rotations")
-
-
-def padded(count: int) -> int:
-    """The padded number of rows of a forward."""
-    return next((rows for rows in ROW_COUNTS if rows >= count), count) if count else 0
 
 
 def joined_tensors(tensors: Sequence[Tensor | None], axis: int) -> Tensor | None:

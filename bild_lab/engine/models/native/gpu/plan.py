@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.native.gpu.attention import LANES, attend
+from bild_lab.engine.models.native.gpu.heads import Head, Heads, ScoreBuffers
 from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, WORDS, PassInputs
 from bild_lab.engine.models.native.gpu.products import (
     SQUARES_COLUMNS,
@@ -23,6 +24,7 @@ from bild_lab.engine.models.native.gpu.products import (
 )
 from bild_lab.engine.models.native.gpu.rows import add_normed, embed, resume
 from bild_lab.engine.models.native.gpu.tilings import Tiling, power_of_two, tiling_of
+from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.models.native.stack import ACTIVATIONS, Layer, Stack, Weight
 from bild_lab.engine.session import NOTHING, Skipped
 
@@ -30,6 +32,8 @@ LOG2_E = math.log2(math.e)
 CHUNK = 64  # slots of a program of attention
 STREAM_BLOCK = 64  # columns of a program of `embed`, `resume` and `add_normed`
 STREAM_ROWS = 8
+# numbers of rows; others are padded up to the next of these, so that few graphs serve all
+ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 HALF_RANGE = 16.0  # what the scaled stream is divided by in float16, whose largest number is 65,504
 
 
@@ -72,18 +76,6 @@ class Launch:
         self.kernel[self.grid](*self.arguments, **self.constants)
 
 
-@dataclass(frozen=True)
-class Head:
-    """The matrix to the vocabulary, or to a part of it."""
-
-    weights: Float[Tensor, "vocab dim"]
-    bias: Float[Tensor, " vocab"] | None = None
-
-    @property
-    def vocab(self) -> int:
-        return self.weights.shape[0]
-
-
 @dataclass
 class Buffers:
     """What kernels of a forward leave for those after them."""
@@ -121,6 +113,8 @@ class ForwardPlan:
         self.width = stack.heads * stack.head_dim
         self.range = HALF_RANGE if self.dtype == torch.float16 else 1.0
         self.groups = power_of_two(self.dim // int(SQUARES_COLUMNS))
+        self.heads = Heads(stack)
+        self._scores: dict[int, ScoreBuffers] = {}
         self.inputs = PassInputs(stack.heads // stack.kv_heads, self.device)
         self.buffers = self._make_buffers()
         self.nothing = torch.zeros(16, dtype=self.dtype, device=self.device)
@@ -141,6 +135,38 @@ class ForwardPlan:
     @property
     def rotary(self) -> bool:
         return self.stack.distance_bias is None
+
+    @property
+    def positions(self) -> float:
+        """How many positions the kernels can place."""
+        return self.cos.shape[1] if self.rotary else float("inf")
+
+    def scores_of(self, head: Head) -> ScoreBuffers:
+        """Where the scores of this head go."""
+        if head.vocab not in self._scores:
+            tiling = self.tiling("score", self.dim, head.vocab)
+            tiles = -(-head.vocab // tiling.block_n)
+            self._scores[head.vocab] = ScoreBuffers.of(head.vocab, tiles, self.device)
+        return self._scores[head.vocab]
+
+    def sized(self, shape: PassShape, texts: Sequence[SequenceSlice], tiles: int) -> PassShape:
+        """A shape with room for these texts' rows.
+
+        Raises IndexError for a row that its cache, or the rotations, cannot hold.
+        """
+        rows = sum(text.count for text in texts)
+        stop = max(text.start + text.count for text in texts)
+        for text in texts:
+            require_room(text, self.positions)
+        sources = [text.memory[0].shape[2] for text in texts if text.memory is not None]
+        return replace(
+            shape,
+            rows=padded(rows),
+            scored=padded(sum(text.scored for text in texts)),
+            tiles=power_of_two(tiles),
+            chunks=power_of_two(-(-stop // CHUNK)),
+            source_chunks=power_of_two(-(-max(sources, default=1) // CHUNK)),
+        )
 
     def _make_buffers(self) -> Buffers:
         stack = self.stack
@@ -172,39 +198,25 @@ class ForwardPlan:
         )
 
     def launches(
-        self,
-        shape: PassShape,
-        head: Head,
-        logits: ScoreBuffers | None,
-        masks: Tensor | None = None,
-        inputs: PassInputs | None = None,
+        self, shape: PassShape, masks: Tensor | None = None, inputs: PassInputs | None = None
     ) -> list[Callable[[], Any]]:
-        """The launches of a forward of this shape. logits: where its scores go; None: none."""
+        """The launches of a forward of this shape. inputs: its tables; None: the plan's own."""
         forward = _Forward(self, shape, masks, self.inputs if inputs is None else inputs)
-        return forward.launches(head, logits)
+        return forward.launches()
 
 
-@dataclass
-class ScoreBuffers:
-    """Where the head's scores go, for one width of the vocabulary."""
+def require_room(text: SequenceSlice, positions: float) -> None:
+    """Raise IndexError if a cache has no slot for these rows, or the rotations no position."""
+    stop = text.start + text.count
+    if stop > text.cache.capacity:
+        raise IndexError(f"slot {stop - 1} lies behind a cache of {text.cache.capacity} slots")
+    if stop - text.reserved > positions:
+        raise IndexError(f"position {stop - text.reserved - 1} lies behind {positions} rotations")
 
-    logits: Float[Tensor, "rows vocab"]
-    tile_best: Tensor
-    tile_tokens: Tensor
-    tile_sums: Tensor
-    tiles: int
 
-    @classmethod
-    def for_head(cls, head: Head, plan: ForwardPlan) -> ScoreBuffers:
-        tiles = -(-head.vocab // plan.tiling("score", plan.dim, head.vocab).block_n)
-        device = head.weights.device
-        return cls(
-            logits=torch.zeros(MAX_ROWS, head.vocab, device=device),
-            tile_best=torch.zeros(MAX_ROWS * tiles, device=device),
-            tile_tokens=torch.zeros(MAX_ROWS * tiles, dtype=torch.int32, device=device),
-            tile_sums=torch.zeros(MAX_ROWS * tiles, device=device),
-            tiles=tiles,
-        )
+def padded(count: int) -> int:
+    """The padded number of rows of a forward."""
+    return next((rows for rows in ROW_COUNTS if rows >= count), count) if count else 0
 
 
 class _Forward:
@@ -222,7 +234,7 @@ class _Forward:
             self.flow["launch_pdl"] = True
         self.stream = {"GROUPS": plan.groups, "RANGE": plan.range}
 
-    def launches(self, head: Head, logits: ScoreBuffers | None) -> list[Callable[[], Any]]:
+    def launches(self) -> list[Callable[[], Any]]:
         if self.shape.fill:
             for index in self.shape.layers:
                 layer = self.stack.layers[index]
@@ -252,8 +264,8 @@ class _Forward:
         self.begin(following)
         for (_, run_block), next_norm in zip(blocks, reversed(next_norms), strict=True):
             run_block(next_norm)
-        if logits is not None and self.shape.scored:
-            self.score(head, logits)
+        if self.shape.scored:
+            self.score()
         return self.launched
 
     # the kernels, in the order of a layer
@@ -497,8 +509,10 @@ class _Forward:
             self.shape.rows,
         )
 
-    def score(self, head: Head, scores: ScoreBuffers) -> None:
+    def score(self) -> None:
         stack, plan, buffers = self.stack, self.plan, self.buffers
+        head = plan.heads.of(self.shape.vocabulary)
+        scores = plan.scores_of(head)
         tiling = plan.tiling("score", plan.dim, head.vocab)
         arguments = (
             self.running,

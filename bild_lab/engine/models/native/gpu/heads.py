@@ -1,0 +1,91 @@
+"""The matrix to the vocabulary, or to a part of it, and where its scores go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS
+from bild_lab.engine.models.native.stack import Stack, numbers_of
+
+
+@dataclass(frozen=True)
+class Head:
+    """A matrix to the vocabulary, or to a part of it. tokens: of its outputs, if it is a part."""
+
+    weights: Float[Tensor, "outputs dim"]
+    bias: Float[Tensor, " outputs"] | None = None
+    tokens: Tensor | None = None
+
+    @property
+    def vocab(self) -> int:
+        return self.weights.shape[0]
+
+
+@dataclass
+class ScoreBuffers:
+    """Where the scores of a forward go, and what each tile says of its own."""
+
+    logits: Float[Tensor, "rows vocab"]
+    tile_best: Float[Tensor, " rows_and_tiles"]
+    tile_tokens: Tensor
+    tile_sums: Float[Tensor, " rows_and_tiles"]
+    tiles: int
+
+    @classmethod
+    def of(cls, vocab: int, tiles: int, device: torch.device) -> ScoreBuffers:
+        return cls(
+            logits=torch.zeros(MAX_ROWS, vocab, device=device),
+            tile_best=torch.zeros(MAX_ROWS * tiles, device=device),
+            tile_tokens=torch.zeros(MAX_ROWS * tiles, dtype=torch.int32, device=device),
+            tile_sums=torch.zeros(MAX_ROWS * tiles, device=device),
+            tiles=tiles,
+        )
+
+
+class Heads:
+    """The whole head of a stack, and the heads of draft vocabularies."""
+
+    def __init__(self, stack: Stack) -> None:
+        embedding = stack.embedding
+        weights = numbers_of(stack.head, embedding.dtype).contiguous()
+        self._stack, self._known = stack, embedding.shape[0]
+        self._weights = weights
+
+    @property
+    def vocab(self) -> int:
+        return self._weights.shape[0]
+
+    def of(self, vocabulary: DraftVocabulary | None) -> Head:
+        """The head of these tokens; None: the whole head."""
+        if vocabulary is None:
+            return Head(self._weights, self._stack.head_bias)
+        return vocabulary.cached_for(self, lambda: self._narrow(vocabulary))
+
+    def _narrow(self, vocabulary: DraftVocabulary) -> Head:
+        last_token = int(vocabulary.tokens[-1])
+        if last_token >= min(self.vocab, self._known):
+            raise IndexError(f"a draft vocabulary names token {last_token} of {self._known}")
+        device = self._weights.device
+        if vocabulary.covers_most_of(self.vocab):
+            # the whole head, without the other tokens' scores
+            zeros = torch.zeros(1, len(vocabulary), device=vocabulary.tokens.device)
+            bias = vocabulary.widened(zeros, self.vocab, float("-inf"))[0]
+            return Head(self._weights, bias.to(device))
+        tokens = vocabulary.tokens.to(device)
+        return Head(self._weights[tokens].contiguous(), tokens=tokens)
+
+    def widened(
+        self, values: Float[Tensor, "n outputs"], head: Head, default: float
+    ) -> Float[Tensor, "n vocab"]:
+        """A copy of numbers for each output, as wide as the whole vocabulary: `default` for all
+        other tokens.
+        """
+        if head.tokens is None:
+            return values.clone()
+        wide = values.new_full((values.shape[0], self.vocab), default)
+        return wide.index_copy_(1, head.tokens, values)
