@@ -18,11 +18,11 @@ class GraphCache:
     """Runs lists of launches, as one CUDA graph each on a GPU.
 
     All graphs share the buffers of one model, so one of them runs at a time. The least recently
-    used graph goes when there are too many.
+    used graph goes when there are too many. captures: False runs the kernels one by one.
     """
 
     def __init__(self, device: torch.device, max_graphs: int = MAX_GRAPHS) -> None:
-        self._captures = device.type == "cuda"
+        self.captures = device.type == "cuda"
         self._max_graphs = max_graphs
         self._runs: OrderedDict[Hashable, Callable[[], Any]] = OrderedDict()
         self.made = 0  # so far
@@ -38,6 +38,10 @@ class GraphCache:
                 self._runs.popitem(last=False)
         self._runs[key]()
 
+    def rerun_last(self) -> None:
+        """Run the launches of the last key again, on what lies in the tables."""
+        next(reversed(self._runs.values()))()
+
     def clear(self) -> None:
         """Forget all graphs, as memory that they read has moved."""
         self._runs.clear()
@@ -47,7 +51,7 @@ class GraphCache:
             for launch in launches:
                 launch()
 
-        if not self._captures:
+        if not self.captures:
             return run_all
         for launch in launches:
             prepare(launch)
