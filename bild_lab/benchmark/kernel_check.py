@@ -409,7 +409,9 @@ class KernelCheck:
             ROOM,
             packed=self.kernels if kernels else None,
         )
-        return CachedSession(layers, prompt)
+        session = CachedSession(layers, prompt)
+        session.prefill()  # else the prompt's rows run with the next ones
+        return session
 
 
 def decoder_of(module: PreTrainedModel) -> Decoder:

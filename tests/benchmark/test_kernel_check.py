@@ -82,7 +82,14 @@ def test_every_figure_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_check, "TIMED_ROWS", (1, 2))
     monkeypatch.setattr(kernel_check, "TIMED_START", 20)
     monkeypatch.setattr(kernel_check, "REPLAYS", 1)
-    monkeypatch.setattr(kernel_check, "median_s", lambda work, wait, runs: work() or 0.001)
+
+    def one_millisecond(
+        work: Callable[[], Any], synchronize: Callable[[], None], runs: int
+    ) -> float:
+        work()
+        return 0.001
+
+    monkeypatch.setattr(kernel_check, "median_s", one_millisecond)
     check = kernel_check.KernelCheck(TINY["llama"], CPU, torch.float16, 1.0)
     texts = [finding.text for finding in check.times()]
     assert [text.split(":")[0] for text in texts[2:]] == [

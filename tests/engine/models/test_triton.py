@@ -176,7 +176,7 @@ def test_texts_side_by_side_have_the_bits_that_each_has_alone(name: str) -> None
 @pytest.mark.parametrize("name", ["t5 v1.0", "llama", "mistral", "gemma3"])
 @torch.inference_mode()
 def test_a_branch_of_a_tree_is_a_chain_to_the_last_bit(name: str) -> None:
-    _, decoder, source = build(name, torch.float16)
+    _, decoder, source = build(name)  # float32, as rounding hides other orders of a sum
     first = source.prompt[-1]
     chain = triton_session(decoder, source, 64)
     expected = chain.extend([first, 7, 8, 20]).logits

@@ -9,16 +9,13 @@ from bild_lab.engine.models.native.gpu.products import (
     ROW_POSITION,
     ROW_TOKEN,
     TEXT_CAPACITY,
-    TEXT_COUNT,
     TEXT_FIELDS,
-    TEXT_FIRST_ROW,
     TEXT_FRESH,
     TEXT_KEYS,
     TEXT_RESERVED,
     TEXT_SOURCE,
     TEXT_SOURCE_KEYS,
     TEXT_SOURCE_VALUES,
-    TEXT_TREE_PLACE,
     TEXT_TREE_START,
     TEXT_VALUES,
     start_next,
@@ -28,7 +25,6 @@ from bild_lab.engine.models.native.gpu.products import (
 LANES = tl.constexpr(16)  # queries of a program, of one text and one head of keys
 TOGETHER = tl.constexpr(4)  # chunks whose results are loaded at once
 HIDDEN_SCORE = tl.constexpr(-1e30)  # of a slot that a query does not see
-WORD_BITS = tl.constexpr(32)  # of `ancestors`
 
 
 @triton.jit(do_not_specialize=["layer", "window"])
@@ -37,8 +33,7 @@ def attend(
     row_table,
     text_table,
     tile_table,
-    ancestors,
-    tree_positions,
+    paths,
     distance_bias,
     queries,
     mixed,
@@ -57,10 +52,11 @@ def attend(
     CHUNK: tl.constexpr,
     BIASED: tl.constexpr,
     CROSS: tl.constexpr,
+    TREE: tl.constexpr,
     WINDOWED: tl.constexpr,
     HAS_PREFIX: tl.constexpr,
     MAX_ROWS: tl.constexpr,
-    WORDS: tl.constexpr,
+    MAX_DEPTH: tl.constexpr,
     STOPPABLE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -68,16 +64,18 @@ def attend(
     its chunks.
 
     Grid: (heads of keys, tiles of queries, chunks). A program without a tile or a chunk leaves at
-    once. Chunk c is always the slots from c · CHUNK on, and chunks are merged in order, so a row's
-    bits do not depend on the grid. Old keys and values, masks and biases are read while the kernel
-    before still runs.
+    once. Old keys and values, masks and biases are read while the kernel before still runs.
 
-    tile_table: of each tile its text, and its first query among the text's, or a negative text.
-    ancestors: [rows, WORDS], int32, of each row a bit for each row of its tree that it sees, itself among
-    them. tree_positions: of the rows of all trees. distance_bias: [heads, farthest + 1], by
-    position of the query minus that of the key, times log2(e), as is `scale`. CROSS: the slots are
-    those of the source, and all are seen. HAS_PREFIX: rows of tokens from `known` on see the
-    reserved slots, and no other rows do.
+    Every row attends as the row of a chain, whose keys lie one after the other: chunk c is always
+    the keys from c · CHUNK on, and chunks are merged in order. So a row's bits depend neither on the
+    rows beside it nor on where the rows of a tree lie. TREE: a tile has the queries of one row, and
+    `paths`, [rows, MAX_DEPTH], says which row of the tree each of its ancestors is, by depth.
+
+    tile_table: of each tile its text, or −1, its first query, and the first that it lacks; query q
+    is head q % group of row q // group. distance_bias: [heads, farthest + 1], by position of the
+    query minus that of the key, times log2(e), as is `scale`. CROSS: the keys are those of the
+    source, and all are seen. HAS_PREFIX: rows of tokens from `known` on see the reserved slots, and
+    no other rows do.
     """
     start_next(OVERLAP)
     if STOPPABLE:
@@ -87,16 +85,15 @@ def attend(
     group: tl.constexpr = HEADS // KV_HEADS
     element: tl.constexpr = queries.dtype.element_ty
     # 1. the text, and the chunks that its rows may see
-    text = tl.load(tile_table + 2 * tile, cache_modifier=".cg")
+    text = tl.load(tile_table + 3 * tile, cache_modifier=".cg")
     if text < 0:
         return
-    first_query = tl.load(tile_table + 2 * tile + 1, cache_modifier=".cg").to(tl.int32)
+    first_query = tl.load(tile_table + 3 * tile + 1, cache_modifier=".cg").to(tl.int32)
+    last_query = tl.load(tile_table + 3 * tile + 2, cache_modifier=".cg").to(tl.int32)
     fields = text_table + text * TEXT_FIELDS
-    count = tl.load(fields + TEXT_COUNT, cache_modifier=".cg").to(tl.int32)
-    first_row = tl.load(fields + TEXT_FIRST_ROW, cache_modifier=".cg").to(tl.int32)
     reserved = tl.load(fields + TEXT_RESERVED, cache_modifier=".cg").to(tl.int32)
     tree_start = tl.load(fields + TEXT_TREE_START, cache_modifier=".cg").to(tl.int32)
-    tree_place = tl.load(fields + TEXT_TREE_PLACE, cache_modifier=".cg").to(tl.int32)
+    positions = row_table + ROW_POSITION * MAX_ROWS
     first_chunk = 0
     if CROSS:
         capacity = tl.load(fields + TEXT_SOURCE, cache_modifier=".cg")
@@ -109,21 +106,31 @@ def attend(
         key_address = tl.load(fields + TEXT_KEYS, cache_modifier=".cg")
         value_address = tl.load(fields + TEXT_VALUES, cache_modifier=".cg")
         fresh = tl.load(fields + TEXT_FRESH, cache_modifier=".cg").to(tl.int32)
-        end = fresh + count
+        # the last row of a tile, or the only one, sees most
+        last_position = tl.load(positions + (last_query - 1) // group, cache_modifier=".cg")
+        end = last_position.to(tl.int32) + reserved + 1
         if WINDOWED and not HAS_PREFIX:
-            first_chunk = tl.maximum(tree_start + 1 - window, 0) // CHUNK
+            first_position = tl.load(positions + first_query // group, cache_modifier=".cg")
+            first_chunk = tl.maximum(first_position.to(tl.int32) + 1 - window, 0) // CHUNK
     chunks = tl.cdiv(end, CHUNK) - first_chunk
     if part >= chunks:
         return
-    # 2. its queries, and the slots of its chunk
+    # 2. its queries, its keys, and the slots where these lie
     lane = tl.arange(0, LANES)
     query = first_query + lane
-    real = query < count * group
-    row = first_row + query // group
+    real = query < last_query
+    row = query // group
     query_head = head * group + query % group
     column = tl.arange(0, HEAD_BLOCK)
     real_columns = column < HEAD_DIM
-    slot = (first_chunk + part) * CHUNK + tl.arange(0, CHUNK)
+    key_number = (first_chunk + part) * CHUNK + tl.arange(0, CHUNK)
+    slot = key_number
+    if TREE and not CROSS:
+        depth = key_number - tree_start
+        below = (depth >= 0) & (key_number < end)
+        path = paths + first_query // group * MAX_DEPTH + depth
+        in_tree = tl.load(path, mask=below, other=0, cache_modifier=".cg").to(tl.int32)
+        slot = tl.where(below, tree_start + in_tree, slot)
     first_number = (layer * KV_HEADS + head) * capacity * HEAD_DIM
     numbers = slot[:, None] * HEAD_DIM + column[None, :]
     # caches begin at a multiple of 16 bytes, so that many numbers are loaded at once
@@ -132,41 +139,22 @@ def attend(
     keys = key_cache + first_number + numbers
     values = value_cache + first_number + numbers
     # 3. what no kernel of this forward writes
-    old = slot < fresh
+    old = (slot < fresh) & (key_number < end)
     stored = old[:, None] & real_columns[None, :]
     key = tl.load(keys, mask=stored, other=0.0, cache_modifier=".cg")
     value = tl.load(values, mask=stored, other=0.0, cache_modifier=".cg")
     if CROSS:
         visible = real[:, None] & old[None, :]
     else:
-        in_tree = slot - tree_start
-        below = (in_tree >= 0) & (slot < end)
-        word = tl.load(
-            ancestors + row[:, None] * WORDS + (in_tree // WORD_BITS)[None, :],
-            mask=real[:, None] & below[None, :],
-            other=0,
-            cache_modifier=".cg",
-        )
-        seen = (word >> (in_tree % WORD_BITS)[None, :]) & 1
-        before_tree = slot < tree_start
+        position = tl.load(positions + row, mask=real, other=-1, cache_modifier=".cg").to(tl.int32)
+        key_position = key_number - reserved
+        distance = position[:, None] - key_position[None, :]
+        visible = real[:, None] & (distance >= 0)
         if HAS_PREFIX:
             token = tl.load(
                 row_table + ROW_TOKEN * MAX_ROWS + row, mask=real, other=0, cache_modifier=".cg"
             )
-            first_visible = tl.where(token >= known, 0, reserved)
-            visible = before_tree[None, :] & (slot[None, :] >= first_visible[:, None])
-        else:
-            visible = before_tree[None, :] & (slot >= 0)[None, :]
-        visible = real[:, None] & (visible | (seen != 0))
-        if BIASED or WINDOWED:
-            query_position = tl.load(
-                row_table + ROW_POSITION * MAX_ROWS + row, mask=real, other=0, cache_modifier=".cg"
-            ).to(tl.int32)
-            key_position = tl.load(
-                tree_positions + tree_place + in_tree, mask=below, other=0, cache_modifier=".cg"
-            ).to(tl.int32)
-            key_position = tl.where(before_tree, slot - reserved, key_position)
-            distance = query_position[:, None] - key_position[None, :]
+            visible = visible & ((token >= known)[:, None] | (key_position >= 0)[None, :])
         if WINDOWED:  # a prefix has no position
             visible = visible & ((distance < window) | (key_position < 0)[None, :])
         if BIASED:
@@ -182,7 +170,7 @@ def attend(
     present = real[:, None] & real_columns[None, :]
     query_rows = tl.load(queries + at, mask=present, other=0.0, cache_modifier=".cg")
     if not CROSS:
-        new = ((slot >= fresh) & (slot < end))[:, None] & real_columns[None, :]
+        new = ((slot >= fresh) & (key_number < end))[:, None] & real_columns[None, :]
         key = tl.where(new, tl.load(keys, mask=new, other=0.0, cache_modifier=".cg"), key)
         value = tl.where(new, tl.load(values, mask=new, other=0.0, cache_modifier=".cg"), value)
     # 5. softmax and the mixed values of this chunk

@@ -230,7 +230,6 @@ class ChainPrograms:
             tables.confidences,
             self._inputs.row_table,
             self._inputs.text_table,
-            self._inputs.tree_positions,
             scores.tiles,
             step,
         )

@@ -14,55 +14,44 @@ from torch import Tensor
 from bild_lab.engine.models.native.gpu.attention import LANES
 from bild_lab.engine.models.native.gpu.products import (
     TEXT_CAPACITY,
-    TEXT_COUNT,
     TEXT_FIELDS,
-    TEXT_FIRST_ROW,
     TEXT_FRESH,
     TEXT_KEYS,
     TEXT_RESERVED,
     TEXT_SOURCE,
     TEXT_SOURCE_KEYS,
     TEXT_SOURCE_VALUES,
-    TEXT_TREE_PLACE,
     TEXT_TREE_START,
     TEXT_VALUES,
 )
-from bild_lab.engine.models.native.gpu.rows import trace_ancestors
+from bild_lab.engine.models.native.gpu.rows import trace_paths
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
 
 MAX_ROWS = 64  # of a forward
-WORDS = 4  # of 64 bits, one for each row of a tree
-MAX_TREE = 64 * WORDS
-# bits of the rows that row i of a chain sees: 0 to i
-CHAIN_BITS = np.array([(1 << (row + 1)) - 1 for row in range(64)], dtype=np.uint64).view(np.int64)
+MAX_TREE = 256  # rows of a text's tree, those that ran earlier among them
 
 
 class PassInputs:
     """The tables of one forward. All numbers are int64.
 
     row_table: [4, MAX_ROWS], each row's token, slot, position and text; a row without a slot is
-    padding. text_table: [MAX_ROWS, fields]. tile_table: [tiles, 2], as in `attend`. ancestors:
-    [MAX_ROWS, WORDS]. scored_rows: [MAX_ROWS]. tree_positions: of each row of a chain, then of
-    MAX_TREE rows of each text's tree.
+    padding. text_table: [MAX_ROWS, fields]. tile_table: [tiles, 3], as in `attend`. scored_rows:
+    [MAX_ROWS]. paths: [MAX_ROWS, MAX_TREE], of the rows of trees, as in `attend`.
     """
 
     def __init__(self, queries_per_key: int, device: torch.device) -> None:
         self._group = queries_per_key
-        self.max_tiles = MAX_ROWS + -(-MAX_ROWS * queries_per_key // int(LANES))
+        self.max_tiles = MAX_ROWS * (1 + -(-queries_per_key // int(LANES)))
         shapes = {
             "row_table": (4, MAX_ROWS),
             "text_table": (MAX_ROWS, int(TEXT_FIELDS)),
-            "tile_table": (self.max_tiles, 2),
-            "ancestors": (MAX_ROWS, WORDS),
+            "tile_table": (self.max_tiles, 3),
             "scored_rows": (MAX_ROWS,),
-            "chain_positions": (MAX_ROWS,),
         }
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
         # 1. the host's tables, and their copy on the device, each one piece of memory
         self._host = np.zeros(sum(sizes), dtype=np.int64)
-        self._device = torch.zeros(
-            sum(sizes) + MAX_ROWS * MAX_TREE, dtype=torch.int64, device=device
-        )
+        self._device = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
         starts = np.cumsum([0, *sizes])
         host, tables = {}, {}
         for (name, shape), start, size in zip(shapes.items(), starts, sizes, strict=False):
@@ -72,10 +61,11 @@ class PassInputs:
         # 2. what the kernels read
         self.row_table: Int[Tensor, "4 rows"] = tables["row_table"]
         self.text_table: Int[Tensor, "texts fields"] = tables["text_table"]
-        self.tile_table: Int[Tensor, "tiles 2"] = tables["tile_table"]
-        self.ancestors: Int[Tensor, "rows words"] = tables["ancestors"]
+        self.tile_table: Int[Tensor, "tiles 3"] = tables["tile_table"]
         self.scored_rows: Int[Tensor, " rows"] = tables["scored_rows"]
-        self.tree_positions: Int[Tensor, " positions"] = self._device[starts[-2] :]
+        self.paths: Int[Tensor, "rows depths"] = torch.zeros(
+            MAX_ROWS, MAX_TREE, dtype=torch.int64, device=device
+        )
         self.tokens: Int[Tensor, " rows"] = self.row_table[0]
 
     def fill(self, texts: Sequence[SequenceSlice]) -> int:
@@ -86,50 +76,40 @@ class PassInputs:
         tables = self._tables
         tables["row_table"][1] = -1
         tables["tile_table"][:, 0] = -1
+        has_tree = any(text.parents is not None for text in texts)
         first_row = tiles = scored = 0
-        trees = []
         for index, text in enumerate(texts):
             rows = slice(first_row, first_row + text.count)
-            earlier, tree_place = 0, first_row
-            if text.parents is not None:
-                earlier = text.parents.shape[0] - text.count
-                tree_place = MAX_ROWS + index * MAX_TREE
-                trees.append((text, first_row, tree_place, earlier))
-            tree_start = text.start - earlier
-            # 1. the rows, as those of a chain
             numbers = np.arange(text.count)
+            # 1. the rows, as those of a chain, and their text
             tables["row_table"][1, rows] = text.start + numbers
             tables["row_table"][2, rows] = text.start - text.reserved + numbers
             tables["row_table"][3, rows] = index
-            tables["chain_positions"][rows] = text.start - text.reserved + numbers
-            tables["ancestors"][rows] = 0
-            tables["ancestors"][rows, 0] = CHAIN_BITS[: text.count]
-            # 2. their text
-            self._set_text(index, text, first_row, tree_start, tree_place)
-            # 3. the tiles of their queries, and which are scored
-            for first_query in range(0, text.count * self._group, int(LANES)):
-                tables["tile_table"][tiles] = index, first_query
-                tiles += 1
+            self._set_text(index, text)
+            # 2. the tiles of their queries: with a tree each row's by themselves
+            together = 1 if has_tree else text.count
+            for row in range(first_row, rows.stop, together):
+                stop = (row + together) * self._group
+                for query in range(row * self._group, stop, int(LANES)):
+                    last_query = min(query + int(LANES), stop)
+                    tables["tile_table"][tiles] = index, query, last_query
+                    tiles += 1
+            # 3. which are scored
             tables["scored_rows"][scored : scored + text.scored] = np.arange(
                 rows.stop - text.scored, rows.stop
             )
             scored += text.scored
             first_row = rows.stop
         self._copy_to_device()
-        for text, row, tree_place, earlier in trees:
-            self._place_tree(text, row, tree_place, earlier)
+        if has_tree:
+            self._trace_paths(texts)
         return tiles
 
-    def _set_text(
-        self, index: int, text: SequenceSlice, first_row: int, tree_start: int, tree_place: int
-    ) -> None:
+    def _set_text(self, index: int, text: SequenceSlice) -> None:
         """Write the fields of a text."""
         fields = self._tables["text_table"][index]
-        fields[TEXT_FIRST_ROW] = first_row
-        fields[TEXT_COUNT] = text.count
         fields[TEXT_FRESH] = text.start
-        fields[TEXT_TREE_START] = tree_start
-        fields[TEXT_TREE_PLACE] = tree_place
+        fields[TEXT_TREE_START] = text.start - earlier_rows(text)
         fields[TEXT_CAPACITY] = text.cache.capacity
         fields[TEXT_KEYS] = text.cache.keys.data_ptr()
         fields[TEXT_VALUES] = text.cache.values.data_ptr()
@@ -148,12 +128,26 @@ class PassInputs:
             host = host.clone().pin_memory()
         self._device[tokens : len(host)].copy_(host[tokens:], non_blocking=True)
 
-    def _place_tree(self, text: SequenceSlice, row: int, tree_place: int, earlier: int) -> None:
-        """Write the ancestors and positions of a tree's rows, on the device."""
-        parents = text.parents.long().contiguous()
-        root_position = text.start - earlier - text.reserved
-        positions = self.tree_positions[tree_place:]
-        trace_ancestors[(parents.shape[0],)](
-            parents, self.ancestors[row:], positions, earlier, root_position, WORDS=WORDS
-        )
-        self.row_table[2, row : row + text.count] = positions[earlier : parents.shape[0]]
+    def _trace_paths(self, texts: Sequence[SequenceSlice]) -> None:
+        """Write the paths and positions of all rows, on the device. A chain is a tree, too."""
+        row = 0
+        for text in texts:
+            parents = text.parents
+            if parents is None:
+                parents = torch.arange(-1, text.count - 1, device=self.paths.device)
+            earlier = earlier_rows(text)
+            root_position = text.start - earlier - text.reserved
+            trace_paths[(text.count,)](
+                parents.long().contiguous(),
+                self.paths[row:],
+                self.row_table[2, row:],
+                earlier,
+                root_position,
+                MAX_DEPTH=MAX_TREE,
+            )
+            row += text.count
+
+
+def earlier_rows(text: SequenceSlice) -> int:
+    """How many rows of a text's tree ran before this pass."""
+    return 0 if text.parents is None else text.parents.shape[0] - text.count

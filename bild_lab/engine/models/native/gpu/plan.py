@@ -14,7 +14,7 @@ from torch import Tensor
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.native.gpu.attention import LANES, attend
 from bild_lab.engine.models.native.gpu.heads import Head, Heads, ScoreBuffers
-from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, WORDS, PassInputs
+from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE, PassInputs
 from bild_lab.engine.models.native.gpu.products import (
     SQUARES_COLUMNS,
     feed_forward,
@@ -42,9 +42,10 @@ class PassShape:
     """What decides the kernels of a forward: forwards of one shape share a CUDA graph.
 
     rows, scored, tiles: how many at most. chunks, source_chunks: of CHUNK slots, which attention
-    covers at most. layers: indices. from_states: the stream begins with states, not tokens. masks:
-    of the prefix's rows. has_prefix, fill, hidden, skipped, vocabulary: as in `KernelDecoder.run`.
-    stoppable: the forward does nothing once no chain is running.
+    covers at most. layers: indices. from_states: the stream begins with states, not tokens.
+    has_tree, has_prefix: of any text. masks: the address of the prefix's. fill, hidden, skipped,
+    vocabulary: as in `KernelDecoder.run`. stoppable: the forward does nothing once no chain is
+    running.
     """
 
     rows: int
@@ -54,6 +55,7 @@ class PassShape:
     source_chunks: int
     layers: tuple[int, ...]
     from_states: bool = False
+    has_tree: bool = False
     has_prefix: bool = False
     masks: int | None = None
     fill: bool = False
@@ -165,6 +167,7 @@ class ForwardPlan:
             scored=padded(sum(text.scored for text in texts)),
             tiles=power_of_two(tiles),
             chunks=power_of_two(-(-stop // CHUNK)),
+            has_tree=any(text.parents is not None for text in texts),
             source_chunks=power_of_two(-(-max(sources, default=1) // CHUNK)),
         )
 
@@ -396,8 +399,7 @@ class _Forward:
             inputs.row_table,
             inputs.text_table,
             inputs.tile_table,
-            inputs.ancestors.view(torch.int32),
-            inputs.tree_positions,
+            inputs.paths,
             plan.distance_bias,
             buffers.queries,
             buffers.mixed,
@@ -418,10 +420,11 @@ class _Forward:
             "CHUNK": CHUNK,
             "BIASED": not plan.rotary and not crosses,
             "CROSS": crosses,
+            "TREE": self.shape.has_tree and not crosses,
             "WINDOWED": windowed,
             "HAS_PREFIX": self.shape.has_prefix,
             "MAX_ROWS": MAX_ROWS,
-            "WORDS": 2 * WORDS,
+            "MAX_DEPTH": MAX_TREE,
         }
         self.add(attend, grid, arguments, constants | self.flow | {"num_warps": warps})
 

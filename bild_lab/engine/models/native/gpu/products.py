@@ -21,11 +21,8 @@ import triton.language as tl
 # columns of `row_table`, [4, MAX_ROWS], and fields of a text in `text_table`, as `inputs.py` fills them
 ROW_TOKEN, ROW_SLOT, ROW_POSITION, ROW_TEXT = (tl.constexpr(index) for index in range(4))
 (
-    TEXT_FIRST_ROW,
-    TEXT_COUNT,
     TEXT_FRESH,
     TEXT_TREE_START,
-    TEXT_TREE_PLACE,
     TEXT_CAPACITY,
     TEXT_KEYS,
     TEXT_VALUES,
@@ -34,7 +31,7 @@ ROW_TOKEN, ROW_SLOT, ROW_POSITION, ROW_TEXT = (tl.constexpr(index) for index in 
     TEXT_SOURCE_VALUES,
     TEXT_RESERVED,
     TEXT_FIELDS,
-) = (tl.constexpr(index) for index in range(13))
+) = (tl.constexpr(index) for index in range(10))
 SQUARES_COLUMNS = tl.constexpr(16)  # of the residual stream, whose squares are summed together
 RELU, SILU, GELU_TANH, GELU = (tl.constexpr(index) for index in range(4))  # as in `stack.py`
 

@@ -167,7 +167,6 @@ def choose(
     confidences,
     row_table,
     text_table,
-    tree_positions,
     tiles,
     step,
     ADVANCES: tl.constexpr,
@@ -243,29 +242,25 @@ def choose(
             tl.store(row_table + ROW_POSITION * MAX_ROWS + text, position)
             tl.store(fields + TEXT_FRESH, slot)
             tl.store(fields + TEXT_TREE_START, slot)
-            tl.store(tree_positions + text, position)
     else:
         tl.atomic_add(running, -1, sem="acq_rel")
 
 
 @triton.jit(do_not_specialize=["first", "root_position"])
-def trace_ancestors(parents, ancestors, tree_positions, first, root_position, WORDS: tl.constexpr):
-    """Of each row of a tree, a bit for each row on its branch, in words of 64, and its position.
+def trace_paths(parents, paths, positions, first, root_position, MAX_DEPTH: tl.constexpr):
+    """Of each row of a tree from `first` on, its ancestors and itself by depth, and its position.
 
-    Grid: (rows of the tree). parents: as in `Tree`. ancestors: of the rows from `first` on alone,
-    those before it ran earlier.
+    Grid: (rows from `first` on). parents: as in `Tree`. paths: [rows, MAX_DEPTH].
     """
     row = tl.program_id(0)
-    word_at = tl.arange(0, WORDS)
-    words = tl.zeros((WORDS,), tl.int64)
-    one = tl.full((WORDS,), 1, tl.int64)
-    node = row.to(tl.int64)
+    node = (first + row).to(tl.int64)
     depth = 0
     while node >= 0:
-        bit = one << (node % 64)
-        words = words | tl.where(word_at == node // 64, bit, 0)
         node = tl.load(parents + node)
         depth += 1
-    tl.store(tree_positions + row, (root_position + depth - 1).to(tl.int64))
-    if row >= first:
-        tl.store(ancestors + (row - first) * WORDS + word_at, words)
+    tl.store(positions + row, (root_position + depth - 1).to(tl.int64))
+    node = (first + row).to(tl.int64)
+    while node >= 0:
+        depth -= 1
+        tl.store(paths + row * MAX_DEPTH + depth, node)
+        node = tl.load(parents + node)
