@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
+from bild_lab.engine.models.native.gpu.chains import ChainPrograms, ChainShape
+from bild_lab.engine.models.native.gpu.graphs import GraphCache
 from bild_lab.engine.models.native.gpu.plan import (
     ForwardPlan,
     Launch,
@@ -128,11 +130,17 @@ def shapes_alone(sizes: Sizes, dtype: torch.dtype = torch.bfloat16) -> Stack:
 
 
 def launches_of(sizes: Sizes, capability: int) -> list[Launch]:
-    """The kernels of a forward of eight rows, that nothing stops and that the end of a chain does."""
+    """The kernels of forwards of eight rows: of a chain, of a tree, and of a program of two steps."""
     plan = ForwardPlan(shapes_alone(sizes), (capability // 10, capability % 10))
     shape = PassShape(rows=8, scored=8, tiles=8, chunks=8, source_chunks=1, layers=(0,))
-    launches = plan.launches(shape)
-    return launches + plan.launches(replace(shape, stoppable=True))
+    variants = [
+        shape._replace(stoppable=True),
+        shape._replace(has_tree=True, hidden=True, from_states=True),
+    ]
+    chains = ChainPrograms(plan, GraphCache(torch.device("cpu")))
+    program = ChainShape(shape, variants[0], 1, 2, 0.0, keeps_probs=False, keeps_states=True)
+    launches = [launch for variant in (shape, *variants) for launch in plan.launches(variant)]
+    return [*launches, *chains.launches(program)]
 
 
 def resources(launch: Launch) -> dict[str, Any]:

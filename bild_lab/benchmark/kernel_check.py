@@ -34,7 +34,7 @@ from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import ChainSpec, Rows
+from bild_lab.engine.session import ChainSpec, OutputSpec, Rows
 
 ROW_COUNTS = (2, 3, 8, 9, 16, 24, 33, 64)  # that must have the bits of one row
 TIMED_ROWS = (1, 4, 8, 16, 64)
@@ -189,6 +189,7 @@ class KernelCheck:
         yield self.same_bits()
         yield self.tree_is_chain()
         yield self.texts_side_by_side()
+        yield self.resumed_is_straight()
         yield self.program_is_loop()
         yield self.graph_is_eager()
         yield self.overlap_changes_nothing()
@@ -256,6 +257,17 @@ class KernelCheck:
         together = self.kernels.run(rows, texts).logits
         alone = [sessions[0].extend(rows[:2]).logits, sessions[1].extend(rows[2:]).logits]
         return outcome("texts side by side", torch.equal(together, torch.cat(alone)))
+
+    @torch.inference_mode()
+    def resumed_is_straight(self) -> Finding:
+        """Rows that go on from the states of the first layer have the bits of one forward."""
+        depth, rows = len(self.decoder.layers), self.tokens[:5]
+        straight = self.session().extend(rows).logits
+        session = self.session()
+        first = session.extend(rows, OutputSpec(logits=0, layers=range(1), hidden=(1,)))
+        rest = OutputSpec(layers=range(1, depth))
+        resumed = session.extend(Rows(rows, states=first.hidden[0]), rest).logits
+        return outcome("layers in two forwards", torch.equal(resumed, straight))
 
     @torch.inference_mode()
     def program_is_loop(self) -> Finding:

@@ -23,13 +23,13 @@ TINY: dict[str, Callable[[], PreTrainedModel]] = {
             vocab_size=64,
             hidden_size=32,
             intermediate_size=48,
-            num_hidden_layers=1,
+            num_hidden_layers=2,
             num_attention_heads=2,
             initializer_range=0.3,
         )
     ),
     "t5": lambda: T5(
-        T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=48, num_layers=1, num_heads=2)
+        T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=48, num_layers=2, num_heads=2)
     ),
 }
 

@@ -274,7 +274,8 @@ class NativeLayers(Layers):
             self.cache = self.cache.grown(2 * slots)
             self._workspace = None  # its compiled steps only use its own cache
         if self.packed is not None and slots > self.packed.positions:
-            self.packed.rotate_by(*self.decoder.rotations(slots))
+            positions = max(slots, self.packed.least_positions)
+            self.packed.rotate_by(*self.decoder.rotations(positions))
 
 
 TextPass = tuple[NativeLayers, ForwardPass]  # a pass, and the layers of its text

@@ -75,7 +75,7 @@ class NativeModel:
         self.device = transformers.device
         self.dtype = transformers.dtype
         self.engine = "kernels" if kernels else "native"
-        self.compiled_steps = 0  # so far; a timing during which it grew measured the compiler
+        self._workspace_steps = 0  # that were compiled so far
         self._free: list[Workspace] = []
 
     @property
@@ -122,6 +122,14 @@ class NativeModel:
         if not self.kernels:
             return None
         return kernel_decoder(self.decoder, None if self.bits == "gguf" else self.bits, self.triton)
+
+    @property
+    def compiled_steps(self) -> int:
+        """How many steps were compiled, or captured as graphs, so far: a timing during which it
+        grew measured these.
+        """
+        packed = self.__dict__.get("packed")  # without loading it
+        return self._workspace_steps + (0 if packed is None else packed.captures)
 
     @cached_property
     def packed_encoder(self) -> PackedDecoder | None:
@@ -238,7 +246,7 @@ class NativeModel:
         return Workspace(self.decoder, *shape, self._count_step, self.compiled)
 
     def _count_step(self) -> None:
-        self.compiled_steps += 1
+        self._workspace_steps += 1
 
 
 def why_not_native(config: PreTrainedConfig, dtype: torch.dtype) -> str | None:

@@ -78,6 +78,7 @@ class PackedDecoder:
     """
 
     runs_prompts = measures_exits = True
+    least_positions = captures = 0
 
     def __init__(self, stack: Stack, bits: int | None = None) -> None:
         self._bits = bits

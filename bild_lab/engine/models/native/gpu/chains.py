@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.sampling import pick
 from bild_lab.engine.session import ChainProgress, ChainResult, ChainSpec, on_device
 
-MAX_STEPS = 64
+# of a program; a chain of another number has some steps more, which do nothing
+STEP_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+MAX_STEPS = STEP_COUNTS[-1]
 MAX_END_TOKENS = 16
 
 # distributions of each step, [steps, texts, vocab], by their shape
@@ -72,7 +74,8 @@ class ChainTables:
         has_threshold = [int(chain.threshold is not None) for chain in chains]
         numbers = [*steps, *has_threshold, len(chains)]
         for chain in chains:
-            ends = sorted(chain.end_tokens)
+            reads = chain.threshold is not None or chain.stop_on_eos
+            ends = sorted(chain.end_tokens) if reads else []
             numbers += [*ends, *[-1] * (MAX_END_TOKENS - len(ends))]
         table = on_device(numbers, device)
         count = len(chains)
@@ -125,7 +128,10 @@ class ChainPrograms:
         step_tiles = self._inputs.fill(next_rows)
         self._tables.fill(chains, plan.buffers.running)
         # 2. the program
-        last_rows = [row._replace(start=row.start + max(0, steps - 2)) for row in next_rows]
+        last_rows = [
+            row._replace(start=row.start + max(0, spec.steps - 2))
+            for row, spec in zip(next_rows, chains, strict=True)
+        ]
         layers = range(len(plan.stack.layers)) if chain.layers is None else chain.layers
         shape = PassShape(
             rows=0,
@@ -139,14 +145,14 @@ class ChainPrograms:
         )
         program = ChainShape(
             first=plan.sized(shape, texts, tiles),
-            step=plan.sized(replace(shape, stoppable=True), last_rows, step_tiles),
+            step=plan.sized(shape._replace(stoppable=True), last_rows, step_tiles),
             texts=len(texts),
-            steps=power_of_two(steps),
+            steps=next(count for count in STEP_COUNTS if count >= steps),
             temperature=chain.temperature,
             keeps_probs=chain.keeps_probs,
             keeps_states=chain.layers is not None,
         )
-        self._graphs.run(program, lambda: self._launches(program))
+        self._graphs.run(program, lambda: self.launches(program))
         # 3. what was drafted
         return self._results(program, texts, chains)
 
@@ -163,7 +169,7 @@ class ChainPrograms:
             )
         )
 
-    def _launches(self, program: ChainShape) -> list[Callable[[], Any]]:
+    def launches(self, program: ChainShape) -> list[Callable[[], Any]]:
         """All forwards of a program, each with the choice of its tokens."""
         plan = self._plan
         head = plan.heads.of(program.step.vocabulary)
@@ -183,21 +189,23 @@ class ChainPrograms:
         logits = scores.logits[:texts]
         launches: list[Callable[[], Any]] = []
         if program.keeps_states:
-            rows = program.first.rows if step == 0 else texts
-            states = self._states(program)
+            shape = program.first if step == 0 else program.step._replace(rows=texts)
             start = 0 if step == 0 else MAX_ROWS + (step - 1) * texts
-            launches.append(lambda: states[start : start + rows].copy_(plan.buffers.x[:rows]))
+            launches.append(plan.copy_of_stream(self._states(program)[start:], shape))
         if program.keeps_probs:
             unscaled_probs = self._kept(tables.unscaled_probs, program, head)[step]
-            launches.append(lambda: unscaled_probs.copy_(logits.softmax(-1)))
+            launches.append(lambda: torch.softmax(logits, -1, out=unscaled_probs))
         if program.temperature > 0:
             probs = self._kept(tables.probs, program, head)[step]
             temperature, uniforms = program.temperature, tables.uniforms[step, :texts]
 
             def draw() -> None:
-                probs.copy_((logits / temperature).softmax(-1))
-                chosen = pick(probs, uniforms)
-                tables.picked[:texts] = chosen if head.tokens is None else head.tokens[chosen]
+                torch.softmax(logits / temperature, -1, out=probs)
+                chosen, picked = pick(probs, uniforms), tables.picked[:texts]
+                if head.tokens is None:
+                    torch.add(chosen, 0, out=picked)
+                else:
+                    torch.index_select(head.tokens, 0, chosen, out=picked)
 
             launches.append(draw)
         launches.append(self._choose(program, step, head, scores))
@@ -212,10 +220,10 @@ class ChainPrograms:
             "TILES": min(4096, max(16, power_of_two(scores.tiles))),
             "MAX_ROWS": MAX_ROWS,
             "END_TOKENS": MAX_END_TOKENS,
-            "OVERLAP": plan.overlap,
+            "num_warps": 16 if scores.tiles > 1024 else 4,
+            **plan.flow(False),
         }
-        if plan.overlap:
-            constants["launch_pdl"] = True
+        del constants["STOPPABLE"]  # it is what ends a chain
         arguments = (
             plan.buffers.running,
             scores.tile_best,

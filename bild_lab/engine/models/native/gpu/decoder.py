@@ -30,6 +30,7 @@ class TritonDecoder:
     """
 
     runs_prompts = measures_exits = False
+    least_positions = 4096  # graphs read the rotations, so these rarely grow
 
     def __init__(self, stack: Stack) -> None:
         device = stack.embedding.device
@@ -46,6 +47,11 @@ class TritonDecoder:
     def dtype(self) -> torch.dtype:
         """The precision of the weights."""
         return self.plan.dtype
+
+    @property
+    def captures(self) -> int:
+        """How many graphs were made so far."""
+        return self.graphs.made
 
     @property
     def positions(self) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,22 +27,28 @@ class GraphCache:
         self.captures = device.type == "cuda"
         self._max_graphs = max_graphs
         self._runs: OrderedDict[Hashable, Callable[[], Any]] = OrderedDict()
+        self._last: Callable[[], Any] = lambda: None
+        self._loaded: set[Hashable] = set()
+        # of what PyTorch's operators need in a graph; one graph runs at a time
+        self._pool = torch.cuda.graph_pool_handle() if self.captures else None
         self.made = 0  # so far
 
     def run(self, key: Hashable, make: Callable[[], Sequence[Callable[[], Any]]]) -> None:
         """Run the launches of this key. make: gives them, at their first use."""
-        if key in self._runs:
-            self._runs.move_to_end(key)
-        else:
-            self._runs[key] = self._prepared(make())
+        run = self._runs.get(key)
+        if run is None:
+            run = self._runs[key] = self._prepared(make())
             self.made += 1
             if len(self._runs) > self._max_graphs:
                 self._runs.popitem(last=False)
-        self._runs[key]()
+        else:
+            self._runs.move_to_end(key)
+        self._last = run
+        run()
 
     def rerun_last(self) -> None:
         """Run the launches of the last key again, on what lies in the tables."""
-        next(reversed(self._runs.values()))()
+        self._last()
 
     def clear(self) -> None:
         """Forget all graphs, as memory that they read has moved."""
@@ -54,19 +62,32 @@ class GraphCache:
         if not self.captures:
             return run_all
         for launch in launches:
-            prepare(launch)
-        # as `torch.cuda.graph` does, which also collects garbage and waits for the device
+            self._prepare(launch)
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            graph.capture_begin()
+        with torch.cuda.stream(stream), without_garbage_collection():
+            graph.capture_begin(pool=self._pool)
             try:
                 run_all()
             finally:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         return Replay(graph, launches)
+
+    def _prepare(self, launch: Callable[[], Any]) -> None:
+        """Load what a launch needs, as a capture can neither compile nor load.
+
+        A kernel of ours is compiled and not run, as it may count steps. PyTorch's operators only
+        fill buffers, so they run.
+        """
+        if not isinstance(launch, Launch):
+            launch()
+        elif (binary := launch.binary) not in self._loaded:
+            self._loaded.add(binary)
+            kernel, grid = launch.kernel, launch.grid
+            compiled = kernel.warmup(*launch.arguments, grid=grid, **launch.constants)
+            _ = compiled.run  # loads it onto the GPU
 
 
 @dataclass(frozen=True)
@@ -80,14 +101,13 @@ class Replay:
         self.graph.replay()
 
 
-def prepare(launch: Callable[[], Any]) -> None:
-    """Load what a launch needs, as a capture can neither compile nor load.
-
-    A kernel of ours is compiled and not run, as it may count steps. PyTorch's operators only fill
-    buffers, so they run.
-    """
-    if not isinstance(launch, Launch):
-        launch()
-        return
-    compiled = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.constants)
-    _ = compiled.run  # loads the kernel onto the GPU
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """A capture breaks if the memory of an earlier graph is freed in it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
@@ -22,7 +22,7 @@ from bild_lab.engine.models.native.gpu.products import (
     residual,
     score,
 )
-from bild_lab.engine.models.native.gpu.rows import add_normed, embed, resume
+from bild_lab.engine.models.native.gpu.rows import add_normed, copy_rows, embed, resume
 from bild_lab.engine.models.native.gpu.tilings import Tiling, power_of_two, tiling_of
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.models.native.stack import ACTIVATIONS, Layer, Stack, Weight
@@ -37,8 +37,7 @@ ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 HALF_RANGE = 16.0  # what the scaled stream is divided by in float16, whose largest number is 65,504
 
 
-@dataclass(frozen=True)
-class PassShape:
+class PassShape(NamedTuple):
     """What decides the kernels of a forward: forwards of one shape share a CUDA graph.
 
     rows, scored, tiles: how many at most. chunks, source_chunks: of CHUNK slots, which attention
@@ -73,6 +72,17 @@ class Launch:
     grid: tuple[int, ...]
     arguments: Sequence[Any]
     constants: Mapping[str, Any]
+
+    @property
+    def binary(self) -> Hashable:
+        """What decides how the kernel is compiled."""
+        arguments = tuple(
+            (argument.dtype, argument.data_ptr() % 16 == 0)
+            if isinstance(argument, Tensor)
+            else argument
+            for argument in self.arguments
+        )
+        return self.kernel, arguments, tuple(self.constants.items())
 
     def __call__(self) -> None:
         self.kernel[self.grid](*self.arguments, **self.constants)
@@ -161,8 +171,7 @@ class ForwardPlan:
         for text in texts:
             require_room(text, self.positions)
         sources = [text.memory[0].shape[2] for text in texts if text.memory is not None]
-        return replace(
-            shape,
+        return shape._replace(
             rows=padded(rows),
             scored=padded(sum(text.scored for text in texts)),
             tiles=power_of_two(tiles),
@@ -200,6 +209,22 @@ class ForwardPlan:
             running=zeros(1, dtype=torch.int64),
         )
 
+    def running(self, shape: PassShape) -> Int[Tensor, "1"]:
+        """What a forward's kernels ask whether to run."""
+        return self.buffers.running if shape.stoppable else self.buffers.always
+
+    def flow(self, stoppable: bool) -> dict[str, bool]:
+        """The constants that say when a kernel begins."""
+        overlap = {"OVERLAP": self.overlap} | ({"launch_pdl": True} if self.overlap else {})
+        return {"STOPPABLE": stoppable, **overlap}
+
+    def copy_of_stream(self, target: Float[Tensor, "rows dim"], shape: PassShape) -> Launch:
+        """The launch that copies the residual stream of a forward's rows."""
+        grid = (-(-shape.rows // STREAM_ROWS), -(-self.dim // STREAM_BLOCK))
+        arguments = (self.running(shape), self.buffers.x, target, shape.rows, self.dim)
+        constants = {"ROWS": STREAM_ROWS, "BLOCK_N": STREAM_BLOCK, **self.flow(shape.stoppable)}
+        return Launch(copy_rows, grid, arguments, constants)
+
     def launches(
         self, shape: PassShape, masks: Tensor | None = None, inputs: PassInputs | None = None
     ) -> list[Callable[[], Any]]:
@@ -230,11 +255,9 @@ class _Forward:
     ) -> None:
         self.plan, self.shape, self.masks, self.inputs = plan, shape, masks, inputs
         self.stack, self.buffers = plan.stack, plan.buffers
-        self.running = plan.buffers.running if shape.stoppable else plan.buffers.always
+        self.running = plan.running(shape)
         self.launched: list[Callable[[], Any]] = []
-        self.flow = {"STOPPABLE": shape.stoppable, "OVERLAP": plan.overlap}
-        if plan.overlap:
-            self.flow["launch_pdl"] = True
+        self.flow = plan.flow(shape.stoppable)
         self.stream = {"GROUPS": plan.groups, "RANGE": plan.range}
 
     def launches(self) -> list[Callable[[], Any]]:
@@ -324,8 +347,8 @@ class _Forward:
         count = len(self.shape.layers)
         if count not in self.buffers.hidden:
             self.buffers.hidden[count] = self.buffers.x.new_zeros(count, MAX_ROWS, self.plan.dim)
-        hidden, x = self.buffers.hidden[count][place], self.buffers.x
-        return lambda _: self.launched.append(lambda: hidden.copy_(x))
+        hidden = self.buffers.hidden[count][place]
+        return lambda _: self.launched.append(self.plan.copy_of_stream(hidden, self.shape))
 
     def project(
         self, index: int, layer: Layer, crosses: bool = False, keys_only: bool = False

@@ -32,6 +32,7 @@ ROW_TOKEN, ROW_SLOT, ROW_POSITION, ROW_TEXT = (tl.constexpr(index) for index in 
     TEXT_RESERVED,
     TEXT_FIELDS,
 ) = (tl.constexpr(index) for index in range(10))
+CACHE_LINE = tl.constexpr(64)  # numbers of 16 bits in a line of 128 bytes
 SQUARES_COLUMNS = tl.constexpr(16)  # of the residual stream, whose squares are summed together
 RELU, SILU, GELU_TANH, GELU = (tl.constexpr(index) for index in range(4))  # as in `stack.py`
 
@@ -63,29 +64,51 @@ def program_place(m, ROWS: tl.constexpr):
 
 
 @triton.jit
-def load_resident(
+def ask_ahead(pointers):
+    """Ask for these lines of memory in the second cache."""
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def early_weights(
     weights,
     lines,
     part,
     K,
+    BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     WAYS: tl.constexpr,
     EVEN: tl.constexpr,
+    SPLIT: tl.constexpr,
     RESIDENT: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """All weights of a program, [ways, outputs, block], if it keeps them on the chip.
+    """What of a program's weights is asked for while the kernel before still runs.
 
-    They are asked for while the kernel before still runs.
+    RESIDENT: all of them, [ways, outputs, block], which stay on the chip. Else their first 16 KB,
+    into the second cache.
     """
     loaded = 0
+    line_at = weights + lines.to(tl.int64) * K
     if RESIDENT:
         ways = tl.arange(0, WAYS)[:, None] * BLOCK_K
         inputs = part * (BLOCK_K * WAYS) + ways + tl.arange(0, BLOCK_K)[None, :]
-        at = weights + lines.to(tl.int64)[None, :, None] * K + inputs[:, None, :]
+        at = line_at[None, :, None] + inputs[:, None, :]
         if EVEN:
             loaded = tl.load(at)
         else:
             loaded = tl.load(at, mask=(inputs < K)[:, None, :], other=0.0)
+    elif OVERLAP:
+        pieces: tl.constexpr = 128 // BLOCK_N if BLOCK_N < 128 else 1
+        first = part * K // SPLIT + tl.arange(0, pieces) * CACHE_LINE
+        ask_ahead(line_at[:, None] + tl.minimum(first, K - 1)[None, :])
     return loaded
 
 
@@ -201,30 +224,27 @@ def merge_parts(
 
 
 @triton.jit
-def rms_factors(
-    squares,
-    rows,
-    real_rows,
-    dim,
-    epsilon,
-    GROUPS: tl.constexpr,
-    RANGE: tl.constexpr,
-):
-    """One over the root of the mean square of each row, from the sums of squares, [·, GROUPS].
-
-    RANGE: what `scaled` was divided by, so that it stays in the range of float16.
-    """
+def load_squares(squares, rows, real_rows, dim, GROUPS: tl.constexpr):
+    """The sums of squares of each row, [ROWS, GROUPS]."""
     group = tl.arange(0, GROUPS)
     present = real_rows[:, None] & (group < dim // SQUARES_COLUMNS)[None, :]
     at = squares + rows[:, None] * GROUPS + group[None, :]
-    sums = tl.load(at, mask=present, other=0.0, cache_modifier=".cg")
+    return tl.load(at, mask=present, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def rms_factors(sums, dim, epsilon, RANGE: tl.constexpr):
+    """One over the root of the mean square of each row, from its sums of squares.
+
+    RANGE: what `scaled` was divided by, so that it stays in the range of float16.
+    """
     return tl.rsqrt(tl.sum(sums, 1) / dim + epsilon) * RANGE
 
 
 @triton.jit
 def store_stream(
     values,
-    norm,
+    norm_weights,
     x,
     scaled,
     squares,
@@ -236,17 +256,18 @@ def store_stream(
     BLOCK_N: tl.constexpr,
     RANGE: tl.constexpr,
 ):
-    """Write columns of the residual stream, and what the reader of the next norm needs of them."""
-    ROWS: tl.constexpr = values.shape[0]
+    """Write columns of the residual stream, and what the reader of the next norm needs of them.
+
+    norm_weights: the next norm's, of these columns, in float32.
+    """
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     present = real_rows[:, None] & (columns < dim)[None, :]
     at = rows[:, None] * dim + columns[None, :]
-    weights = tl.load(norm + columns, mask=columns < dim, other=0.0).to(tl.float32)
     values = tl.where(present, values, 0.0)
     tl.store(x + at, values, mask=present)
-    scaled_values = values * (weights / RANGE)[None, :]
+    scaled_values = values * (norm_weights / RANGE)[None, :]
     tl.store(scaled + at, scaled_values.to(scaled.dtype.element_ty), mask=present)
-    store_squares(values, squares, rows, real_rows, tile, dim, GROUPS, ROWS, BLOCK_N)
+    store_squares(values, squares, rows, real_rows, tile, dim, GROUPS, BLOCK_N)
 
 
 @triton.jit
@@ -258,15 +279,24 @@ def store_squares(
     tile,
     dim,
     GROUPS: tl.constexpr,
-    ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Write the sums of squares of each 16 of these columns."""
+    """Write the sums of squares of each 16 of these columns.
+
+    Pairs of neighbours are added, then pairs of pairs, in whatever kernel: a forward that begins in
+    the middle has the bits of one that does not.
+    """
+    ROWS: tl.constexpr = values.shape[0]
     count: tl.constexpr = BLOCK_N // SQUARES_COLUMNS
-    sums = tl.sum(tl.reshape(values * values, (ROWS, count, SQUARES_COLUMNS)), 2)
+    rounded = tl.fma(values, values, 0.0 * values)  # so that no sum takes a product in
+    left_of_2, right_of_2 = tl.split(tl.reshape(rounded, (ROWS, count, 2, 2, 2, 2)))
+    left_of_4, right_of_4 = tl.split(left_of_2 + right_of_2)
+    left_of_8, right_of_8 = tl.split(left_of_4 + right_of_4)
+    left_of_16, right_of_16 = tl.split(left_of_8 + right_of_8)
     group = tile * count + tl.arange(0, count)
     present = real_rows[:, None] & (group < dim // SQUARES_COLUMNS)[None, :]
-    tl.store(squares + rows[:, None] * GROUPS + group[None, :], sums, mask=present)
+    at = squares + rows[:, None] * GROUPS + group[None, :]
+    tl.store(at, left_of_16 + right_of_16, mask=present)
 
 
 @triton.jit
@@ -284,7 +314,7 @@ def activated(gate, ACTIVATION: tl.constexpr):
     return value
 
 
-@triton.jit(do_not_specialize=["m", "first_tile", "layer", "kind"])
+@triton.jit(do_not_specialize=["m", "first_tile", "layer", "kind", "positions_count"])
 def project(
     running,
     scaled,
@@ -350,10 +380,21 @@ def project(
     line_pair = (first_tile + tile) * pairs + output // 2
     lines = line_pair // half * HEAD_DIM + line_pair % half + (output % 2) * half
     lines = tl.minimum(lines, all_heads * HEAD_DIM - 1)
-    loaded = load_resident(weights, lines, part, K, BLOCK_K, WAYS, EVEN, RESIDENT)
+    loaded = early_weights(
+        weights, lines, part, K, BLOCK_N, BLOCK_K, WAYS, EVEN, SPLIT, RESIDENT, OVERLAP
+    )
     slot = tl.load(
         row_table + ROW_SLOT * MAX_ROWS + rows, mask=real_rows, other=-1, cache_modifier=".cg"
     )
+    stored = real_rows & (slot >= 0)
+    if KV_HEADS > 0:
+        text = tl.load(
+            row_table + ROW_TEXT * MAX_ROWS + rows, mask=real_rows, other=0, cache_modifier=".cg"
+        )
+        fields = text_table + text * TEXT_FIELDS
+        capacity = tl.load(fields + TEXT_CAPACITY, mask=real_rows, other=0, cache_modifier=".cg")
+        keys = tl.load(fields + TEXT_KEYS, mask=stored, other=0, cache_modifier=".cg")
+        values = tl.load(fields + TEXT_VALUES, mask=stored, other=0, cache_modifier=".cg")
     if ROTARY:
         position = tl.load(
             row_table + ROW_POSITION * MAX_ROWS + rows,
@@ -362,15 +403,19 @@ def project(
             cache_modifier=".cg",
         )
         angle = (kind * positions_count + position)[:, None] * HEAD_DIM + place[None, :]
-        turned = (real_rows & (slot >= 0))[:, None] & (head < HEADS + KV_HEADS)[None, :]
+        turned = stored[:, None] & (head < HEADS + KV_HEADS)[None, :]
         cosine = tl.load(cos + angle, mask=turned, other=1.0)
         sine = tl.load(sin + angle + half, mask=turned, other=0.0)
     if HAS_BIAS:
         first_bias = tl.load(bias + first_line, mask=real_pairs, other=0.0).to(tl.float32)
         second_bias = tl.load(bias + first_line + half, mask=real_pairs, other=0.0).to(tl.float32)
+    if HAS_HEAD_NORM:
+        norms = head_norm + first_line
+        first_norm = tl.load(norms, mask=head < HEADS + KV_HEADS, other=1.0).to(tl.float32)
+        second_norm = tl.load(norms + half, mask=head < HEADS + KV_HEADS, other=1.0).to(tl.float32)
     # 2. the product
     wait_for_previous(OVERLAP)
-    factors = rms_factors(squares, rows, real_rows, K, epsilon, GROUPS, RANGE)
+    sums_of_squares = load_squares(squares, rows, real_rows, K, GROUPS)
     sums = product(
         scaled, weights, loaded, rows, real_rows, lines, part, K,
         ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT,
@@ -382,6 +427,7 @@ def project(
         )
     # 3. bias, norm of the head, rotation
     if is_last:
+        factors = rms_factors(sums_of_squares, K, epsilon, RANGE)
         first, second = tl.split(tl.reshape(sums * factors[:, None], (ROWS, pairs, 2)))
         if HAS_BIAS:
             first += first_bias[None, :]
@@ -390,11 +436,8 @@ def project(
             normed = (head < HEADS + KV_HEADS)[None, :]
             mean = tl.sum(first * first + second * second, 1) / HEAD_DIM
             factor = tl.rsqrt(mean + epsilon)[:, None]
-            norms = head_norm + first_line
-            first_norm = tl.load(norms, mask=head < HEADS + KV_HEADS, other=1.0).to(tl.float32)
-            second_norm = tl.load(norms + half, mask=head < HEADS + KV_HEADS, other=1.0)
             first = tl.where(normed, first * factor * first_norm[None, :], first)
-            second = tl.where(normed, second * factor * second_norm.to(tl.float32)[None, :], second)
+            second = tl.where(normed, second * factor * second_norm[None, :], second)
         if ROTARY:
             first, second = first * cosine - second * sine, second * cosine + first * sine
         # 4. to where they are read
@@ -404,19 +447,6 @@ def project(
         tl.store(query_at, first.to(element), mask=is_query)
         tl.store(query_at + half, second.to(element), mask=is_query)
         if KV_HEADS > 0:
-            text = tl.load(
-                row_table + ROW_TEXT * MAX_ROWS + rows,
-                mask=real_rows,
-                other=0,
-                cache_modifier=".cg",
-            )
-            fields = text_table + text * TEXT_FIELDS
-            capacity = tl.load(
-                fields + TEXT_CAPACITY, mask=real_rows, other=0, cache_modifier=".cg"
-            )
-            stored = real_rows & (slot >= 0)
-            keys = tl.load(fields + TEXT_KEYS, mask=stored, other=0, cache_modifier=".cg")
-            values = tl.load(fields + TEXT_VALUES, mask=stored, other=0, cache_modifier=".cg")
             key_head = head - HEADS
             value_head = key_head - KV_HEADS
             is_key = stored[:, None] & ((key_head >= 0) & (key_head < KV_HEADS))[None, :]
@@ -475,7 +505,10 @@ def residual(
     tile, part, rows, real_rows = program_place(m, ROWS)
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     lines = tl.minimum(columns, dim - 1)
-    loaded = load_resident(weights, lines, part, K, BLOCK_K, WAYS, EVEN, RESIDENT)
+    loaded = early_weights(
+        weights, lines, part, K, BLOCK_N, BLOCK_K, WAYS, EVEN, SPLIT, RESIDENT, OVERLAP
+    )
+    norm_weights = tl.load(next_norm + lines).to(tl.float32)
     if HAS_BIAS:
         offsets = tl.load(bias + lines).to(tl.float32)
     wait_for_previous(OVERLAP)
@@ -497,10 +530,10 @@ def residual(
         if NORMED:
             sums = tl.where(present, sums, 0.0)
             tl.store(block + at, sums, mask=present)
-            store_squares(sums, block_squares, rows, real_rows, tile, dim, GROUPS, ROWS, BLOCK_N)
+            store_squares(sums, block_squares, rows, real_rows, tile, dim, GROUPS, BLOCK_N)
         else:
             store_stream(
-                before + sums, next_norm, x, scaled, squares, rows, real_rows, tile, dim,
+                before + sums, norm_weights, x, scaled, squares, rows, real_rows, tile, dim,
                 GROUPS, BLOCK_N, RANGE,
             )  # fmt: skip
 
@@ -552,11 +585,13 @@ def feed_forward(
         lines = tl.minimum(tile * width + output // 2, hidden - 1) + (output % 2) * hidden
     else:
         lines = tl.minimum(tile * width + output, hidden - 1)
-    loaded = load_resident(weights, lines, part, K, BLOCK_K, WAYS, EVEN, RESIDENT)
+    loaded = early_weights(
+        weights, lines, part, K, BLOCK_N, BLOCK_K, WAYS, EVEN, SPLIT, RESIDENT, OVERLAP
+    )
     if HAS_BIAS:
         offsets = tl.load(bias + lines).to(tl.float32)
     wait_for_previous(OVERLAP)
-    factors = rms_factors(squares, rows, real_rows, K, epsilon, GROUPS, RANGE)
+    sums_of_squares = load_squares(squares, rows, real_rows, K, GROUPS)
     sums = product(
         scaled, weights, loaded, rows, real_rows, lines, part, K,
         ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT,
@@ -567,7 +602,7 @@ def feed_forward(
             sums, scratch, tickets, tile, part, real_rows, SPLIT, ROWS, BLOCK_N
         )
     if is_last:
-        values = sums * factors[:, None]
+        values = sums * rms_factors(sums_of_squares, K, epsilon, RANGE)[:, None]
         if HAS_BIAS:
             values += offsets[None, :]
         if GATED:
@@ -623,16 +658,19 @@ def score(
     tile, part, outputs, real_rows = program_place(m, ROWS)
     tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     lines = tl.minimum(tokens, vocab - 1)
-    loaded = load_resident(weights, lines, part, K, BLOCK_K, WAYS, EVEN, RESIDENT)
+    loaded = early_weights(
+        weights, lines, part, K, BLOCK_N, BLOCK_K, WAYS, EVEN, SPLIT, RESIDENT, OVERLAP
+    )
     rows = tl.load(scored_rows + outputs, mask=real_rows, other=0, cache_modifier=".cg")
     if HAS_BIAS:
         offsets = tl.load(bias + lines).to(tl.float32)
     wait_for_previous(OVERLAP)
-    factors = rms_factors(squares, rows, real_rows, K, epsilon, GROUPS, RANGE)
+    sums_of_squares = load_squares(squares, rows, real_rows, K, GROUPS)
     scores = product(
         scaled, weights, loaded, rows, real_rows, lines, part, K,
         ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT,
     )  # fmt: skip
+    factors = rms_factors(sums_of_squares, K, epsilon, RANGE)
     scores = scores * (factors * scale)[:, None]
     if HAS_BIAS:
         scores += offsets[None, :]

@@ -12,6 +12,7 @@ from bild_lab.engine.models.native.gpu.products import (
     TEXT_FIELDS,
     TEXT_FRESH,
     TEXT_TREE_START,
+    load_squares,
     rms_factors,
     start_next,
     store_stream,
@@ -48,19 +49,25 @@ def embed(
     later kernel of this forward begins, all that ran before this one is complete. masks: the
     embeddings of tokens from `known` on.
     """
+    tile = tl.program_id(1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    real_rows = rows < m
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    norm_weights = tl.load(next_norm + columns, mask=columns < dim, other=0.0).to(tl.float32)
     wait_for_previous(OVERLAP)
     start_next(OVERLAP)
     if STOPPABLE:
         if tl.load(running, cache_modifier=".cg") == 0:
             return
-    tile = tl.program_id(1)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    real_rows = rows < m
-    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     present = real_rows[:, None] & (columns < dim)[None, :]
     token = tl.load(
         row_table + ROW_TOKEN * MAX_ROWS + rows, mask=real_rows, other=0, cache_modifier=".cg"
     )
+    # padding has no slot, and a token of an earlier forward
+    slot = tl.load(
+        row_table + ROW_SLOT * MAX_ROWS + rows, mask=real_rows, other=-1, cache_modifier=".cg"
+    )
+    token = tl.where(slot >= 0, token, 0)
     is_word = token < known
     at = tl.where(is_word, token, 0)[:, None] * dim + columns[None, :]
     element: tl.constexpr = embedding.dtype.element_ty
@@ -71,7 +78,7 @@ def embed(
         mask = tl.load(masks + at, mask=present & (token >= known)[:, None], other=0.0)
         values += mask.to(tl.float32)
     store_stream(
-        values, next_norm, x, scaled, squares, rows, real_rows, tile, dim, GROUPS, BLOCK_N, RANGE
+        values, norm_weights, x, scaled, squares, rows, real_rows, tile, dim, GROUPS, BLOCK_N, RANGE
     )
 
 
@@ -93,20 +100,21 @@ def resume(
     OVERLAP: tl.constexpr,
 ):
     """Given states begin the residual stream. Grid and waiting: as `embed`."""
+    tile = tl.program_id(1)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    real_rows = rows < m
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    norm_weights = tl.load(next_norm + columns, mask=columns < dim, other=0.0).to(tl.float32)
     wait_for_previous(OVERLAP)
     start_next(OVERLAP)
     if STOPPABLE:
         if tl.load(running, cache_modifier=".cg") == 0:
             return
-    tile = tl.program_id(1)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    real_rows = rows < m
-    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     present = real_rows[:, None] & (columns < dim)[None, :]
     at = states + rows[:, None] * dim + columns[None, :]
     values = tl.load(at, mask=present, other=0.0, cache_modifier=".cg")
     store_stream(
-        values, next_norm, x, scaled, squares, rows, real_rows, tile, dim, GROUPS, BLOCK_N, RANGE
+        values, norm_weights, x, scaled, squares, rows, real_rows, tile, dim, GROUPS, BLOCK_N, RANGE
     )
 
 
@@ -141,15 +149,43 @@ def add_normed(
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     present = real_rows[:, None] & (columns < dim)[None, :]
     weight = tl.load(block_norm + columns, mask=columns < dim, other=0.0).to(tl.float32)
+    norm_weights = tl.load(next_norm + columns, mask=columns < dim, other=0.0).to(tl.float32)
     wait_for_previous(OVERLAP)
-    factors = rms_factors(block_squares, rows, real_rows, dim, epsilon, GROUPS, 1)
+    sums_of_squares = load_squares(block_squares, rows, real_rows, dim, GROUPS)
+    factors = rms_factors(sums_of_squares, dim, epsilon, 1)
     at = rows[:, None] * dim + columns[None, :]
     before = tl.load(x + at, mask=present, other=0.0, cache_modifier=".cg")
     added = tl.load(block + at, mask=present, other=0.0, cache_modifier=".cg")
     values = before + added * factors[:, None] * weight[None, :]
     store_stream(
-        values, next_norm, x, scaled, squares, rows, real_rows, tile, dim, GROUPS, BLOCK_N, RANGE
+        values, norm_weights, x, scaled, squares, rows, real_rows, tile, dim, GROUPS, BLOCK_N, RANGE
     )
+
+
+@triton.jit(do_not_specialize=["m"])
+def copy_rows(
+    running,
+    source,
+    target,
+    m,
+    dim,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STOPPABLE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Copy rows of float32, [m, dim]. Grid: as `embed`."""
+    start_next(OVERLAP)
+    if STOPPABLE:
+        if tl.load(running, cache_modifier=".cg") == 0:
+            return
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    present = (rows < m)[:, None] & (columns < dim)[None, :]
+    at = rows[:, None] * dim + columns[None, :]
+    wait_for_previous(OVERLAP)
+    numbers = tl.load(source + at, mask=present, other=0.0, cache_modifier=".cg")
+    tl.store(target + at, numbers, mask=present)
 
 
 @triton.jit(do_not_specialize=["tiles", "step"])
@@ -246,7 +282,7 @@ def choose(
         tl.atomic_add(running, -1, sem="acq_rel")
 
 
-@triton.jit(do_not_specialize=["first", "root_position"])
+@triton.jit(do_not_specialize=["parents", "paths", "positions", "first", "root_position"])
 def trace_paths(parents, paths, positions, first, root_position, MAX_DEPTH: tl.constexpr):
     """Of each row of a tree from `first` on, its ancestors and itself by depth, and its position.
 

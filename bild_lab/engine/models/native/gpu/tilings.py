@@ -113,7 +113,7 @@ def tiling_of(
     if head_dim is not None:
         stages = min(4, SHARED_BYTES // ((head_dim + 16) * 64 * 2))
         split = split_for(outputs // head_dim, inputs, 64)
-        return streaming(head_dim, 64, 1, 4, stages, split)
+        return streaming(head_dim, 64, 1, 8 if head_dim > 128 else 4, stages, split)
     if capability[0] in LARGE_SHARED and (product, inputs, outputs) in MEASURED:
         return MEASURED[product, inputs, outputs]
     if product == "score":
