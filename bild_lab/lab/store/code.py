@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -266,7 +267,11 @@ def _named_in(file: Path, in_package: bool) -> Iterator[Path]:
     A source of the package names files beside it; a user's also files in the working directory.
     """
     folders = [file.parent] if in_package else [file.parent, Path.cwd()]
+    names_beside = set(os.listdir(file.parent)) if in_package else set()
     for text in _read(file).texts:
+        # most texts are none, and to ask the disk about each takes longer than all else here
+        if in_package and text.rstrip("/").rpartition("/")[2] not in names_beside:
+            continue
         for folder in folders:
             path = existing_path(text, folder)
             if path is None or not path.is_file():
