@@ -241,8 +241,12 @@ def typed(cls: type[T], node: Any, group: str) -> T:
         )
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     try:
-        values = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_dict(node) else node
-        spec = OmegaConf.to_object(OmegaConf.merge(pickle.loads(_schema_of(cls)), values))
+        if OmegaConf.is_dict(node):
+            values = OmegaConf.to_container(node, resolve=True)
+            merged = pickle.loads(_merged_values(cls, pickle.dumps(values)))
+        else:
+            merged = OmegaConf.merge(pickle.loads(_schema_of(cls)), node)
+        spec = OmegaConf.to_object(merged)
     except MissingMandatoryValue as error:
         key = error.full_key or error.key
         raise UserError(f"{group} lacks the key {str(key)!r}; it has {', '.join(names)}") from error
@@ -259,6 +263,14 @@ def typed(cls: type[T], node: Any, group: str) -> T:
         ):
             require_whole(f"{group}.{schema_field.name}", value, *schema_field.metadata["range"])
     return spec
+
+
+@lru_cache(maxsize=256)
+def _merged_values(cls: type, values: bytes) -> bytes:
+    """The pickled configuration of a dataclass with these pickled values: most points of a sweep
+    share most groups.
+    """
+    return pickle.dumps(OmegaConf.merge(pickle.loads(_schema_of(cls)), pickle.loads(values)))
 
 
 @lru_cache
