@@ -59,6 +59,14 @@ bench: setup ## Benchmark our loop against Transformers and, after `make peers`,
 
 gpu: setup ## On a machine with an NVIDIA GPU: check, test, certify and time into outputs/gpu; half an hour or more
 	nvidia-smi && $(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "PyTorch finds no GPU: make clean setup"'
+	@# 1. the Triton kernels, in about four minutes: right, to the last bit, how near to the memory's speed, lossless
+	$(BIN)/python scripts/check_gpu.py
+	$(BIN)/python run.py -m name=gpu_kernels policy=vanilla,speculative,speculative_tree pair=toy dataset=toy \
+	  dataset.limit=24 measure.certify=true runtime.device=cuda runtime.engine=kernels runtime.dtype=bfloat16
+	$(BIN)/python -c 'import pandas, sys; points = pandas.read_csv("outputs/gpu_kernels/sweep.csv"); \
+	  n = points.certificate_defects.sum() + points.certificate_ties.sum(); \
+	  sys.exit(f"{n:.0f} texts differ, see outputs/gpu_kernels/report.html" if n else 0)'
+	@# 2. the tests of a GPU, certificates and times of the other engines
 	BILD_LAB_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 0 $(GPU_TESTS)
 	$(BIN)/python run.py -m name=gpu policy=vanilla,speculative,speculative_tree,prompt_lookup,bild pair=toy dataset=toy \
 	  dataset.limit=48 measure.certify=true runtime.device=cuda runtime.dtype=float16,bfloat16,float32

@@ -12,23 +12,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.models.native.gpu.attention import LANES
-from bild_lab.engine.models.native.gpu.products import (
-    TEXT_CAPACITY,
-    TEXT_FIELDS,
-    TEXT_FRESH,
-    TEXT_KEYS,
-    TEXT_RESERVED,
-    TEXT_SOURCE,
-    TEXT_SOURCE_KEYS,
-    TEXT_SOURCE_VALUES,
-    TEXT_TREE_START,
-    TEXT_VALUES,
-)
+from bild_lab.engine.models.native.gpu.products import TEXT_FIELDS
 from bild_lab.engine.models.native.gpu.rows import trace_paths
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
 
 MAX_ROWS = 64  # of a forward
 MAX_TREE = 256  # rows of a text's tree, those that ran earlier among them
+MAX_LAYOUTS = 1024  # that are remembered
+PINNED_PIECES = 4
 
 
 class PassInputs:
@@ -49,15 +40,18 @@ class PassInputs:
             "scored_rows": (MAX_ROWS,),
         }
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
-        # 1. the host's tables, and their copy on the device, each one piece of memory
-        self._host = np.zeros(sum(sizes), dtype=np.int64)
+        # 1. one piece of memory, which one copy fills
         self._device = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
         starts = np.cumsum([0, *sizes])
-        host, tables = {}, {}
+        tables = {}
         for (name, shape), start, size in zip(shapes.items(), starts, sizes, strict=False):
-            host[name] = self._host[start : start + size].reshape(shape)
             tables[name] = self._device[start : start + size].view(shape)
-        self._tables = host
+        self._parts = [
+            (slice(start, start + size), shape)
+            for shape, start, size in zip(shapes.values(), starts, sizes, strict=False)
+        ]
+        self._layouts: dict[tuple[tuple[int, int, bool], ...], tuple[np.ndarray, int]] = {}
+        self._copies = HostCopies(sum(sizes), device)
         # 2. what the kernels read
         self.row_table: Int[Tensor, "4 rows"] = tables["row_table"]
         self.text_table: Int[Tensor, "texts fields"] = tables["text_table"]
@@ -73,60 +67,59 @@ class PassInputs:
 
         Returns the number of tiles. The host does not wait for the device.
         """
-        tables = self._tables
-        tables["row_table"][1] = -1
-        tables["tile_table"][:, 0] = -1
-        has_tree = any(text.parents is not None for text in texts)
-        first_row = tiles = scored = 0
+        # 1. what the numbers of rows decide
+        counts = tuple((text.count, text.scored, text.parents is not None) for text in texts)
+        layout = self._layouts.get(counts)
+        if layout is None:
+            if len(self._layouts) >= MAX_LAYOUTS:
+                self._layouts.clear()
+            layout = self._layouts[counts] = self._layout(counts)
+        numbers, tiles = layout
+        host = self._copies.next()
+        host[:] = numbers
+        row_table, text_table = (host[part].reshape(shape) for part, shape in self._parts[:2])
+        # 2. where each text's rows stand
+        first_row = 0
         for index, text in enumerate(texts):
             rows = slice(first_row, first_row + text.count)
-            numbers = np.arange(text.count)
-            # 1. the rows, as those of a chain, and their text
-            tables["row_table"][1, rows] = text.start + numbers
-            tables["row_table"][2, rows] = text.start - text.reserved + numbers
-            tables["row_table"][3, rows] = index
-            self._set_text(index, text)
-            # 2. the tiles of their queries: with a tree each row's by themselves
-            together = 1 if has_tree else text.count
-            for row in range(first_row, rows.stop, together):
-                stop = (row + together) * self._group
-                for query in range(row * self._group, stop, int(LANES)):
-                    last_query = min(query + int(LANES), stop)
-                    tables["tile_table"][tiles] = index, query, last_query
-                    tiles += 1
-            # 3. which are scored
-            tables["scored_rows"][scored : scored + text.scored] = np.arange(
-                rows.stop - text.scored, rows.stop
-            )
-            scored += text.scored
+            row_table[1, rows] += text.start
+            row_table[2, rows] += text.start - text.reserved
+            text_table[index] = text_fields(text)
             first_row = rows.stop
-        self._copy_to_device()
-        if has_tree:
+        self._copies.copy(self._device, first=MAX_ROWS)  # another copy brings the tokens
+        if any(has_tree for _, _, has_tree in counts):
             self._trace_paths(texts)
         return tiles
 
-    def _set_text(self, index: int, text: SequenceSlice) -> None:
-        """Write the fields of a text."""
-        fields = self._tables["text_table"][index]
-        fields[TEXT_FRESH] = text.start
-        fields[TEXT_TREE_START] = text.start - earlier_rows(text)
-        fields[TEXT_CAPACITY] = text.cache.capacity
-        fields[TEXT_KEYS] = text.cache.keys.data_ptr()
-        fields[TEXT_VALUES] = text.cache.values.data_ptr()
-        fields[TEXT_RESERVED] = text.reserved
-        if text.memory is not None:
-            keys, values = text.memory
-            fields[TEXT_SOURCE] = keys.shape[2]
-            fields[TEXT_SOURCE_KEYS] = keys.data_ptr()
-            fields[TEXT_SOURCE_VALUES] = values.data_ptr()
-
-    def _copy_to_device(self) -> None:
-        host = torch.from_numpy(self._host)
-        tokens = MAX_ROWS  # which another copy brings
-        if self._device.is_cuda:
-            # pinned memory that PyTorch keeps until the copy is done
-            host = host.clone().pin_memory()
-        self._device[tokens : len(host)].copy_(host[tokens:], non_blocking=True)
+    def _layout(self, counts: Sequence[tuple[int, int, bool]]) -> tuple[np.ndarray, int]:
+        """The tables of texts of so many rows, of which so many are scored, with a tree or without,
+        that begin at slot 0; and the number of tiles.
+        """
+        numbers = np.zeros(self._device.shape[0], dtype=np.int64)
+        row_table, _, tile_table, scored_rows = (
+            numbers[part].reshape(shape) for part, shape in self._parts
+        )
+        row_table[1] = -1
+        tile_table[:, 0] = -1
+        has_tree = any(is_tree for _, _, is_tree in counts)
+        first_row = tiles = scored = 0
+        for index, (count, scored_count, _) in enumerate(counts):
+            rows = slice(first_row, first_row + count)
+            row_table[1, rows] = row_table[2, rows] = np.arange(count)
+            row_table[3, rows] = index
+            # tiles of a text's queries; with a tree each row's by themselves
+            together = 1 if has_tree else count
+            for row in range(first_row, rows.stop, together):
+                stop = (row + together) * self._group
+                for query in range(row * self._group, stop, int(LANES)):
+                    tile_table[tiles] = index, query, min(query + int(LANES), stop)
+                    tiles += 1
+            scored_rows[scored : scored + scored_count] = np.arange(
+                rows.stop - scored_count, rows.stop
+            )
+            scored += scored_count
+            first_row = rows.stop
+        return numbers, tiles
 
     def _trace_paths(self, texts: Sequence[SequenceSlice]) -> None:
         """Write the paths and positions of all rows, on the device. A chain is a tree, too."""
@@ -148,6 +141,56 @@ class PassInputs:
             row += text.count
 
 
+def text_fields(text: SequenceSlice) -> tuple[int, ...]:
+    """A line of `text_table`, in the order of `products.py`."""
+    source = source_keys = source_values = 0
+    if text.memory is not None:
+        keys, values = text.memory
+        source, source_keys, source_values = keys.shape[2], keys.data_ptr(), values.data_ptr()
+    cache = text.cache
+    return (
+        text.start,
+        text.start - earlier_rows(text),
+        cache.capacity,
+        cache.keys.data_ptr(),
+        cache.values.data_ptr(),
+        source,
+        source_keys,
+        source_values,
+        text.reserved,
+    )
+
+
 def earlier_rows(text: SequenceSlice) -> int:
     """How many rows of a text's tree ran before this pass."""
     return 0 if text.parents is None else text.parents.shape[0] - text.count
+
+
+class HostCopies:
+    """Memory of the host from which tables are copied to a device, without waiting for it.
+
+    A few pieces take turns, as a copy may still be waiting when the next table is written.
+    """
+
+    def __init__(self, numbers: int, device: torch.device) -> None:
+        self._pinned = device.type == "cuda"
+        count = PINNED_PIECES if self._pinned else 1
+        self._pieces = [
+            torch.zeros(numbers, dtype=torch.int64, pin_memory=self._pinned) for _ in range(count)
+        ]
+        self._arrays = [piece.numpy() for piece in self._pieces]
+        self._copied = [torch.cuda.Event() for _ in range(count)] if self._pinned else []
+        self._place = 0
+
+    def next(self) -> np.ndarray:
+        """The piece to write now."""
+        self._place = (self._place + 1) % len(self._pieces)
+        if self._pinned:
+            self._copied[self._place].synchronize()
+        return self._arrays[self._place]
+
+    def copy(self, target: Int[Tensor, " numbers"], first: int) -> None:
+        """Copy what was written, from number `first` on."""
+        target[first:].copy_(self._pieces[self._place][first:], non_blocking=True)
+        if self._pinned:
+            self._copied[self._place].record()
