@@ -34,6 +34,7 @@ PAGES = {  # files outside docs that are pages of their own
     "notebooks/README.md": "notebooks.md",
     "bild_lab/engine/README.md": "wings/engine.md",
     "bild_lab/engine/methods/README.md": "wings/methods.md",
+    "bild_lab/engine/models/native/gpu/README.md": "wings/gpu.md",
     "bild_lab/lab/README.md": "wings/lab.md",
     "bild_lab/screening/README.md": "wings/screening.md",
     "bild_lab/benchmark/README.md": "wings/benchmark.md",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +115,18 @@ class ChainPrograms:
         """Run the rows of each text, and a chain after them; None where they have no program."""
         if not self._has_program(tokens, chains):
             return [None] * len(texts)
+        results: list[ChainResult] = []
+        for part in parts_of([len(text_tokens) for text_tokens in tokens]):
+            results += self._draft_together(tokens[part], texts[part], chains[part])
+        return results
+
+    def _draft_together(
+        self,
+        tokens: Sequence[Sequence[int]],
+        texts: Sequence[SequenceSlice],
+        chains: Sequence[ChainSpec],
+    ) -> list[ChainResult]:
+        """Chains of texts whose rows fit one forward."""
         plan, chain = self._plan, chains[0]
         # 1. the tables of the first forward, of those after it, and of the chains
         texts = [text._replace(scored=1) for text in texts]
@@ -157,10 +169,10 @@ class ChainPrograms:
         return self._results(program, texts, chains)
 
     def _has_program(self, tokens: Sequence[Sequence[int]], chains: Sequence[ChainSpec]) -> bool:
-        """Whether the chains are alike, and the rows fit one forward."""
+        """Whether the chains are alike, and each text's rows fit one forward."""
         first = chains[0]
         return (
-            sum(map(len, tokens)) <= MAX_ROWS
+            max(map(len, tokens)) <= MAX_ROWS
             and max(chain.steps for chain in chains) <= MAX_STEPS
             and max(len(chain.end_tokens) for chain in chains) <= MAX_END_TOKENS
             and all(
@@ -324,3 +336,14 @@ class ChainPrograms:
         first = states[first_row : first_row + text.count]
         later = states[MAX_ROWS + index :: program.texts][: forwards - 1]
         return torch.cat([first, later])
+
+
+def parts_of(counts: Sequence[int]) -> Iterator[slice]:
+    """Texts of so many rows each, in as few forwards as have room for them."""
+    start = rows = 0
+    for index, count in enumerate(counts):
+        if rows + count > MAX_ROWS:
+            yield slice(start, index)
+            start, rows = index, 0
+        rows += count
+    yield slice(start, len(counts))
