@@ -1,0 +1,72 @@
+"""Which kernels run where, and what they say when they cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    Gemma3TextConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    T5Config,
+)
+
+from bild_lab.engine.models.native import kernels
+from bild_lab.engine.models.native.kernels import why_no_kernels, why_unfit_for_gpu
+
+GPU = torch.device("cuda")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A GPU that says what it is: change `capability` or `triton`."""
+    machine: dict[str, Any] = {"capability": (9, 0), "triton": True}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: machine["capability"])
+    monkeypatch.setattr(kernels, "find_spec", lambda name: machine["triton"] or None)
+    return machine
+
+
+def test_a_gpu_runs_half_precision_where_triton_and_its_matrix_units_are(
+    gpu: dict[str, Any],
+) -> None:
+    assert why_no_kernels(GPU, torch.bfloat16) is None
+    assert why_no_kernels(GPU, torch.float16, LlamaConfig()) is None
+    assert "bfloat16 and float16, not float32" in why_no_kernels(GPU, torch.float32)
+    gpu["capability"] = (7, 5)
+    assert "compute capability 8.0, and this GPU has 7.5" in why_no_kernels(GPU, torch.float16)
+    gpu["triton"] = False
+    assert "pip install triton" in why_no_kernels(GPU, torch.float16)
+
+
+FIT = {
+    "t5": T5Config(),
+    "qwen2.5 0.5b": Qwen2Config(hidden_size=896, num_attention_heads=14, num_key_value_heads=2),
+    "qwen3": Qwen3Config(head_dim=128),
+    "gemma3": Gemma3TextConfig(head_dim=256, hidden_size=640),
+    "heads of 80": LlamaConfig(hidden_size=320, num_attention_heads=4),
+}
+UNFIT = {
+    "its width, 33": LlamaConfig(hidden_size=33, num_attention_heads=3, head_dim=6),
+    "its width, 24": T5Config(d_model=24),
+    "the width of its heads, 7": T5Config(d_kv=7),
+    "its normed heads, 96": Qwen3Config(head_dim=96),
+    "its normed heads, 8": Gemma3TextConfig(head_dim=8, hidden_size=640),
+}
+
+
+@pytest.mark.parametrize("name", FIT)
+def test_published_sizes_fit_the_kernels_of_a_gpu(name: str) -> None:
+    assert why_unfit_for_gpu(FIT[name]) is None
+
+
+@pytest.mark.parametrize("reason", UNFIT)
+def test_sizes_that_the_kernels_of_a_gpu_cannot_run_are_named(
+    reason: str, gpu: dict[str, Any]
+) -> None:
+    config: PreTrainedConfig = UNFIT[reason]
+    assert reason in why_unfit_for_gpu(config)
+    assert reason in why_no_kernels(GPU, torch.bfloat16, config)
