@@ -110,11 +110,15 @@ def tiling_of(
 
     head_dim: of a projection whose heads are normed, so that a tile must be one head; None: any.
     """
+    large_shared = capability[0] in LARGE_SHARED
     if head_dim is not None:
-        stages = min(4, SHARED_BYTES // ((head_dim + 16) * 64 * 2))
-        split = split_for(outputs // head_dim, inputs, 64)
-        return streaming(head_dim, 64, 1, 8 if head_dim > 128 else 4, stages, split)
-    if capability[0] in LARGE_SHARED and (product, inputs, outputs) in MEASURED:
+        # eight warps copy 16 bytes each of a block of 128 inputs; of 64 inputs four do
+        block_k, warps = (128, 8) if head_dim > 128 and large_shared else (64, 4)
+        shared_bytes = 2 * SHARED_BYTES if large_shared else SHARED_BYTES
+        stages = min(4, shared_bytes // ((head_dim + 16) * block_k * 2))
+        split = split_for(outputs // head_dim, inputs, block_k)
+        return streaming(head_dim, block_k, 1, warps, stages, split)
+    if large_shared and (product, inputs, outputs) in MEASURED:
         return MEASURED[product, inputs, outputs]
     if product == "score":
         return streaming(64, 128, 1, 4, 4)
