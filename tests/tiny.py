@@ -76,18 +76,22 @@ def tiny_llama(seed: int, layers: int = 2, sharpness: float = 3.0) -> PreTrained
     )
 
 
-def tiny_qwen3(seed: int, layers: int = 2, sharpness: float = 3.0) -> PreTrainedModel:
+def tiny_qwen3(
+    seed: int, layers: int = 2, sharpness: float = 3.0, head_dim: int = 12
+) -> PreTrainedModel:
     """A Qwen3 whose every second layer sees a short window only."""
     torch.manual_seed(seed)
     kinds = [("full_attention", "sliding_attention")[index % 2] for index in range(layers)]
     windows = {"use_sliding_window": True, "sliding_window": 4, "layer_types": kinds}
     model = Qwen3ForCausalLM(
-        Qwen3Config(**DECODER_SIZES, **windows, num_hidden_layers=layers, head_dim=12)
+        Qwen3Config(**DECODER_SIZES, **windows, num_hidden_layers=layers, head_dim=head_dim)
     )
     return untied(with_norms(model), sharpness)
 
 
-def tiny_gemma3(seed: int, layers: int = 2, sharpness: float = 3.0) -> PreTrainedModel:
+def tiny_gemma3(
+    seed: int, layers: int = 2, sharpness: float = 3.0, head_dim: int = 12
+) -> PreTrainedModel:
     """A Gemma 3 whose every second layer, the first one too, sees a short window only and rotates
     faster.
     """
@@ -97,7 +101,7 @@ def tiny_gemma3(seed: int, layers: int = 2, sharpness: float = 3.0) -> PreTraine
     config = Gemma3TextConfig(
         **DECODER_SIZES,
         num_hidden_layers=layers,
-        head_dim=12,
+        head_dim=head_dim,
         query_pre_attn_scalar=30,
         sliding_window=4,
         layer_types=kinds,

@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -68,15 +69,31 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
 
     # it replaces Triton's language anew at each call of a function, which is half of its time
-    patch_language, scopes = interpreter._patch_lang, {}
+    patch_language, scopes, patched = interpreter._patch_lang, {}, set()
 
     def patch_once(function):
+        if function in patched:
+            return interpreter._LangPatchScope()
+        patched.add(function)
         modules = {id(value) for value in function.__globals__.values() if inspect.ismodule(value)}
         languages = tuple(modules & {id(triton.language), id(triton.language.core)})
         if languages not in scopes:
             scopes[languages] = patch_language(function)
         return interpreter._LangPatchScope()
 
+    # integers of tiny models do not overflow, and to check that is another third
+    without_checks = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    monkeypatch.setattr(interpreter.interpreter_builder, "options", without_checks)
+
+    numpy_dtype_of, numpy_dtypes = interpreter._get_np_dtype, {}
+
+    def known_numpy_dtype(dtype):
+        name = dtype.scalar.name
+        if name not in numpy_dtypes:
+            numpy_dtypes[name] = numpy_dtype_of(dtype)
+        return numpy_dtypes[name]
+
+    monkeypatch.setattr(interpreter, "_get_np_dtype", known_numpy_dtype)
     monkeypatch.setattr(interpreter, "_patch_lang", patch_once)
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
     with tilings(streaming(64, 32, 1, 4, 2)):  # few large programs, by whose number its time is

@@ -41,10 +41,10 @@ DEVICE = torch.device(os.environ.get("BILD_LAB_TEST_DEVICE", "cpu"))  # `make gp
 Comparison = Callable[..., tuple[Models, list[Case]]]
 
 
-def random_target(family: str, seed: int) -> PreTrainedModel:
-    """Three layers of which the later ones add less, so that some of them often agree with all."""
-    model = TINY[family](seed, layers=3)
-    for index in (1, 2):
+def random_target(family: str, seed: int, layers: int = 3, **sizes: int) -> PreTrainedModel:
+    """Layers of which the later ones add less, so that some of them often agree with all."""
+    model = TINY[family](seed, layers=layers, **sizes)
+    for index in range(1, layers):
         # Gemma's embeddings weigh more beside layers
         scale_layer(model, index, 0.5 if family == "gemma3" else 0.2)
     return model.double()

@@ -74,8 +74,7 @@ class ChainTables:
         has_threshold = [int(chain.threshold is not None) for chain in chains]
         numbers = [*steps, *has_threshold, len(chains)]
         for chain in chains:
-            reads = chain.threshold is not None or chain.stop_on_eos
-            ends = sorted(chain.end_tokens) if reads else []
+            ends = sorted(chain.end_tokens) if is_read(chain) else []
             numbers += [*ends, *[-1] * (MAX_END_TOKENS - len(ends))]
         table = on_device(numbers, device)
         count = len(chains)
@@ -260,7 +259,7 @@ class ChainPrograms:
     ) -> list[ChainResult]:
         """What each chain drafted, up to its end; one transfer to the host."""
         tables = self._tables
-        reads = any(chain.threshold is not None or chain.stop_on_eos for chain in chains)
+        reads = any(is_read(chain) for chain in chains)
         on_host: list[list[float]] = []
         if reads:
             both = (tables.drafted[: program.steps], tables.confidences[: program.steps])
@@ -347,3 +346,11 @@ def parts_of(counts: Sequence[int]) -> Iterator[slice]:
             start, rows = index, 0
         rows += count
     yield slice(start, len(counts))
+
+
+def is_read(chain: ChainSpec) -> bool:
+    """Whether the host reads the chain's tokens, so that the chain may end before its last step.
+
+    Of a chain that nobody reads every step counts as drafted, with its distribution, so all run.
+    """
+    return chain.threshold is not None or chain.stop_on_eos

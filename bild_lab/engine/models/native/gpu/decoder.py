@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
 
 import torch
 from jaxtyping import Float, Int
@@ -26,7 +28,8 @@ class TritonDecoder:
     """Runs a stack of layers by the Triton kernels; as `KernelDecoder`.
 
     The weights stay as the stack holds them. Passes of more rows than a forward has run as several
-    forwards, and a row has the same bits in either.
+    forwards, and a row has the same bits in either. Passes share buffers, so one runs at a time,
+    whatever threads or streams they come from.
     """
 
     runs_prompts = measures_exits = False
@@ -41,6 +44,8 @@ class TritonDecoder:
         )
         self.graphs = GraphCache(stack.embedding.device)
         self._masks: Tensor | None = None
+        self._lock = Lock()
+        self._stream: torch.cuda.Stream | None = None  # of the last pass
         self._chains = ChainPrograms(self.plan, self.graphs)
 
     @property
@@ -107,13 +112,14 @@ class TritonDecoder:
         )
         parts = []
         start = 0
-        for part in forwards_of(texts):
-            count = sum(text.count for text in part)
-            part_states = None if states is None else states[start : start + count]
-            parts.append(
-                self._forward(shape, tokens[start : start + count], part, part_states, reads)
-            )
-            start += count
+        with self._alone():
+            for part in forwards_of(texts):
+                count = sum(text.count for text in part)
+                part_states = None if states is None else states[start : start + count]
+                parts.append(
+                    self._forward(shape, tokens[start : start + count], part, part_states, reads)
+                )
+                start += count
         if len(parts) == 1:
             return parts[0]
         return PackedScores(
@@ -130,7 +136,8 @@ class TritonDecoder:
         chains: Sequence[ChainSpec],
     ) -> Sequence[ChainResult | None]:
         """As `KernelDecoder.draft`."""
-        return self._chains.draft(tokens, texts, chains)
+        with self._alone():
+            return self._chains.draft(tokens, texts, chains)
 
     def grow(
         self,
@@ -140,6 +147,19 @@ class TritonDecoder:
     ) -> Sequence[GrownTree | None]:
         """None: a tree grows by one forward after another."""
         return [None] * len(texts)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other pass runs meanwhile: a thread waits for the others, and a stream for the last
+        one that ran a pass.
+        """
+        with self._lock:
+            if self.plan.device.type == "cuda":
+                stream = torch.cuda.current_stream(self.plan.device)
+                if self._stream is not None and stream != self._stream:
+                    stream.wait_stream(self._stream)
+                self._stream = stream
+            yield
 
     def _forward(
         self,
