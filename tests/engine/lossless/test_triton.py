@@ -36,7 +36,7 @@ from tests.engine.lossless.greedy import (
 from tests.engine.lossless.test_random_models import NEVER, random_target
 from tests.policies import DECODER_ONLY, FAMILIES, WINDOWED, in_memory, is_peer
 from tests.tiny import END, PAD, START, relative_of, tiny_llama
-from tests.triton_interpreter import interpreter, needs_triton, triton_model  # noqa: F401
+from tests.triton_interpreter import interpreter, needs_triton, tilings, triton_model  # noqa: F401
 
 pytestmark = [needs_triton, pytest.mark.usefixtures("interpreter")]
 
@@ -219,12 +219,15 @@ def test_greedy_chains_of_a_program_are_those_of_the_loop(
 
 
 def test_of_equal_scores_a_program_drafts_the_first_token() -> None:
+    from bild_lab.engine.models.native.gpu.tilings import streaming
+
     module = tiny_llama(0).half()
     weight = module.lm_head.weight.data
     weight.copy_(weight[:4].repeat(len(weight) // 4, 1))  # in one tile, and in several
     source = source_of("llama", PROMPTS[0])
-    session = triton_model(module).start(source, LONGEST)
-    drafted = session.draft(source.prompt[-1:], ChainSpec(3, frozenset())).tokens
+    with tilings(streaming(16, 32, 1, 4, 2)):
+        session = triton_model(module).start(source, LONGEST)
+        drafted = session.draft(source.prompt[-1:], ChainSpec(3, frozenset())).tokens
     assert len(drafted) == 3 and max(drafted) < 4
 
 
