@@ -498,7 +498,9 @@ def run_program(
     drafts: Sequence[tuple[NativeLayers, int, Sequence[int], ChainSpec | TreeSpec]],
 ) -> list[Any]:
     """Chains or trees of one or several texts, by a program of the kernels; None where there is
-    none. drafts: of each text its layers, the first slot, the tokens before the draft, and what to draft.
+    none.
+
+    drafts: of each text its layers, the first slot, the tokens before the draft, and what to draft.
     """
     texts = [layers.text_rows(start, len(tokens)) for layers, start, tokens, _ in drafts]
     return program(

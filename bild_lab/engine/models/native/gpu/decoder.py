@@ -15,10 +15,7 @@ from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.native.gpu.chains import ChainPrograms
 from bild_lab.engine.models.native.gpu.graphs import GraphCache
 from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE
-from bild_lab.engine.models.native.gpu.plan import (
-    ForwardPlan,
-    PassShape,
-)
+from bild_lab.engine.models.native.gpu.plan import ForwardPlan, PassShape
 from bild_lab.engine.models.native.packed_pass import PackedScores, SequenceSlice
 from bild_lab.engine.models.native.stack import Stack
 from bild_lab.engine.session import NOTHING, ChainResult, ChainSpec, GrownTree, Skipped, TreeSpec
@@ -67,15 +64,9 @@ class TritonDecoder:
         self, cos: Float[Tensor, "kinds n head_dim"], sin: Float[Tensor, "kinds n head_dim"]
     ) -> None:
         """The rotations of every position. sin: signed, so that a roll by half rotates."""
-        self.plan.cos, self.plan.sin = cos.float().contiguous(), sin.float().contiguous()
-        self.graphs.clear()
-
-    def read_weights(self) -> None:
-        """Read every weight that a token needs, once, and do nothing else."""
-        for layer in self.stack.layers:
-            for weight in (layer.qkv, layer.out, layer.inner, layer.outer):
-                weight.matrix.view(torch.int16).sum()
-        self.plan.heads.of(None).weights.view(torch.int16).sum()
+        with self._alone():
+            self.plan.cos, self.plan.sin = cos.float().contiguous(), sin.float().contiguous()
+            self.graphs.clear()
 
     def run(
         self,
@@ -95,24 +86,24 @@ class TritonDecoder:
         """As `KernelDecoder.run`, without an exit threshold."""
         if exit_threshold is not None:
             raise ValueError("the Triton kernels measure no exits")
-        shape = PassShape(
-            rows=0,
-            scored=0,
-            tiles=0,
-            chunks=0,
-            source_chunks=0,
-            layers=tuple(range(len(self.stack.layers)) if layers is None else layers),
-            from_states=states is not None,
-            has_prefix=any(text.reserved for text in texts),
-            masks=self._remembered(masks),
-            fill=fill,
-            hidden=hidden,
-            skipped=skipped,
-            vocabulary=vocabulary,
-        )
         parts = []
         start = 0
         with self._alone():
+            shape = PassShape(
+                rows=0,
+                scored=0,
+                tiles=0,
+                chunks=0,
+                source_chunks=0,
+                layers=tuple(range(len(self.stack.layers)) if layers is None else layers),
+                from_states=states is not None,
+                has_prefix=any(text.reserved for text in texts),
+                masks=self._remembered(masks),
+                fill=fill,
+                hidden=hidden,
+                skipped=skipped,
+                vocabulary=vocabulary,
+            )
             for part in forwards_of(texts):
                 count = sum(text.count for text in part)
                 part_states = None if states is None else states[start : start + count]
