@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
+from bild_lab.engine.batch_scheduler import current_batch
+from bild_lab.engine.draft import Verdict, empty_draft
 from bild_lab.engine.protocols import Acceptance, Drafter, Method
-from bild_lab.engine.request import Request
+from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import DraftShape, Model, OutputSpec, Rows, SessionOptions
+from bild_lab.engine.session import (
+    ChainSpec,
+    DraftShape,
+    Model,
+    OutputSpec,
+    Rows,
+    Session,
+    SessionOptions,
+)
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_flag
+
+# tokens that a target without a draft decodes in one program
+PROGRAM_TOKENS = 32
+# as many with stop strings, which no program knows: what it decodes behind one is lost
+PROGRAM_TOKENS_BEFORE_STOP = 8
 
 
 class TokenLoop(Method, Protocol):
@@ -94,7 +109,45 @@ class DraftThenVerify(TokenLoop):
     def prepare(self, request: Request) -> None:
         self.drafter.prepare(request)
 
+    @torch.inference_mode()
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        """As a stream; a target without a draft decodes several tokens at once on an accelerator,
+        where it would wait for the host after each.
+
+        Texts of a batch go on token by token, so that a new text begins as soon as one has ended.
+        """
+        self.prepare(request)
+        tokens = list(request.source.prompt)
+        by_programs = (
+            self.target.device.type != "cpu"
+            and self.decodes_by_programs(request)
+            and not trace.reads_logits
+            and current_batch() is None
+        )
+        for new_tokens in self._rounds(request, trace, by_programs):
+            tokens += new_tokens
+        return tokens
+
+    def decodes_by_programs(self, request: Request) -> bool:
+        """Whether the target may decode several tokens in one program: it drafts nothing, so that
+        they are what its rounds would emit one by one.
+        """
+        return (
+            self.drafter.drafts_nothing
+            and request.sampling.greedy
+            and self.acceptance.lossless(request.sampling)
+        )
+
     def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        return self._rounds(request, trace, by_programs=False)
+
+    def rounds_by_programs(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        """As `rounds`, of a request that `decodes_by_programs`: yields the tokens of each program,
+        or of each round where the target's session has none.
+        """
+        return self._rounds(request, trace, by_programs=True)
+
+    def _rounds(self, request: Request, trace: Trace, by_programs: bool) -> Iterator[list[int]]:
         """The loop: yields the tokens that each round adds to the text."""
         limits = request.limits
         tokens = list(request.source.prompt)
@@ -103,6 +156,9 @@ class DraftThenVerify(TokenLoop):
             options = SessionOptions(trace.forwards)
             session = self.target.start(request.source, limits.max_new_tokens, options)
             drafter = self.drafter.start(request, session)
+
+        if by_programs:
+            tokens = yield from tokens_by_programs(session, tokens, limits, trace)
 
         while not limits.reached(tokens):
             committed = len(tokens)
@@ -135,3 +191,28 @@ class DraftThenVerify(TokenLoop):
             trace.step(draft, verdict, limits.end_tokens, stopped)
             trace.emitted(tokens[committed:], scores.logits, accepted_rows)
             yield tokens[committed:]
+
+
+def tokens_by_programs(
+    session: Session, tokens: list[int], limits: Limits, trace: Trace
+) -> Generator[list[int], None, list[int]]:
+    """Yields the target's own greedy tokens, several of which its session decodes in one program.
+
+    Returns the text when it has ended, or when the session has no program.
+    """
+    no_draft = empty_draft(torch.device("cpu"))
+    steps = 1  # the first token alone, as its time counts by itself
+    while not limits.reached(tokens):
+        steps = min(steps, limits.room(tokens))
+        with trace.span("verify"):
+            session.rollback(len(tokens) - 1)
+            decoded = session.draft(tokens[session.length :], ChainSpec(steps, limits.end_tokens))
+        if decoded is None:
+            return tokens
+        committed = len(tokens)
+        tokens = limits.append(tokens, decoded.tokens)
+        for token in tokens[committed:]:
+            trace.step(no_draft, Verdict((), token), limits.end_tokens)
+        yield tokens[committed:]
+        steps = PROGRAM_TOKENS if limits.stop is None else PROGRAM_TOKENS_BEFORE_STOP
+    return tokens

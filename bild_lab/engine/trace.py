@@ -90,6 +90,11 @@ class Trace:
     stats: dict[str, Any] = field(default_factory=dict)
     paused_s: float = 0.0
 
+    @property
+    def reads_logits(self) -> bool:
+        """Whether `emitted` needs the logits, so that no program may decode several tokens."""
+        return False
+
     def span(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -194,6 +199,10 @@ class StageTrace(Trace):
     score: Callable[[Float[Tensor, "m vocab"], Sequence[int]], float] | None = None
     log_probability: float = 0.0
     scored: int = 0
+
+    @property
+    def reads_logits(self) -> bool:
+        return self.score is not None
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:

@@ -11,6 +11,9 @@ from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT
 from bild_lab.lab.store.groups import Group
 from bild_lab.report.provenance import disturbance
 
+# of the time of `vanilla`: from there on the loop itself shapes the speedups
+LARGE_LOOP_SHARE = 0.1
+
 
 def timed_points(group: Group) -> list[Result]:
     """The timed points of a setting without the baseline."""
@@ -88,6 +91,11 @@ def cautions(result: Result) -> str:
         warnings.append(f"{result.doubt}, so neither speed nor quality says much")
     elif result.doubt:
         warnings.append(f"{result.doubt}, so its quality says little")
+    if (loop_share := result.baseline_loop_share or 0.0) >= LARGE_LOOP_SHARE:
+        warnings.append(
+            f"the loop takes {percent(loop_share)} of the baseline’s time, which flatters methods of"
+            " fewer rounds as no larger model would"
+        )
     if reason := disturbance(result):
         warnings.append(f"{reason}, so time it again before relying on the speedup")
     return f": {'; '.join(warnings)}" if warnings else ""

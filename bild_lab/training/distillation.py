@@ -190,6 +190,7 @@ class InTraining(LoadedCheckpoint):
 class _Verified(Trace):
     """Also keeps the target's logits of each token of the text: [tokens, vocab] of every round."""
 
+    reads_logits = True
     logits: list[Tensor] = field(default_factory=list)
 
     def emitted(self, tokens: Sequence[int], logits: Tensor, rows: Sequence[int]) -> None:

@@ -188,6 +188,13 @@ def test_the_gpu_gives_the_cpus_tokens_and_waits_as_often_as_documented(
         for _ in range(1 + (engine == "compiled")):
             # weights are moved, shapes made, and graphs captured
             emitted(method, seeded(request, DEVICE), Trace())
+        if policy == "vanilla" and engine == "graphs":
+            # as a stream it goes token by token, and not by programs
+            rounds_of(method, seeded(request, DEVICE), machine)
+            with counting(machine) as waits:
+                emitted(method, asked, Trace())
+            assert sampled or len(waits) <= ON_FIRST_USE + 2, by_line(waits)
+            asked = seeded(request, DEVICE)
         if not hasattr(method, "stream"):  # peers
             # peers draw from a generator of their own
             assert emitted(method, asked, Trace()) == wanted or sampled

@@ -19,6 +19,7 @@ from bild_lab.lab.measure.prediction import PROFILE, speculation_profile
 from bild_lab.lab.measure.score import result_of
 from bild_lab.lab.measure.summary import is_too_noisy, log_probability, require_no_nan
 from bild_lab.lab.measure.timing import (
+    LONG_ROUND_S,
     PHASES,
     Stopwatch,
     TimedTexts,
@@ -40,9 +41,6 @@ from bild_lab.lab.point.history import prepare_texts
 from bild_lab.lab.point.prepare import Point
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
-
-# a clock, and a pause for scores, change less than a thousandth of a round so long
-LONG_ROUND_S = 0.01
 
 
 def run_point(

@@ -32,11 +32,15 @@ from bild_lab.lab.measure.summary import (
     summarize,
 )
 from bild_lab.lab.measure.timing import (
+    LONG_ROUND_S,
     Stopwatch,
     Timed,
     TimedTexts,
     TimingOptions,
+    loop_share,
     seeded,
+    token_count,
+    total_s,
     traced_pass,
 )
 from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder
@@ -76,6 +80,7 @@ def result_of(
     decoder = point.decoders[METHOD]
     with stopwatch.phase("trace"):
         stages_s, spans = _traced(point, requests, timed)
+        baseline_loop_share = _baseline_loop_share(point, requests, timed)
     with stopwatch.phase("certify"):
         certificates = _certified(point, requests, timed) if _certifies(point) else None
     with stopwatch.phase("likelihood"):
@@ -119,6 +124,7 @@ def result_of(
             certificate=None if certificates is None else count_verdicts(certificates),
             **truncation_rates(timed, texts, requests),
             **_engine_facts(point),
+            baseline_loop_share=baseline_loop_share,
             stages_s=stages_s,
             cost=cost,
             **_stage_findings(point, timed, stages_s, spans, summary["counts"].acceptance_rate),
@@ -220,6 +226,23 @@ def _traced(point: Point, requests: list[Request], timed: TimedTexts) -> Stages:
         return stages_of([(text.trace, text.latency_s[0]) for text in first_texts])
     options = TimingOptions(point.seed, decoder.synchronize)
     return stages_of(traced_pass(decoder.method, requests[:count], options))
+
+
+def _baseline_loop_share(
+    point: Point, requests: Sequence[Request], timed: TimedTexts
+) -> float | None:
+    """As `loop_share`, of the baseline on the first example.
+
+    None without a timed baseline, where its forwards are so long that the share is small, and in a
+    batch, whose texts share the forwards.
+    """
+    baseline = timed.get(BASELINE, timed[METHOD])
+    if point.measure.baseline != "vanilla" or point.batch > 1 or not baseline[0].latency_s:
+        return None
+    if total_s(baseline) > LONG_ROUND_S * token_count(baseline):
+        return None
+    method = point.decoders.get(BASELINE, point.decoders[METHOD]).method
+    return loop_share(method, requests[0])
 
 
 def stages_of(traces: Iterable[tuple[StageTrace, float]]) -> Stages:

@@ -13,6 +13,7 @@ import torch
 
 from bild_lab.engine.batch_decoding import BatchedText, decode_batch
 from bild_lab.engine.batch_scheduler import Batch
+from bild_lab.engine.decode import PROGRAM_TOKENS, DraftThenVerify
 from bild_lab.engine.protocols import Method, Prepares, Streams
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import StageTrace, Trace
@@ -37,6 +38,10 @@ WARM_TOKENS = 32
 # batches of texts that are decoded by one method before the other: a batch drains at the end of
 # each
 BLOCK = 8
+# a clock and a pause for scores change less than a thousandth of a round so long, and the loop's
+# share of it is small
+LONG_ROUND_S = 0.01
+LOOP_SHARE_REPEATS = 5
 TRACED_TOKENS = 2048  # how many new tokens a pass with clocks of its own decodes
 
 
@@ -279,6 +284,38 @@ def traced_pass(
         options.synchronize()
         yield trace, time.perf_counter() - trace.started
         tokens -= len(text) - request.limits.prompt_length
+
+
+def loop_share(method: Method, request: Request) -> float | None:
+    """The share of a text's time that the loop takes between forwards, given `vanilla` on a CPU:
+    the target decodes the same tokens by programs without it.
+
+    None without programs.
+    """
+    if (
+        not isinstance(method, DraftThenVerify)
+        or method.target.device.type != "cpu"
+        or not method.decodes_by_programs(request)
+    ):
+        return None
+    short_request = request.shorter(1 + PROGRAM_TOKENS)
+    loop_s, program_s = [], []
+    for _ in range(LOOP_SHARE_REPEATS):
+        seconds, rounds = timed_rounds(method.rounds(short_request, Trace()))
+        loop_s.append(seconds)
+        seconds, programs = timed_rounds(method.rounds_by_programs(short_request, Trace()))
+        program_s.append(seconds)
+        if len(programs) == len(rounds):
+            return None
+    return max(0.0, 1 - min(program_s) / min(loop_s))
+
+
+@torch.inference_mode()
+def timed_rounds(rounds: Iterator[list[int]]) -> tuple[float, list[list[int]]]:
+    """The seconds until a text has ended, and the tokens of each round."""
+    started = time.perf_counter()
+    tokens_by_round = list(rounds)
+    return time.perf_counter() - started, tokens_by_round
 
 
 def seeded(request: Request, seed: int, index: int) -> Request:

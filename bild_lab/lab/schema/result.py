@@ -202,6 +202,12 @@ class Result:
     baseline_cut: float | None = share(
         "The share of the baseline’s texts that the length limit cut.", label="baseline cut"
     )
+    baseline_loop_share: float | None = share(
+        "The share of the time of `vanilla` that its loop takes between forwards on a CPU, on the"
+        " first example; a large share flatters every method of fewer rounds.",
+        label="loop’s share of the baseline’s time",
+        heading="loop",
+    )
     peak_memory_mb: float | None = column(
         "Peak memory of the process, on a GPU of the device, from loading the models to the last"
         " score, method and baseline together.",

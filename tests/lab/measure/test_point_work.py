@@ -13,8 +13,9 @@ import pytest
 
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.lab.config.compose import compose_config
-from bild_lab.lab.measure import runner, summary
+from bild_lab.lab.measure import runner, score, summary
 from bild_lab.lab.measure.runner import run_point
+from bild_lab.lab.measure.timing import LOOP_SHARE_REPEATS
 from bild_lab.lab.point import prepare as points
 from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
@@ -60,7 +61,8 @@ def run(checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
     def measured(
         *further: str, long_round_s: float
     ) -> tuple[Result, list[MeasuredExample], Counter]:
-        monkeypatch.setattr(runner, "LONG_ROUND_S", long_round_s)
+        for module in (runner, score):
+            monkeypatch.setattr(module, "LONG_ROUND_S", long_round_s)
         opened.clear()
         point = prepare(compose_config([*words, *further, "resume=false"]))
         result = run_point(
@@ -94,11 +96,11 @@ def test_a_slow_model_runs_for_the_timed_texts_alone(run: Run) -> None:
     )
     fast, again, others = run("policy=speculative", long_round_s=float("inf"))
     texts = {
-        ("tracing", "llama"): 2,
+        ("tracing", "llama"): 2 + 2 * LOOP_SHARE_REPEATS,
         ("tracing", "llama-draft"): 2,
         ("scoring by the target", "llama"): TEXTS,
     }
-    # a fast one once more with clocks, and a forward for each text
+    # a fast one once more with clocks, with and without a loop, and a forward for each text
     assert others == {**DECODED, **DRAFTED, **texts}
     assert fast.change.log_probability == pytest.approx(result.change.log_probability, rel=1e-5)
     assert [one.token_ids for one in again] == [one.token_ids for one in examples]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from bild_lab.engine.batch_scheduler import PendingOp, current_batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import StageTrace, Trace
@@ -25,6 +26,7 @@ from bild_lab.lab.measure.timing import (
     BLOCK,
     Timed,
     TimingOptions,
+    loop_share,
     order,
     repeats_of,
     seeded,
@@ -427,3 +429,37 @@ def test_repeats_end_when_the_speedup_is_known_or_their_number_is_reached() -> N
     assert not too_noisy(most=3, method=shaken, baseline=steady)
     assert too_noisy(method=[1.0], baseline=[1.0])  # of one repeat nothing is known
     assert not is_too_noisy({"method": [Timed([1], shaken, Trace())]}, MeasureSpec())
+
+
+class Clocked(DraftThenVerify):
+    """Rounds and programs that take so many seconds of a pretended clock."""
+
+    def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        return self.pretended(LOOP_TOKENS, seconds=0.5)
+
+    def rounds_by_programs(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        return self.pretended(1, seconds=0.75)
+
+    @staticmethod
+    def pretended(rounds: int, seconds: float) -> Iterator[list[int]]:
+        for _ in range(rounds):
+            CLOCK[0] += seconds
+            yield [5] * (LOOP_TOKENS // rounds)
+
+
+LOOP_TOKENS, CLOCK = 6, [0.0]
+
+
+def test_the_loops_share_is_what_programs_of_the_same_tokens_do_not_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: CLOCK[0])
+    target = next_number()
+    request = Request(Source((0,)), Limits(1, LOOP_TOKENS))
+    vanilla = Clocked(target, NoDraft(target), ExactMatch())
+    assert loop_share(vanilla, request) == 1 - 0.75 / (0.5 * LOOP_TOKENS)
+    drafting = Clocked(target, ModelDrafter(target, 3), ExactMatch())
+    sampled = replace(request, sampling=Sampling(1.0))
+    assert loop_share(drafting, request) is loop_share(vanilla, sampled) is None
+    without_programs = DraftThenVerify(target, NoDraft(target), ExactMatch())
+    assert loop_share(without_programs, request) is None
