@@ -193,7 +193,7 @@ def test_the_gpu_gives_the_cpus_tokens_and_waits_as_often_as_documented(
             rounds_of(method, seeded(request, DEVICE), machine)
             with counting(machine) as waits:
                 emitted(method, asked, Trace())
-            assert sampled or len(waits) <= ON_FIRST_USE + 2, by_line(waits)
+            assert sampled or len(waits) <= 3, by_line(waits)
             asked = seeded(request, DEVICE)
         if not hasattr(method, "stream"):  # peers
             # peers draw from a generator of their own
