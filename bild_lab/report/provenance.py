@@ -51,11 +51,18 @@ def unreliable(results: Sequence[Result]) -> list[str]:
     impossible = sum(result.impossible for result in results)
     busy = [result for result in results if result.environment.busy]
     used = load_elsewhere(busy) if busy else ""
+    slowed = [result for result in results if result.environment.gpu_slowed_by]
+    causes = [cause for result in slowed for cause in result.environment.gpu_slowed_by.split(", ")]
     idle = "On an idle machine (or a free core, runtime.threads=1)"
     reasons = (
         (len(shared), "beside other jobs on the same device", "Alone"),
         (impossible, "as faster than their tokens per call allow", idle),
         (len(busy), f"while other programs used {used} % of the machine", idle),
+        (
+            len(slowed),
+            f"on a GPU slowed by {' and '.join(dict.fromkeys(causes))}",
+            "At its full clock",
+        ),
     )
     points = counted(len(results), "point")
     doubts = Counter(result.doubt for result in results if result.doubt)
@@ -91,6 +98,8 @@ def disturbance(result: Result) -> str:
         words.append(f"machine {percent((environment.busy_elsewhere_percent or 0.0) / 100)} busy")
     if environment.shared_device:
         words.append("device shared")
+    if environment.gpu_slowed_by:
+        words.append(f"GPU slowed by {environment.gpu_slowed_by}")
     return ", ".join(words)
 
 

@@ -33,6 +33,7 @@ from bild_lab.lab.point.decoder import METHOD, Decoder
 from bild_lab.lab.point.environment import (
     DeviceUse,
     Energy,
+    GpuClock,
     OtherLoad,
     environment,
     wait_for_quiet,
@@ -140,18 +141,21 @@ def _time_quietly(
         if waited_s := wait_for_quiet(point.measure.quiet, helpers_s):
             load_facts["waited_s"] = waited_s
     with stopwatch.phase("decode"):
-        other_load = OtherLoad(helpers_s)
+        other_load, clock = OtherLoad(helpers_s), GpuClock(decoder.target.device)
         options = replace(
             options,
             compiled_steps=lambda: compiled_steps(decoders),
             first_trace=_first_trace(point, shortest_verify_s),
             joules=Energy(decoder.target.device).since,
+            after_block=clock.read,
+            rehearses=decoder.target.device.type == "cuda",
         )
         timed = time_methods(methods, requests, point.measure.repeats, options)
         while is_too_noisy(timed, point.measure):
             stopwatch.stage(f"{PHASES['decode']}, repeat {repeats_of(timed) + 1}")
             time_methods(methods, requests, 1, options, timed)
         load_facts["busy_elsewhere_percent"] = round(other_load.percent(), 1)
+        load_facts |= clock.facts
     return timed, load_facts
 
 

@@ -100,6 +100,10 @@ def no_joules() -> None:
     """Read no energy: there is no counter."""
 
 
+def no_reading() -> None:
+    """Read nothing: there is no clock of a GPU."""
+
+
 def no_progress(texts: float) -> None:
     """Show no progress."""
 
@@ -111,8 +115,11 @@ class TimingOptions:
     seed: of sampled texts. synchronize: waits until the device has finished its work. batch: how
     many texts are decoded at a time. compiled_steps: how many steps were compiled so far.
     first_trace: makes the trace of a text's first repeat outside of batches; the seconds in which
-    it is paused do not count. joules: the energy since it was asked last, None if unknown. advance:
-    called after every decoding with its share of the work, in texts.
+    it is paused do not count. joules: the energy since it was asked last, None if unknown.
+    after_block: called after every timed block. rehearses: before a block is timed for the first
+    time, decode the first token of each of its texts, so that libraries have met the shapes of its
+    prompts; on a GPU they look for kernels, and load them, at each new shape. advance: called after
+    every decoding with its share of the work, in texts.
     """
 
     seed: int = 0
@@ -121,6 +128,8 @@ class TimingOptions:
     compiled_steps: Callable[[], int] = no_steps
     first_trace: Callable[[], Trace] = Trace
     joules: Callable[[], float | None] = no_joules
+    after_block: Callable[[], None] = no_reading
+    rehearses: bool = False
     advance: Callable[[float], None] = no_progress
 
 
@@ -181,6 +190,8 @@ def _decode_block(
     Returns the texts and their joules.
     """
     first_trace = options.first_trace if is_first else Trace
+    if is_first and options.rehearses:
+        _rehearse(method, requests, block, options)
     steps = -1
     while steps != options.compiled_steps():
         steps = options.compiled_steps()
@@ -191,7 +202,24 @@ def _decode_block(
         else:
             texts = [_decode_text(method, seeded_requests[0], options, first_trace, block[0])]
         joules = options.joules()
+        options.after_block()
     return texts, joules
+
+
+def _rehearse(
+    method: Method, requests: Sequence[Request], block: range, options: TimingOptions
+) -> None:
+    """Decode the first token of each text of a block, together if they are timed together."""
+    untimed = replace(options, synchronize=no_wait, advance=no_progress)
+    block_requests = [seeded(requests[index], options.seed, index) for index in block]
+    if options.batch > 1:
+        first_tokens = [request.shorter(1) for request in block_requests]
+        _decode_batch(method, first_tokens, untimed, share=0.0)
+    elif isinstance(method, Streams):  # with the memory of the whole text
+        _warm_up_stream(method, block_requests[0], tokens=1)
+    else:
+        _decode_text(method, block_requests[0].shorter(1), untimed, Trace, block[0])
+    options.synchronize()
 
 
 def _decode_batch(

@@ -71,7 +71,7 @@ class Energy:
         self._zones = [
             name.parent for name in zones if name.read_text(encoding="utf-8").startswith("package")
         ]  # a package's counter holds those of its other zones
-        self._gpu = _gpu_millijoules(device) if device.type == "cuda" else None
+        self._gpu = _gpu_millijoules(device)
         self._last_counters = self._counters()
 
     def since(self) -> float | None:
@@ -102,18 +102,70 @@ class Energy:
 
 def _gpu_millijoules(device: torch.device) -> Callable[[], int] | None:
     """A GPU's counter; None without NVML's package, or on a GPU that counts no energy."""
-    try:
-        import pynvml
+    with suppress(Exception):  # NVML's errors come with its package
+        nvml, gpu = _nvml_of(device)
+        nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
+        return partial(nvml.nvmlDeviceGetTotalEnergyConsumption, gpu)
+    return None
 
-        pynvml.nvmlInit()
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        read = partial(
-            pynvml.nvmlDeviceGetTotalEnergyConsumption, pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        )
-        read()
-    except Exception:  # NVML's errors come with its package
-        return None
-    return read
+
+def _nvml_of(device: torch.device) -> tuple[Any, Any]:
+    """NVML's package and its handle of a GPU. Raises an error without either."""
+    if device.type != "cuda":
+        raise LookupError("a GPU's counters are asked for, and the device is none")
+    import pynvml
+
+    pynvml.nvmlInit()
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
+
+
+SLOWED_BY = {  # NVML's reasons for a clock below its maximum, but that nothing runs or asks for more
+    "nvmlClocksThrottleReasonSwPowerCap": "power cap",
+    "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "power brake",
+    "nvmlClocksThrottleReasonSwThermalSlowdown": "heat",
+    "nvmlClocksThrottleReasonHwThermalSlowdown": "heat",
+    "nvmlClocksThrottleReasonHwSlowdown": "hardware",
+}
+
+
+class GpuClock:
+    """A GPU's clock and temperature, and what slowed it down, from the first reading to the last.
+
+    It reads nothing without NVML's package, and on a CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._mhz: list[int] = []
+        self._celsius: list[int] = []
+        self._slowed_by: dict[str, None] = {}
+        self._nvml: tuple[Any, Any] | None = None
+        with suppress(Exception):  # NVML's errors come with its package
+            self._nvml = _nvml_of(device)
+
+    def read(self) -> None:
+        """Read the GPU as it is now, best while it is busy."""
+        if self._nvml is None:
+            return
+        nvml, gpu = self._nvml
+        with suppress(nvml.NVMLError):
+            self._mhz.append(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM))
+            self._celsius.append(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
+            reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+            for name, words in SLOWED_BY.items():
+                if reasons & getattr(nvml, name):
+                    self._slowed_by[words] = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the environment of a result: the lowest and the highest reading; empty without one."""
+        if not self._celsius:
+            return {}
+        return {
+            "gpu_mhz": [min(self._mhz), max(self._mhz)],
+            "gpu_celsius": [min(self._celsius), max(self._celsius)],
+            "gpu_slowed_by": ", ".join(self._slowed_by) or None,
+        }
 
 
 class OtherLoad:

@@ -114,6 +114,12 @@ class Environment(Record):
             digits=0,
         ),
         Column(
+            "What held the GPU’s clock down while the point was timed, as NVML says: heat, a power cap."
+            " Do not compare its timings with others then.",
+            "gpu_slowed_by",
+            label="GPU slowed by",
+        ),
+        Column(
             "Seconds that timing waited for other programs to end.", "waited_s", unit="s", digits=0
         ),
     )

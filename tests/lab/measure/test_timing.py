@@ -463,3 +463,41 @@ def test_the_loops_share_is_what_programs_of_the_same_tokens_do_not_take(
     assert loop_share(drafting, request) is loop_share(vanilla, sampled) is None
     without_programs = DraftThenVerify(target, NoDraft(target), ExactMatch())
     assert loop_share(without_programs, request) is None
+
+
+@dataclass
+class Noting:
+    """A method that notes how many tokens it may decode of each text, streamed or not."""
+
+    calls: list[tuple[str, tuple[int, ...], int]] = field(default_factory=list)
+
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        self.calls.append(("decode", request.source.prompt, request.limits.max_new_tokens))
+        return [*request.source.prompt, 5]
+
+
+class NotingStream(Noting):
+    def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        self.calls.append(("stream", request.source.prompt, request.limits.max_new_tokens))
+        yield [5]
+        raise AssertionError("one token is enough")
+
+
+def test_a_rehearsal_meets_each_texts_shapes_before_they_are_timed_for_the_first_time() -> None:
+    requests = [Request(Source((start,)), Limits(1, 9)) for start in range(3)]
+    methods = {"peer": Noting(), "ours": NotingStream()}
+    read: list[int] = []
+    options = TimingOptions(rehearses=True, after_block=lambda: read.append(1))
+    timed = time_methods(methods, requests, 2, options)
+    assert methods["peer"].calls == [
+        ("decode", (start,), tokens) for start in range(3) for tokens in (1, 9, 9)
+    ]
+    assert methods["ours"].calls == [
+        (kind, (start,), 9) for start in range(3) for kind in ("stream", "decode", "decode")
+    ]
+    assert len(read) == 2 * 2 * len(requests)
+    time_methods(methods, requests, 1, options, timed)  # of texts that were met
+    assert len(methods["peer"].calls) == 3 * len(requests) + len(requests)
+    cold = Noting()
+    time_methods({"peer": cold}, requests, 1, TimingOptions())
+    assert len(cold.calls) == len(requests)

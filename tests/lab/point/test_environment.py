@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from bild_lab.lab.point import environment
 from bild_lab.lab.point.environment import (
     DeviceUse,
     Energy,
+    GpuClock,
     OtherLoad,
     name_in,
     peak_memory_mb,
@@ -145,3 +147,48 @@ def test_energy_is_that_of_the_packages_also_where_a_counter_begins_anew(tmp_pat
     assert energy.since() is None and energy.since() is None
     put("intel-rapl:1", "package-1", 500_000)
     assert energy.since() is None and energy.since() == 0  # nothing is known of the time before
+
+
+class NVMLError(Exception):
+    """What NVML raises."""
+
+
+def test_the_gpus_clock_is_read_with_what_held_it_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([(1980, 41, 0), (1755, 83, 0x20 | 0x4), (1700, 84, 0x40)])
+    now = [0, 0, 0]
+
+    def reading(_: object) -> int:
+        now[:] = next(readings, (None,) * 3)
+        return now[0]
+
+    nvml = SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_CLOCK_SM=1,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlDeviceGetClockInfo=lambda gpu, kind: reading(gpu),
+        nvmlDeviceGetTemperature=lambda gpu, kind: now[1],
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda gpu: now[2],
+        nvmlClocksThrottleReasonSwPowerCap=0x4,
+        nvmlClocksThrottleReasonHwSlowdown=0x8,
+        nvmlClocksThrottleReasonSwThermalSlowdown=0x20,
+        nvmlClocksThrottleReasonHwThermalSlowdown=0x40,
+        nvmlClocksThrottleReasonHwPowerBrakeSlowdown=0x80,
+    )
+    monkeypatch.setattr(environment, "_nvml_of", lambda device: (nvml, "gpu"))
+    clock = GpuClock(torch.device("cuda"))
+    assert clock.facts == {}
+    clock.read()
+    assert clock.facts == {"gpu_mhz": [1980, 1980], "gpu_celsius": [41, 41], "gpu_slowed_by": None}
+    clock.read()
+    clock.read()
+    assert clock.facts == {
+        "gpu_mhz": [1700, 1980],
+        "gpu_celsius": [41, 84],
+        "gpu_slowed_by": "power cap, heat",
+    }
+
+
+def test_a_cpu_has_no_clock_of_a_gpu() -> None:
+    clock = GpuClock(CPU)
+    clock.read()
+    assert clock.facts == {}
