@@ -91,10 +91,15 @@ def cautions(result: Result) -> str:
         warnings.append(f"{result.doubt}, so neither speed nor quality says much")
     elif result.doubt:
         warnings.append(f"{result.doubt}, so its quality says little")
+    if result.draft_engine not in (None, result.engine):
+        warnings.append(
+            f"its drafter runs by {result.draft_engine} and its target by {result.engine}, so the"
+            " drafter may be slower than it need be"
+        )
     if (loop_share := result.baseline_loop_share or 0.0) >= LARGE_LOOP_SHARE:
         warnings.append(
-            f"the loop takes {percent(loop_share)} of the baseline’s time, which flatters methods of"
-            " fewer rounds as no larger model would"
+            f"Python between forwards is {percent(loop_share)} of the baseline’s time, so a model this"
+            " small flatters methods with fewer forwards"
         )
     if reason := disturbance(result):
         warnings.append(f"{reason}, so time it again before relying on the speedup")

@@ -147,8 +147,13 @@ def _engine_facts(point: Point) -> dict[str, Any]:
     decoder = point.decoders[METHOD]
     if isinstance(decoder.method, Replays):
         return {"engine": None, "precision": None, "peak_memory_mb": None}
+    _, *drafting = decoder.running
+    ours = decoder.method.engine in {model.engine for model in decoder.running}
     return {
         "engine": decoder.method.engine,
+        "draft_engine": ", ".join(dict.fromkeys(model.engine for model in drafting))
+        if drafting and ours
+        else None,
         "precision": precision_of(decoder.method, decoder.target, point.setting["dtype"]),
         "peak_memory_mb": peak_memory_mb(decoder.target.device),
     }

@@ -152,8 +152,11 @@ class Result:
     composition: str
     setting: Setting = group("")
     engine: str | None = column(
-        "What ran the target: kernels (our C++), native (our modules), hf (those of Transformers),"
-        " or a peer’s own."
+        "What ran the target: kernels (our C++, or Triton on a GPU), native (our modules), hf (those"
+        " of Transformers), or a peer’s own."
+    )
+    draft_engine: str | None = column(
+        "What ran the models that draft; empty without them, and for a peer."
     )
     precision: str | None = column(
         "The precision of the policy’s weights: the setting’s, or that of a peer’s own file, such"
@@ -209,10 +212,10 @@ class Result:
         "The share of the baseline’s texts that the length limit cut.", label="baseline cut"
     )
     baseline_loop_share: float | None = share(
-        "The share of the time of `vanilla` that its loop takes between forwards on a CPU, on the"
-        " first example; a large share flatters every method of fewer rounds.",
-        label="loop’s share of the baseline’s time",
-        heading="loop",
+        "The share of the time of `vanilla` that Python takes between forwards on a CPU, on the first"
+        " example. A large share, of a small model, flatters every method with fewer forwards.",
+        label="Python’s share of the baseline’s time",
+        heading="Python",
     )
     peak_memory_mb: float | None = column(
         "Peak memory of the process, on a GPU of the device, from loading the models to the last"

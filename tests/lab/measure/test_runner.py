@@ -184,6 +184,7 @@ def test_a_result_tells_the_point_and_what_else_the_machine_did(
         point.decoders["method"].method.engine,
         False,
     )
+    assert result.draft_engine == point.decoders["method"].models[1].engine
     assert result.composition and result.facts["acceptance"] == "Rollback"
     assert result.environment.get("busy_elsewhere_percent") == 18.2
     assert result.environment.get("host") == platform.node()
