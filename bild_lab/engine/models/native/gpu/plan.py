@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.models.native.gpu.attention import LANES, attend
+from bild_lab.engine.models.native.gpu.attention import attend
 from bild_lab.engine.models.native.gpu.heads import Head, Heads, ScoreBuffers
-from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE, PassInputs
+from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE, PassInputs, tree_start
 from bild_lab.engine.models.native.gpu.products import (
     SQUARES_COLUMNS,
     feed_forward,
@@ -41,8 +41,9 @@ class PassShape(NamedTuple):
     """What decides the kernels of a forward: forwards of one shape share a CUDA graph.
 
     rows, scored, tiles: how many at most. chunks, source_chunks: of CHUNK slots, which attention
-    covers at most. layers: indices. from_states: the stream begins with states, not tokens.
-    has_tree, has_prefix: of any text. masks: the address of the prefix's. fill, hidden, skipped,
+    covers at most. tree_chunks: those among them that have rows of a tree, 0 without one. layers:
+    indices. from_states: the stream begins with states, not tokens. has_prefix: of any text. masks:
+    the address of the prefix's. fill, hidden, skipped,
     vocabulary: as in `KernelDecoder.run`. stoppable: the forward does nothing once no chain is
     running.
     """
@@ -54,7 +55,7 @@ class PassShape(NamedTuple):
     source_chunks: int
     layers: tuple[int, ...]
     from_states: bool = False
-    has_tree: bool = False
+    tree_chunks: int = 0
     has_prefix: bool = False
     masks: int | None = None
     fill: bool = False
@@ -105,7 +106,7 @@ class Buffers:
     tickets: Tensor  # zero between forwards
     always: Tensor  # 1: for kernels that nothing stops
     running: Tensor  # how many chains are running
-    partial: dict[int, Tensor] = field(default_factory=dict)  # of attention, by its grid's size
+    partial: Float[Tensor, " numbers"]  # results of chunks of attention, of the longest text so far
     hidden: dict[int, Tensor] = field(default_factory=dict)  # by the number of layers
 
 
@@ -125,6 +126,7 @@ class ForwardPlan:
         self.width = stack.heads * stack.head_dim
         self.range = HALF_RANGE if self.dtype == torch.float16 else 1.0
         self.groups = power_of_two(self.dim // int(SQUARES_COLUMNS))
+        self.head_block = max(16, power_of_two(stack.head_dim))
         self.heads = Heads(stack)
         self._scores: dict[int, ScoreBuffers] = {}
         self.inputs = PassInputs(stack.heads // stack.kv_heads, self.device)
@@ -170,13 +172,14 @@ class ForwardPlan:
         stop = max(text.start + text.count for text in texts)
         for text in texts:
             require_room(text, self.positions)
+        most_tree_chunks = max(map(tree_chunks, texts))
         sources = [text.memory[0].shape[2] for text in texts if text.memory is not None]
         return shape._replace(
             rows=padded(rows),
             scored=padded(sum(text.scored for text in texts)),
             tiles=power_of_two(tiles),
             chunks=power_of_two(-(-stop // CHUNK)),
-            has_tree=any(text.parents is not None for text in texts),
+            tree_chunks=power_of_two(most_tree_chunks) if most_tree_chunks else 0,
             source_chunks=power_of_two(-(-max(sources, default=1) // CHUNK)),
         )
 
@@ -202,12 +205,22 @@ class ForwardPlan:
             # the last tile of a product may reach behind its outputs
             scratch=zeros(scratch_parts * MAX_ROWS * (widest + 256)),
             tickets=zeros(
-                max(MAX_ROWS // 8 * (widest // 16 + 1), stack.kv_heads * self.inputs.max_tiles),
+                max(MAX_ROWS // 8 * (widest // 16 + 1), MAX_ROWS * stack.heads),
                 dtype=torch.int32,
             ),
             always=zeros(1, dtype=torch.int64) + 1,
             running=zeros(1, dtype=torch.int64),
+            partial=zeros(0),
         )
+
+    def partial_results(self, chunks: int) -> tuple[Tensor, Tensor]:
+        """Where attention to so many chunks leaves the result of each, and its statistics."""
+        results = MAX_ROWS * self.stack.heads * chunks
+        size = results * (self.head_block + 2)
+        if self.buffers.partial.shape[0] < size:
+            self.buffers.partial = self.buffers.x.new_zeros(size)
+        partial = self.buffers.partial
+        return partial, partial[results * self.head_block :]
 
     def running(self, shape: PassShape) -> Int[Tensor, "1"]:
         """What a forward's kernels ask whether to run."""
@@ -240,6 +253,12 @@ def require_room(text: SequenceSlice, positions: float) -> None:
         raise IndexError(f"slot {stop - 1} lies behind a cache of {text.cache.capacity} slots")
     if stop - text.reserved > positions:
         raise IndexError(f"position {stop - text.reserved - 1} lies behind {positions} rotations")
+
+
+def tree_chunks(text: SequenceSlice) -> int:
+    """How many chunks have rows of a text's tree; 0 without one."""
+    first_slot, last_slot = tree_start(text), text.start + text.count - 1
+    return 0 if text.parents is None else last_slot // CHUNK - first_slot // CHUNK + 1
 
 
 def padded(count: int) -> int:
@@ -407,15 +426,11 @@ class _Forward:
     def attend(self, index: int, layer: Layer, crosses: bool = False) -> None:
         stack, plan, buffers, inputs = self.stack, self.plan, self.buffers, self.inputs
         chunks = self.shape.source_chunks if crosses else self.shape.chunks
-        grid = (stack.kv_heads, self.shape.tiles, chunks)
-        head_block = max(16, power_of_two(stack.head_dim))
-        warps = 8 if head_block > 128 else 4
-        # as big as the grid: every program has a place of its own
-        programs = math.prod(grid)
-        if programs not in buffers.partial:
-            size = programs * int(LANES) * (head_block + 2)
-            buffers.partial[programs] = buffers.x.new_zeros(size)
-        partial = buffers.partial[programs]
+        tree_chunks = 0 if crosses else self.shape.tree_chunks
+        row_tiles = self.shape.rows * inputs.tiles_per_row
+        programs = self.shape.tiles * chunks + row_tiles * tree_chunks
+        warps = 8 if plan.head_block > 128 else 4
+        partial, statistics = plan.partial_results(chunks)
         windowed = bool(layer.window) and not crosses
         arguments = (
             self.running,
@@ -427,29 +442,38 @@ class _Forward:
             buffers.queries,
             buffers.mixed,
             partial,
-            partial[programs * int(LANES) * head_block :],
+            statistics,
             buffers.tickets,
             index,
             layer.window,
             plan.farthest,
             plan.known,
             float(stack.scale * LOG2_E),
+            self.shape.tiles,
+            chunks,
+            tree_chunks,
         )
         constants = {
             "HEADS": stack.heads,
             "KV_HEADS": stack.kv_heads,
             "HEAD_DIM": stack.head_dim,
-            "HEAD_BLOCK": head_block,
+            "HEAD_BLOCK": plan.head_block,
             "CHUNK": CHUNK,
             "BIASED": not plan.rotary and not crosses,
             "CROSS": crosses,
-            "TREE": self.shape.has_tree and not crosses,
+            "TREE": tree_chunks > 0,
             "WINDOWED": windowed,
             "HAS_PREFIX": self.shape.has_prefix,
             "MAX_ROWS": MAX_ROWS,
+            "MAX_TILES": inputs.max_tiles,
             "MAX_DEPTH": MAX_TREE,
         }
-        self.add(attend, grid, arguments, constants | self.flow | {"num_warps": warps})
+        self.add(
+            attend,
+            (stack.kv_heads, programs),
+            arguments,
+            constants | self.flow | {"num_warps": warps},
+        )
 
     def residual(
         self, block_inputs: Tensor, weight: Weight, block_norm: Tensor | None, next_norm: Tensor

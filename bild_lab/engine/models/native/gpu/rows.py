@@ -11,7 +11,6 @@ from bild_lab.engine.models.native.gpu.products import (
     ROW_TOKEN,
     TEXT_FIELDS,
     TEXT_FRESH,
-    TEXT_TREE_START,
     load_squares,
     rms_factors,
     start_next,
@@ -277,7 +276,6 @@ def choose(
             tl.store(row_table + ROW_SLOT * MAX_ROWS + text, slot)
             tl.store(row_table + ROW_POSITION * MAX_ROWS + text, position)
             tl.store(fields + TEXT_FRESH, slot)
-            tl.store(fields + TEXT_TREE_START, slot)
     else:
         tl.atomic_add(running, -1, sem="acq_rel")
 
