@@ -111,6 +111,7 @@ def attend(
     query_head = head * group + query % group
     # 2. how many keys each sees, and which of their chunks this program has
     fields = text_table + text * TEXT_FIELDS
+    begin = 0
     first_chunk = tl.zeros((LANES,), tl.int32)
     if CROSS:
         capacity = tl.load(fields + TEXT_SOURCE, cache_modifier=".cg")
@@ -130,8 +131,8 @@ def attend(
         key_count = tl.where(real, position + reserved + 1, 0)
         if WINDOWED and not HAS_PREFIX:
             first_chunk = tl.maximum(position + 1 - window, 0) // CHUNK
+            begin = tl.min(tl.where(real, first_chunk, chunks), 0)
     chunk_stop = tl.cdiv(key_count, CHUNK)
-    begin = tl.min(tl.where(real, first_chunk, chunks), 0)
     stop = tl.max(chunk_stop, 0)
     if TREE:
         tree_start = tl.load(fields + TEXT_TREE_START, cache_modifier=".cg").to(tl.int32)
