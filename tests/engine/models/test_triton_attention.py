@@ -150,6 +150,21 @@ def test_trees_and_chains_side_by_side_have_the_bits_that_each_has_alone(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+@torch.inference_mode()
+def test_a_window_of_several_chunks_takes_each_query_its_own(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bild_lab.engine.models.native.gpu import plan
+
+    monkeypatch.setattr(plan, "CHUNK", 4)
+    texts = Texts(name)
+    tokens = [7, 8, 9, 10, 11, 12, 13]
+    tree = texts.rows(0, 30, len(tokens), PARENTS)
+    require_branches(texts, 30, tokens, texts.logits(tokens, [tree]))
+
+
+@pytest.mark.slow
 @torch.inference_mode()
 def test_a_deep_tree_has_rows_in_several_chunks() -> None:
     texts = Texts("llama")

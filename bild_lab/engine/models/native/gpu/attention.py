@@ -137,7 +137,7 @@ def attend(
     if TREE:
         tree_start = tl.load(fields + TEXT_TREE_START, cache_modifier=".cg").to(tl.int32)
         shared_stop = tree_start // CHUNK
-        begin = tl.where(of_one_row, tl.maximum(begin, shared_stop), begin)
+        begin = tl.where(of_one_row, shared_stop, begin)
         stop = tl.where(of_one_row, stop, tl.minimum(stop, shared_stop))
     chunk = begin + part
     if chunk >= stop:
