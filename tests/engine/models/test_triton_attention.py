@@ -175,3 +175,14 @@ def test_a_deep_tree_has_rows_in_several_chunks() -> None:
     assert torch.equal(found[:39], chain)
     branch = texts.logits([*tokens[:4], tokens[39]], [texts.rows(0, 20, 5)])
     assert torch.equal(found[39:], branch[4:])
+
+
+def test_partial_results_take_no_more_than_is_counted() -> None:
+    plan = Texts("llama").kernels.plan
+    held = {}
+    for chunks in (1, 2, 4, 8, 2):  # a graph keeps what it was made with
+        partial, statistics = plan.partial_results(chunks)
+        held[partial.data_ptr()] = partial
+        assert partial.shape[0] - statistics.shape[0] == 64 * 4 * chunks * plan.head_block
+        assert statistics.shape[0] >= 64 * 4 * chunks * 2
+    assert sum(partial.nbytes for partial in held.values()) <= plan.buffer_bytes(8 * CHUNK)

@@ -70,6 +70,11 @@ class KernelDecoder(Protocol):
     def positions(self) -> float:
         """How many positions the kernels can place."""
 
+    def buffer_bytes(self, slots: int) -> int:
+        """How many bytes its buffers may take beside those that it holds from the beginning, for
+        texts of at most so many slots.
+        """
+
     def rotate_by(
         self, cos: Float[Tensor, "kinds n head_dim"], sin: Float[Tensor, "kinds n head_dim"]
     ) -> None:

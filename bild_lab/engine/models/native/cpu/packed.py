@@ -139,6 +139,10 @@ class PackedDecoder:
         """How many positions the kernels can place."""
         return self._rotations[0].shape[1] if self._rotary else float("inf")
 
+    def buffer_bytes(self, slots: int) -> int:
+        """None: those of a pass are small, and gone after it."""
+        return 0
+
     def rotate_by(
         self, cos: Float[Tensor, "kinds n head_dim"], sin: Float[Tensor, "kinds n head_dim"]
     ) -> None:

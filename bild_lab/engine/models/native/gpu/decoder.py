@@ -60,6 +60,10 @@ class TritonDecoder:
         """How many positions the kernels can place."""
         return self.plan.positions
 
+    def buffer_bytes(self, slots: int) -> int:
+        """As `KernelDecoder.buffer_bytes`."""
+        return self.plan.buffer_bytes(slots)
+
     def rotate_by(
         self, cos: Float[Tensor, "kinds n head_dim"], sin: Float[Tensor, "kinds n head_dim"]
     ) -> None:
@@ -178,7 +182,7 @@ class TritonDecoder:
             if reads:
                 head_input = self._head_input(texts)
         if shape.hidden:
-            hidden = plan.buffers.hidden[len(shape.layers)][:, :rows].clone()
+            hidden = plan.buffers.hidden[: len(shape.layers), :rows].clone()
         return PackedScores(logits, head_input, hidden)
 
     def _head_input(self, texts: Sequence[SequenceSlice]) -> Float[Tensor, "scored dim"]:

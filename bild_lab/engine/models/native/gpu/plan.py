@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -102,12 +102,12 @@ class Buffers:
     mixed: Float[Tensor, "rows features"]
     inner: Float[Tensor, "rows hidden"]
     states: Float[Tensor, "rows dim"]  # that a forward begins with
+    hidden: Float[Tensor, "layers rows dim"]  # each layer's output
     scratch: Tensor  # partial sums
     tickets: Tensor  # zero between forwards
     always: Tensor  # 1: for kernels that nothing stops
     running: Tensor  # how many chains are running
     partial: Float[Tensor, " numbers"]  # results of chunks of attention, of the longest text so far
-    hidden: dict[int, Tensor] = field(default_factory=dict)  # by the number of layers
 
 
 class ForwardPlan:
@@ -131,6 +131,7 @@ class ForwardPlan:
         self._scores: dict[int, ScoreBuffers] = {}
         self.inputs = PassInputs(stack.heads // stack.kv_heads, self.device)
         self.buffers = self._make_buffers()
+        self.scores_of(self.heads.of(None))
         self.nothing = torch.zeros(16, dtype=self.dtype, device=self.device)
         empty = torch.zeros(1, 0, stack.head_dim, device=self.device)
         self.cos, self.sin = empty, empty
@@ -202,6 +203,7 @@ class ForwardPlan:
             mixed=zeros(MAX_ROWS, self.width, dtype=self.dtype),
             inner=zeros(MAX_ROWS, stack.hidden, dtype=self.dtype),
             states=zeros(MAX_ROWS, self.dim),
+            hidden=zeros(len(stack.layers), MAX_ROWS, self.dim),
             # the last tile of a product may reach behind its outputs
             scratch=zeros(scratch_parts * MAX_ROWS * (widest + 256)),
             tickets=zeros(
@@ -221,6 +223,16 @@ class ForwardPlan:
             self.buffers.partial = self.buffers.x.new_zeros(size)
         partial = self.buffers.partial
         return partial, partial[results * self.head_block :]
+
+    def buffer_bytes(self, slots: int) -> int:
+        """As `KernelDecoder.buffer_bytes`: all buffers but those of partial results are there from
+        the beginning.
+
+        For a longer text these are made anew, at least twice as large. A graph keeps those that it
+        was made with, so all together are at most twice as large as the last.
+        """
+        chunks = power_of_two(-(-slots // CHUNK))
+        return 2 * 4 * MAX_ROWS * self.stack.heads * chunks * (self.head_block + 2)
 
     def running(self, shape: PassShape) -> Int[Tensor, "1"]:
         """What a forward's kernels ask whether to run."""
@@ -363,10 +375,7 @@ class _Forward:
         return run
 
     def _copy_hidden(self, place: int) -> Callable[[Tensor], None]:
-        count = len(self.shape.layers)
-        if count not in self.buffers.hidden:
-            self.buffers.hidden[count] = self.buffers.x.new_zeros(count, MAX_ROWS, self.plan.dim)
-        hidden = self.buffers.hidden[count][place]
+        hidden = self.buffers.hidden[place]
         return lambda _: self.launched.append(self.plan.copy_of_stream(hidden, self.shape))
 
     def project(
