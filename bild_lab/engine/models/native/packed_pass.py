@@ -52,13 +52,11 @@ class KernelDecoder(Protocol):
     A row's results are the same to the last bit whatever rows run beside it, of its own text or of
     others: each sum has one order. So the texts of a batch are those of batch 1 in every precision.
 
-    runs_prompts: long prompts too; else PyTorch runs them. measures_exits: `run` takes an exit
-    threshold. least_positions: that the rotations have. captures: how many graphs were made so far,
-    each of which takes time.
+    runs_prompts: long prompts too; else PyTorch runs them. least_positions: that the rotations
+    have. captures: how many graphs were made so far, each of which takes time.
     """
 
     runs_prompts: bool
-    measures_exits: bool
     least_positions: int
     captures: int
 

@@ -77,7 +77,7 @@ class PackedDecoder:
     known: how many tokens have embeddings. bits: of its matrices, 8 or 4.
     """
 
-    runs_prompts = measures_exits = True
+    runs_prompts = True
     least_positions = captures = 0
 
     def __init__(self, stack: Stack, bits: int | None = None) -> None:

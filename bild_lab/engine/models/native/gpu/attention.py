@@ -89,6 +89,7 @@ def attend(
     start_next(OVERLAP)
     if STOPPABLE:
         if tl.load(running, cache_modifier=".cg") == 0:
+            wait_for_previous(OVERLAP)
             return
     head, program = tl.program_id(0), tl.program_id(1)
     group: tl.constexpr = HEADS // KV_HEADS

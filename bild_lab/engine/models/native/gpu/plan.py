@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.native.gpu.attention import attend
+from bild_lab.engine.models.native.gpu.exits import leave_if_confident
 from bild_lab.engine.models.native.gpu.heads import Head, Heads, ScoreBuffers
 from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE, PassInputs, tree_start
 from bild_lab.engine.models.native.gpu.products import (
@@ -45,7 +46,7 @@ class PassShape(NamedTuple):
     indices. from_states: the stream begins with states, not tokens. has_prefix: of any text. masks:
     the address of the prefix's. fill, hidden, skipped,
     vocabulary: as in `KernelDecoder.run`. stoppable: the forward does nothing once no chain is
-    running.
+    running. exits: its one row may leave early.
     """
 
     rows: int
@@ -63,6 +64,7 @@ class PassShape(NamedTuple):
     skipped: Skipped = NOTHING
     vocabulary: DraftVocabulary | None = None
     stoppable: bool = False
+    exits: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,12 @@ class Launch:
         )
         return self.kernel, arguments, tuple(self.constants.items())
 
+    @property
+    def in_turn(self) -> Launch:
+        """The launch that begins when the kernel before it has ended."""
+        constants = {name: value for name, value in self.constants.items() if name != "launch_pdl"}
+        return replace(self, constants=constants)
+
     def __call__(self) -> None:
         self.kernel[self.grid](*self.arguments, **self.constants)
 
@@ -106,7 +114,10 @@ class Buffers:
     scratch: Tensor  # partial sums
     tickets: Tensor  # zero between forwards
     always: Tensor  # 1: for kernels that nothing stops
-    running: Tensor  # how many chains are running
+    running: Tensor  # how many chains are running; of a row that may leave early, whether it is
+    exit_threshold: Float[Tensor, "1"]
+    layer_input: Float[Tensor, " dim"]  # of such a row
+    layers_run: Int[Tensor, "1"]
     partial: Float[Tensor, " numbers"]  # results of chunks of attention, of the longest text so far
 
 
@@ -212,6 +223,9 @@ class ForwardPlan:
             ),
             always=zeros(1, dtype=torch.int64) + 1,
             running=zeros(1, dtype=torch.int64),
+            exit_threshold=zeros(1, dtype=torch.float64),
+            layer_input=zeros(self.dim),
+            layers_run=zeros(1, dtype=torch.int64),
             partial=zeros(0),
         )
 
@@ -236,7 +250,7 @@ class ForwardPlan:
 
     def running(self, shape: PassShape) -> Int[Tensor, "1"]:
         """What a forward's kernels ask whether to run."""
-        return self.buffers.running if shape.stoppable else self.buffers.always
+        return self.buffers.running if shape.stoppable or shape.exits else self.buffers.always
 
     def flow(self, stoppable: bool) -> dict[str, bool]:
         """The constants that say when a kernel begins."""
@@ -247,7 +261,8 @@ class ForwardPlan:
         """The launch that copies the residual stream of a forward's rows."""
         grid = (-(-shape.rows // STREAM_ROWS), -(-self.dim // STREAM_BLOCK))
         arguments = (self.running(shape), self.buffers.x, target, shape.rows, self.dim)
-        constants = {"ROWS": STREAM_ROWS, "BLOCK_N": STREAM_BLOCK, **self.flow(shape.stoppable)}
+        flow = self.flow(shape.stoppable or shape.exits)
+        constants = {"ROWS": STREAM_ROWS, "BLOCK_N": STREAM_BLOCK, **flow}
         return Launch(copy_rows, grid, arguments, constants)
 
     def launches(
@@ -287,8 +302,8 @@ class _Forward:
         self.plan, self.shape, self.masks, self.inputs = plan, shape, masks, inputs
         self.stack, self.buffers = plan.stack, plan.buffers
         self.running = plan.running(shape)
-        self.launched: list[Callable[[], Any]] = []
-        self.flow = plan.flow(shape.stoppable)
+        self.launched: list[Launch] = []
+        self.flow = plan.flow(shape.stoppable or shape.exits)
         self.stream = {"GROUPS": plan.groups, "RANGE": plan.range}
 
     def launches(self) -> list[Callable[[], Any]]:
@@ -303,6 +318,8 @@ class _Forward:
         layers = self.stack.layers
         for place, index in enumerate(self.shape.layers):
             layer = layers[index]
+            if self.shape.exits:
+                blocks.append((None, self._leave_if_confident(place)))
             if index not in self.shape.skipped.attention:
                 blocks.append((layer.norm, self._attention(index, layer)))
                 if layer.cross_query is not None:
@@ -311,6 +328,8 @@ class _Forward:
                 blocks.append((layer.feed_norm, self._feed_forward(layer)))
             if self.shape.hidden:
                 blocks.append((None, self._copy_hidden(place)))
+        if self.shape.exits:
+            blocks.append((None, self._leave_if_confident(len(self.shape.layers))))
         # 2. each block leaves the stream for the norm of the next one, the last for the head
         norms = [norm for norm, _ in blocks]
         following = self.stack.final_norm
@@ -323,7 +342,7 @@ class _Forward:
             run_block(next_norm)
         if self.shape.scored:
             self.score()
-        return self.launched
+        return list(after_measurements(self.launched))
 
     # the kernels, in the order of a layer
 
@@ -331,7 +350,12 @@ class _Forward:
         plan, buffers = self.plan, self.buffers
         grid = (-(-self.shape.rows // STREAM_ROWS), -(-plan.dim // STREAM_BLOCK))
         stream = (next_norm, buffers.x, buffers.scaled, buffers.squares, self.shape.rows, plan.dim)
-        constants = self.stream | self.flow | {"ROWS": STREAM_ROWS, "BLOCK_N": STREAM_BLOCK}
+        constants = {
+            **self.stream,
+            **plan.flow(self.shape.stoppable),
+            "ROWS": STREAM_ROWS,
+            "BLOCK_N": STREAM_BLOCK,
+        }
         if self.shape.from_states:
             self.add(resume, grid, (self.running, buffers.states, *stream), constants)
             return
@@ -371,6 +395,35 @@ class _Forward:
         def run(next_norm: Tensor) -> None:
             self.feed_forward(layer.inner)
             self.residual(self.buffers.inner, layer.outer, layer.feed_out_norm, next_norm)
+
+        return run
+
+    def _leave_if_confident(self, layers_before: int) -> Callable[[Tensor], None]:
+        """The measurement before a layer, or after the last one."""
+
+        def run(next_norm: Tensor) -> None:
+            plan, buffers = self.plan, self.buffers
+            arguments = (
+                self.running,
+                buffers.layers_run,
+                buffers.exit_threshold,
+                buffers.layer_input,
+                next_norm,
+                buffers.x,
+                buffers.scaled,
+                buffers.squares,
+                layers_before,
+                len(self.shape.layers),
+                plan.dim,
+            )
+            constants = {
+                **self.stream,
+                **self.flow,
+                "BLOCK": max(int(SQUARES_COLUMNS), power_of_two(plan.dim)),
+                "num_warps": 8,
+            }
+            del constants["STOPPABLE"]  # it is what stops the others
+            self.add(leave_if_confident, (1,), arguments, constants)
 
         return run
 
@@ -421,6 +474,7 @@ class _Forward:
             "HAS_HEAD_NORM": head_norm is not None,
             "ROTARY": plan.rotary,
             "MAX_ROWS": MAX_ROWS,
+            "FILLS": self.shape.exits and not crosses,
         }
         self.add_product(
             project,
@@ -593,7 +647,11 @@ class _Forward:
         self.add_product(
             score,
             arguments,
-            self.stream | {"HAS_BIAS": head.bias is not None},
+            {
+                **self.stream,
+                "HAS_BIAS": head.bias is not None,
+                "STOPPABLE": self.shape.stoppable,
+            },
             tiling,
             plan.dim,
             head.vocab,
@@ -623,7 +681,7 @@ class _Forward:
             "RESIDENT": tiling.resident,
             "num_warps": tiling.warps,
         }
-        self.add(kernel, grid, arguments, {**constants, **cut, **self.flow})
+        self.add(kernel, grid, arguments, {**self.flow, **constants, **cut})
 
     def add(
         self,
@@ -633,3 +691,11 @@ class _Forward:
         constants: Mapping[str, Any],
     ) -> None:
         self.launched.append(Launch(kernel, grid, arguments, constants))
+
+
+def after_measurements(launches: Sequence[Launch]) -> Iterator[Launch]:
+    """These launches, those after a measurement in turn, as `leave_if_confident` asks for."""
+    measured = False
+    for launch in launches:
+        yield launch.in_turn if measured else launch
+        measured = launch.kernel is leave_if_confident

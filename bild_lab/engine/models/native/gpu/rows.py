@@ -141,6 +141,7 @@ def add_normed(
     start_next(OVERLAP)
     if STOPPABLE:
         if tl.load(running, cache_modifier=".cg") == 0:
+            wait_for_previous(OVERLAP)
             return
     tile = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -177,6 +178,7 @@ def copy_rows(
     start_next(OVERLAP)
     if STOPPABLE:
         if tl.load(running, cache_modifier=".cg") == 0:
+            wait_for_previous(OVERLAP)
             return
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
