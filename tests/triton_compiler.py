@@ -135,7 +135,8 @@ def launches_of(sizes: Sizes, capability: int) -> list[Launch]:
     shape = PassShape(rows=8, scored=8, tiles=8, chunks=8, source_chunks=1, layers=(0,))
     variants = [
         shape._replace(stoppable=True),
-        shape._replace(has_tree=True, hidden=True, from_states=True),
+        shape._replace(tree_chunks=2, hidden=True, from_states=True),
+        shape._replace(rows=1, scored=1, tiles=1, exits=True),
     ]
     chains = ChainPrograms(plan, GraphCache(torch.device("cpu")))
     program = ChainShape(shape, variants[0], 1, 2, 0.0, keeps_probs=False, keeps_states=True)

@@ -11,7 +11,7 @@ from functools import partial
 
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.models.device import free_bytes
-from bild_lab.engine.models.native.layers import cache_bytes
+from bild_lab.engine.models.native.layers import SPARE_ROWS, cache_bytes
 from bild_lab.engine.protocols import DecodesBatches, Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
@@ -102,18 +102,18 @@ def require_batches(name: str, method: Method, models: Sequence[LoadedModel]) ->
 
 
 def require_room(models: Iterable[LoadedModel], requests: Sequence[Request], batch: int) -> None:
-    """Raise UserError, with the batch that fits, if the caches of a batch would not fit into the
-    free memory.
+    """Raise UserError, with the batch that fits, if the caches of a batch, and what the kernels need
+    beside them, would not fit into the free memory.
     """
     models = list(models)
     fits = max_batch_size(models, requests)
     if fits is None or batch <= fits:
         return
     remedy = f"at most {fits} fit: set runtime.batch={fits}" if fits else "not even one text fits"
-    needed = batch * cache_bytes_per_text(models, requests) / GIB
+    needed = batch * cache_bytes_per_text(models, requests) + buffer_bytes(models, requests)
     free = free_bytes(models[0].device) / GIB
     raise UserError(
-        f"a batch of {batch} texts needs {needed:.2f} GiB for its caches, and {free:.2f} GiB are"
+        f"a batch of {batch} texts needs {needed / GIB:.2f} GiB for its caches, and {free:.2f} GiB are"
         f" free; {remedy}, or lower decoding.max_new_tokens"
     )
 
@@ -139,7 +139,17 @@ def max_batch_size(models: Iterable[LoadedModel], requests: Sequence[Request]) -
     text_bytes = cache_bytes_per_text(models, requests)
     if not text_bytes:
         return None
-    return int(MEMORY_SHARE * free_bytes(models[0].device) / text_bytes)
+    room = MEMORY_SHARE * free_bytes(models[0].device) - buffer_bytes(models, requests)
+    return max(0, int(room / text_bytes))
+
+
+def buffer_bytes(models: Iterable[LoadedModel], requests: Sequence[Request]) -> int:
+    """How many bytes the buffers of kernels may still take, whatever the batch."""
+    decoders = [model.packed for model in models if model.engine == "kernels"]
+    if not decoders:
+        return 0
+    slots = max(longest(requests)) + SPARE_ROWS
+    return sum(decoder.buffer_bytes(slots) for decoder in decoders)
 
 
 def cache_bytes_per_text(models: Iterable[LoadedModel], requests: Sequence[Request]) -> int:
@@ -150,6 +160,17 @@ def cache_bytes_per_text(models: Iterable[LoadedModel], requests: Sequence[Reque
     """
     if not requests:
         return 0
+    max_tokens, max_source = longest(requests)
+    text_bytes = sum(
+        cache_bytes(model.checkpoint.config, model.dtype, max_tokens, max_source)
+        for model in models
+        if model.engine in ("native", "kernels")
+    )
+    return 2 * text_bytes
+
+
+def longest(requests: Sequence[Request]) -> tuple[int, int]:
+    """The most tokens of a prompt and its answer, and of a source."""
     max_tokens = max(
         len(request.source.prompt) + request.limits.max_new_tokens for request in requests
     )
@@ -157,9 +178,4 @@ def cache_bytes_per_text(models: Iterable[LoadedModel], requests: Sequence[Reque
         0 if request.source.encoder_ids is None else request.source.encoder_ids.shape[1]
         for request in requests
     )
-    text_bytes = sum(
-        cache_bytes(model.checkpoint.config, model.dtype, max_tokens, max_source)
-        for model in models
-        if model.engine in ("native", "kernels")
-    )
-    return 2 * text_bytes
+    return max_tokens, max_source

@@ -32,8 +32,16 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_number_that_fits(
     # answer and source; and as much again for a text whose encoder ran ahead
     each = 2 * 2 * (2 * 2 * 32 * (1 + 20 + SPARE_ROWS + 5) * 4)
     assert cache_bytes_per_text(decoder.models, requests) == each
+    slots = 1 + 20 + SPARE_ROWS
+    packed = SimpleNamespace(buffer_bytes=lambda longest: each if longest == slots else None)
     kernels = [
-        SimpleNamespace(engine="kernels", checkpoint=one.checkpoint, dtype=one.dtype)
+        SimpleNamespace(
+            engine="kernels",
+            checkpoint=one.checkpoint,
+            dtype=one.dtype,
+            device=one.device,
+            packed=packed,
+        )
         for one in decoder.models
     ]
     others = [
@@ -48,6 +56,10 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_number_that_fits(
     require_room(decoder.models, requests, 9)
     with pytest.raises(UserError, match=re.escape("at most 9 fit: set runtime.batch=9")):
         require_room(decoder.models, requests, 10)
+    # two of these kernels take as much as two texts for their buffers
+    require_room(kernels, requests, 7)
+    with pytest.raises(UserError, match=re.escape("at most 7 fit: set runtime.batch=7")):
+        require_room(kernels, requests, 8)
     assert auto_batch_size(decoder.method, decoder.models, requests) == 9
     monkeypatch.setattr(batch_room, "free_bytes", lambda device: each // 2)
     with pytest.raises(UserError, match="are free; not even one text fits, or"):
@@ -75,7 +87,7 @@ def test_a_batch_that_does_not_fit_is_told_in_gibibytes(monkeypatch: pytest.Monk
         "a batch of 4 texts needs 12.00 GiB for its caches, and 10.00 GiB are free; at most 3 fit"
     )
     with pytest.raises(UserError, match=re.escape(message)):
-        require_room([SimpleNamespace(device=gpu)], [None], 4)
+        require_room([SimpleNamespace(device=gpu, engine="native")], [None], 4)
 
 
 def test_the_bytes_of_a_text_are_those_of_a_decoder_only_cache() -> None:

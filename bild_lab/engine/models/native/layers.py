@@ -34,7 +34,15 @@ from bild_lab.engine.models.native.side_by_side import (
     side_by_side,
 )
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import ChainResult, ChainSpec, GrownTree, Prefix, Scores, TreeSpec
+from bild_lab.engine.session import (
+    ChainResult,
+    ChainSpec,
+    GrownTree,
+    Prefix,
+    Scores,
+    TreeSpec,
+    on_device,
+)
 
 SPARE_ROWS = 64  # for the branches of a tree and drafts beyond the length limit
 # in a batch, a longer prompt runs by itself: PyTorch's matrix products depend on their number of
@@ -210,12 +218,11 @@ class NativeLayers(Layers):
     def forward_until_confident(
         self, start: int, token: int, threshold: float
     ) -> tuple[Float[Tensor, "1 vocab"], int] | None:
-        packed = self._program_decoder
-        if packed is None or not packed.measures_exits:
+        if (packed := self._program_decoder) is None:
             return None
         self._reserve(start + 1)
         row = self.text_rows(start, 1)
-        scores = packed.run(torch.tensor([token]), [row], exit_threshold=threshold)
+        scores = packed.run(on_device([token], self.device), [row], exit_threshold=threshold)
         return scores.logits, scores.layers_run
 
     def grow(self, start: int, tokens: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:

@@ -52,13 +52,11 @@ class KernelDecoder(Protocol):
     A row's results are the same to the last bit whatever rows run beside it, of its own text or of
     others: each sum has one order. So the texts of a batch are those of batch 1 in every precision.
 
-    runs_prompts: long prompts too; else PyTorch runs them. measures_exits: `run` takes an exit
-    threshold. least_positions: that the rotations have. captures: how many graphs were made so far,
-    each of which takes time.
+    runs_prompts: long prompts too; else PyTorch runs them. least_positions: that the rotations
+    have. captures: how many graphs were made so far, each of which takes time.
     """
 
     runs_prompts: bool
-    measures_exits: bool
     least_positions: int
     captures: int
 
@@ -69,6 +67,11 @@ class KernelDecoder(Protocol):
     @property
     def positions(self) -> float:
         """How many positions the kernels can place."""
+
+    def buffer_bytes(self, slots: int) -> int:
+        """How many bytes its buffers may take beside those that it holds from the beginning, for
+        texts of at most so many slots.
+        """
 
     def rotate_by(
         self, cos: Float[Tensor, "kinds n head_dim"], sin: Float[Tensor, "kinds n head_dim"]

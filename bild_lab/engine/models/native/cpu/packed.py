@@ -77,7 +77,7 @@ class PackedDecoder:
     known: how many tokens have embeddings. bits: of its matrices, 8 or 4.
     """
 
-    runs_prompts = measures_exits = True
+    runs_prompts = True
     least_positions = captures = 0
 
     def __init__(self, stack: Stack, bits: int | None = None) -> None:
@@ -138,6 +138,10 @@ class PackedDecoder:
     def positions(self) -> float:
         """How many positions the kernels can place."""
         return self._rotations[0].shape[1] if self._rotary else float("inf")
+
+    def buffer_bytes(self, slots: int) -> int:
+        """None: those of a pass are small, and gone after it."""
+        return 0
 
     def rotate_by(
         self, cos: Float[Tensor, "kinds n head_dim"], sin: Float[Tensor, "kinds n head_dim"]

@@ -29,7 +29,7 @@ class TritonDecoder:
     whatever threads or streams they come from.
     """
 
-    runs_prompts = measures_exits = False
+    runs_prompts = False
     least_positions = 4096  # graphs read the rotations, so these rarely grow
 
     def __init__(self, stack: Stack) -> None:
@@ -60,6 +60,10 @@ class TritonDecoder:
         """How many positions the kernels can place."""
         return self.plan.positions
 
+    def buffer_bytes(self, slots: int) -> int:
+        """As `KernelDecoder.buffer_bytes`."""
+        return self.plan.buffer_bytes(slots)
+
     def rotate_by(
         self, cos: Float[Tensor, "kinds n head_dim"], sin: Float[Tensor, "kinds n head_dim"]
     ) -> None:
@@ -83,12 +87,17 @@ class TritonDecoder:
         exit_threshold: float | None = None,
         vocabulary: DraftVocabulary | None = None,
     ) -> PackedScores:
-        """As `KernelDecoder.run`, without an exit threshold."""
-        if exit_threshold is not None:
-            raise ValueError("the Triton kernels measure no exits")
+        """As `KernelDecoder.run`. With an exit threshold the host waits for the layers' number.
+
+        Raises ValueError for an exit threshold on another number of rows than one.
+        """
+        if exit_threshold is not None and tokens.shape[0] != 1:
+            raise ValueError(f"one row leaves early, not {tokens.shape[0]}")
         parts = []
         start = 0
         with self._alone():
+            if exit_threshold is not None:
+                self.plan.buffers.exit_threshold.fill_(exit_threshold)
             shape = PassShape(
                 rows=0,
                 scored=0,
@@ -103,6 +112,7 @@ class TritonDecoder:
                 hidden=hidden,
                 skipped=skipped,
                 vocabulary=vocabulary,
+                exits=exit_threshold is not None,
             )
             for part in forwards_of(texts):
                 count = sum(text.count for text in part)
@@ -178,8 +188,9 @@ class TritonDecoder:
             if reads:
                 head_input = self._head_input(texts)
         if shape.hidden:
-            hidden = plan.buffers.hidden[len(shape.layers)][:, :rows].clone()
-        return PackedScores(logits, head_input, hidden)
+            hidden = plan.buffers.hidden[: len(shape.layers), :rows].clone()
+        layers_run = int(plan.buffers.layers_run) if shape.exits else None
+        return PackedScores(logits, head_input, hidden, layers_run)
 
     def _head_input(self, texts: Sequence[SequenceSlice]) -> Float[Tensor, "scored dim"]:
         """The last rows of the stream after the final norm."""

@@ -4,7 +4,7 @@ keeps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from bild_lab.engine.models.native.gpu.attention import LANES
 from bild_lab.engine.models.native.gpu.products import TEXT_FIELDS
 from bild_lab.engine.models.native.gpu.rows import trace_paths
+from bild_lab.engine.models.native.gpu.tilings import power_of_two
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
 
 MAX_ROWS = 64  # of a forward
@@ -26,17 +27,19 @@ class PassInputs:
     """The tables of one forward. All numbers are int64.
 
     row_table: [4, MAX_ROWS], each row's token, slot, position and text; a row without a slot is
-    padding. text_table: [MAX_ROWS, fields]. tile_table: [tiles, 3], as in `attend`. scored_rows:
-    [MAX_ROWS]. paths: [MAX_ROWS, MAX_TREE], of the rows of trees, as in `attend`.
+    padding. text_table: [MAX_ROWS, fields]. tile_table: [tiles, 3], as in `attend`: of the texts'
+    queries, and from line `max_tiles` on of the rows of trees. scored_rows: [MAX_ROWS]. paths:
+    [MAX_ROWS, MAX_TREE], of the rows of trees, as in `attend`.
     """
 
     def __init__(self, queries_per_key: int, device: torch.device) -> None:
         self._group = queries_per_key
-        self.max_tiles = MAX_ROWS * (1 + -(-queries_per_key // int(LANES)))
+        self.tiles_per_row = -(-queries_per_key // int(LANES))
+        self.max_tiles = power_of_two(MAX_ROWS * self.tiles_per_row)
         shapes = {
             "row_table": (4, MAX_ROWS),
             "text_table": (MAX_ROWS, int(TEXT_FIELDS)),
-            "tile_table": (self.max_tiles, 3),
+            "tile_table": (self.max_tiles + MAX_ROWS * self.tiles_per_row, 3),
             "scored_rows": (MAX_ROWS,),
         }
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
@@ -65,7 +68,7 @@ class PassInputs:
     def fill(self, texts: Sequence[SequenceSlice]) -> int:
         """Write the tables for these texts' rows, without the tokens, which stay what they are.
 
-        Returns the number of tiles. The host does not wait for the device.
+        Returns the number of tiles of the texts' queries. The host does not wait for the device.
         """
         # 1. what the numbers of rows decide
         counts = tuple((text.count, text.scored, text.parents is not None) for text in texts)
@@ -93,7 +96,7 @@ class PassInputs:
 
     def _layout(self, counts: Sequence[tuple[int, int, bool]]) -> tuple[np.ndarray, int]:
         """The tables of texts of so many rows, of which so many are scored, with a tree or without,
-        that begin at slot 0; and the number of tiles.
+        that begin at slot 0; and the number of tiles of their queries.
         """
         numbers = np.zeros(self._device.shape[0], dtype=np.int64)
         row_table, _, tile_table, scored_rows = (
@@ -101,19 +104,19 @@ class PassInputs:
         )
         row_table[1] = -1
         tile_table[:, 0] = -1
-        has_tree = any(is_tree for _, _, is_tree in counts)
         first_row = tiles = scored = 0
-        for index, (count, scored_count, _) in enumerate(counts):
+        row_tiles = self.max_tiles
+        for index, (count, scored_count, is_tree) in enumerate(counts):
             rows = slice(first_row, first_row + count)
             row_table[1, rows] = row_table[2, rows] = np.arange(count)
             row_table[3, rows] = index
-            # tiles of a text's queries; with a tree each row's by themselves
-            together = 1 if has_tree else count
-            for row in range(first_row, rows.stop, together):
-                stop = (row + together) * self._group
-                for query in range(row * self._group, stop, int(LANES)):
-                    tile_table[tiles] = index, query, min(query + int(LANES), stop)
-                    tiles += 1
+            for first_query, last_query in self._tiles(rows):
+                tile_table[tiles] = index, first_query, last_query
+                tiles += 1
+            for row in range(first_row, rows.stop if is_tree else first_row):
+                for first_query, last_query in self._tiles(slice(row, row + 1)):
+                    tile_table[row_tiles] = index, first_query, last_query
+                    row_tiles += 1
             scored_rows[scored : scored + scored_count] = np.arange(
                 rows.stop - scored_count, rows.stop
             )
@@ -121,23 +124,25 @@ class PassInputs:
             first_row = rows.stop
         return numbers, tiles
 
+    def _tiles(self, rows: slice) -> Iterator[tuple[int, int]]:
+        """The first query of each tile of these rows, and the first that it lacks."""
+        stop = rows.stop * self._group
+        for query in range(rows.start * self._group, stop, int(LANES)):
+            yield query, min(query + int(LANES), stop)
+
     def _trace_paths(self, texts: Sequence[SequenceSlice]) -> None:
-        """Write the paths and positions of all rows, on the device. A chain is a tree, too."""
+        """Write the paths and positions of the rows of trees, on the device."""
         row = 0
         for text in texts:
-            parents = text.parents
-            if parents is None:
-                parents = torch.arange(-1, text.count - 1, device=self.paths.device)
-            earlier = earlier_rows(text)
-            root_position = text.start - earlier - text.reserved
-            trace_paths[(text.count,)](
-                parents.long().contiguous(),
-                self.paths[row:],
-                self.row_table[2, row:],
-                earlier,
-                root_position,
-                MAX_DEPTH=MAX_TREE,
-            )
+            if text.parents is not None:
+                trace_paths[(text.count,)](
+                    text.parents.long().contiguous(),
+                    self.paths[row:],
+                    self.row_table[2, row:],
+                    earlier_rows(text),
+                    tree_start(text) - text.reserved,
+                    MAX_DEPTH=MAX_TREE,
+                )
             row += text.count
 
 
@@ -150,7 +155,7 @@ def text_fields(text: SequenceSlice) -> tuple[int, ...]:
     cache = text.cache
     return (
         text.start,
-        text.start - earlier_rows(text),
+        tree_start(text),
         cache.capacity,
         cache.keys.data_ptr(),
         cache.values.data_ptr(),
@@ -163,7 +168,12 @@ def text_fields(text: SequenceSlice) -> tuple[int, ...]:
 
 def earlier_rows(text: SequenceSlice) -> int:
     """How many rows of a text's tree ran before this pass."""
-    return 0 if text.parents is None else text.parents.shape[0] - text.count
+    return text.parents.shape[0] - text.count
+
+
+def tree_start(text: SequenceSlice) -> int:
+    """The slot where a text's tree begins; behind the cache without one."""
+    return text.cache.capacity if text.parents is None else text.start - earlier_rows(text)
 
 
 class HostCopies:

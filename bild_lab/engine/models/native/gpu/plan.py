@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.models.native.gpu.attention import LANES, attend
+from bild_lab.engine.models.native.gpu.attention import attend
+from bild_lab.engine.models.native.gpu.exits import leave_if_confident
 from bild_lab.engine.models.native.gpu.heads import Head, Heads, ScoreBuffers
-from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE, PassInputs
+from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE, PassInputs, tree_start
 from bild_lab.engine.models.native.gpu.products import (
     SQUARES_COLUMNS,
     feed_forward,
@@ -41,10 +42,11 @@ class PassShape(NamedTuple):
     """What decides the kernels of a forward: forwards of one shape share a CUDA graph.
 
     rows, scored, tiles: how many at most. chunks, source_chunks: of CHUNK slots, which attention
-    covers at most. layers: indices. from_states: the stream begins with states, not tokens.
-    has_tree, has_prefix: of any text. masks: the address of the prefix's. fill, hidden, skipped,
+    covers at most. tree_chunks: those among them that have rows of a tree, 0 without one. layers:
+    indices. from_states: the stream begins with states, not tokens. has_prefix: of any text. masks:
+    the address of the prefix's. fill, hidden, skipped,
     vocabulary: as in `KernelDecoder.run`. stoppable: the forward does nothing once no chain is
-    running.
+    running. exits: its one row may leave early.
     """
 
     rows: int
@@ -54,7 +56,7 @@ class PassShape(NamedTuple):
     source_chunks: int
     layers: tuple[int, ...]
     from_states: bool = False
-    has_tree: bool = False
+    tree_chunks: int = 0
     has_prefix: bool = False
     masks: int | None = None
     fill: bool = False
@@ -62,6 +64,7 @@ class PassShape(NamedTuple):
     skipped: Skipped = NOTHING
     vocabulary: DraftVocabulary | None = None
     stoppable: bool = False
+    exits: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,12 @@ class Launch:
         )
         return self.kernel, arguments, tuple(self.constants.items())
 
+    @property
+    def in_turn(self) -> Launch:
+        """The launch that begins when the kernel before it has ended."""
+        constants = {name: value for name, value in self.constants.items() if name != "launch_pdl"}
+        return replace(self, constants=constants)
+
     def __call__(self) -> None:
         self.kernel[self.grid](*self.arguments, **self.constants)
 
@@ -101,12 +110,15 @@ class Buffers:
     mixed: Float[Tensor, "rows features"]
     inner: Float[Tensor, "rows hidden"]
     states: Float[Tensor, "rows dim"]  # that a forward begins with
+    hidden: Float[Tensor, "layers rows dim"]  # each layer's output
     scratch: Tensor  # partial sums
     tickets: Tensor  # zero between forwards
     always: Tensor  # 1: for kernels that nothing stops
-    running: Tensor  # how many chains are running
-    partial: dict[int, Tensor] = field(default_factory=dict)  # of attention, by its grid's size
-    hidden: dict[int, Tensor] = field(default_factory=dict)  # by the number of layers
+    running: Tensor  # how many chains are running; of a row that may leave early, whether it is
+    exit_threshold: Float[Tensor, "1"]
+    layer_input: Float[Tensor, " dim"]  # of such a row
+    layers_run: Int[Tensor, "1"]
+    partial: Float[Tensor, " numbers"]  # results of chunks of attention, of the longest text so far
 
 
 class ForwardPlan:
@@ -125,10 +137,12 @@ class ForwardPlan:
         self.width = stack.heads * stack.head_dim
         self.range = HALF_RANGE if self.dtype == torch.float16 else 1.0
         self.groups = power_of_two(self.dim // int(SQUARES_COLUMNS))
+        self.head_block = max(16, power_of_two(stack.head_dim))
         self.heads = Heads(stack)
         self._scores: dict[int, ScoreBuffers] = {}
         self.inputs = PassInputs(stack.heads // stack.kv_heads, self.device)
         self.buffers = self._make_buffers()
+        self.scores_of(self.heads.of(None))
         self.nothing = torch.zeros(16, dtype=self.dtype, device=self.device)
         empty = torch.zeros(1, 0, stack.head_dim, device=self.device)
         self.cos, self.sin = empty, empty
@@ -170,13 +184,14 @@ class ForwardPlan:
         stop = max(text.start + text.count for text in texts)
         for text in texts:
             require_room(text, self.positions)
+        most_tree_chunks = max(map(tree_chunks, texts))
         sources = [text.memory[0].shape[2] for text in texts if text.memory is not None]
         return shape._replace(
             rows=padded(rows),
             scored=padded(sum(text.scored for text in texts)),
             tiles=power_of_two(tiles),
             chunks=power_of_two(-(-stop // CHUNK)),
-            has_tree=any(text.parents is not None for text in texts),
+            tree_chunks=power_of_two(most_tree_chunks) if most_tree_chunks else 0,
             source_chunks=power_of_two(-(-max(sources, default=1) // CHUNK)),
         )
 
@@ -199,19 +214,43 @@ class ForwardPlan:
             mixed=zeros(MAX_ROWS, self.width, dtype=self.dtype),
             inner=zeros(MAX_ROWS, stack.hidden, dtype=self.dtype),
             states=zeros(MAX_ROWS, self.dim),
+            hidden=zeros(len(stack.layers), MAX_ROWS, self.dim),
             # the last tile of a product may reach behind its outputs
             scratch=zeros(scratch_parts * MAX_ROWS * (widest + 256)),
             tickets=zeros(
-                max(MAX_ROWS // 8 * (widest // 16 + 1), stack.kv_heads * self.inputs.max_tiles),
+                max(MAX_ROWS // 8 * (widest // 16 + 1), MAX_ROWS * stack.heads),
                 dtype=torch.int32,
             ),
             always=zeros(1, dtype=torch.int64) + 1,
             running=zeros(1, dtype=torch.int64),
+            exit_threshold=zeros(1, dtype=torch.float64),
+            layer_input=zeros(self.dim),
+            layers_run=zeros(1, dtype=torch.int64),
+            partial=zeros(0),
         )
+
+    def partial_results(self, chunks: int) -> tuple[Tensor, Tensor]:
+        """Where attention to so many chunks leaves the result of each, and its statistics."""
+        results = MAX_ROWS * self.stack.heads * chunks
+        size = results * (self.head_block + 2)
+        if self.buffers.partial.shape[0] < size:
+            self.buffers.partial = self.buffers.x.new_zeros(size)
+        partial = self.buffers.partial
+        return partial, partial[results * self.head_block :]
+
+    def buffer_bytes(self, slots: int) -> int:
+        """As `KernelDecoder.buffer_bytes`: all buffers but those of partial results are there from
+        the beginning.
+
+        For a longer text these are made anew, at least twice as large. A graph keeps those that it
+        was made with, so all together are at most twice as large as the last.
+        """
+        chunks = power_of_two(-(-slots // CHUNK))
+        return 2 * 4 * MAX_ROWS * self.stack.heads * chunks * (self.head_block + 2)
 
     def running(self, shape: PassShape) -> Int[Tensor, "1"]:
         """What a forward's kernels ask whether to run."""
-        return self.buffers.running if shape.stoppable else self.buffers.always
+        return self.buffers.running if shape.stoppable or shape.exits else self.buffers.always
 
     def flow(self, stoppable: bool) -> dict[str, bool]:
         """The constants that say when a kernel begins."""
@@ -222,7 +261,8 @@ class ForwardPlan:
         """The launch that copies the residual stream of a forward's rows."""
         grid = (-(-shape.rows // STREAM_ROWS), -(-self.dim // STREAM_BLOCK))
         arguments = (self.running(shape), self.buffers.x, target, shape.rows, self.dim)
-        constants = {"ROWS": STREAM_ROWS, "BLOCK_N": STREAM_BLOCK, **self.flow(shape.stoppable)}
+        flow = self.flow(shape.stoppable or shape.exits)
+        constants = {"ROWS": STREAM_ROWS, "BLOCK_N": STREAM_BLOCK, **flow}
         return Launch(copy_rows, grid, arguments, constants)
 
     def launches(
@@ -242,6 +282,12 @@ def require_room(text: SequenceSlice, positions: float) -> None:
         raise IndexError(f"position {stop - text.reserved - 1} lies behind {positions} rotations")
 
 
+def tree_chunks(text: SequenceSlice) -> int:
+    """How many chunks have rows of a text's tree; 0 without one."""
+    first_slot, last_slot = tree_start(text), text.start + text.count - 1
+    return 0 if text.parents is None else last_slot // CHUNK - first_slot // CHUNK + 1
+
+
 def padded(count: int) -> int:
     """The padded number of rows of a forward."""
     return next((rows for rows in ROW_COUNTS if rows >= count), count) if count else 0
@@ -256,8 +302,8 @@ class _Forward:
         self.plan, self.shape, self.masks, self.inputs = plan, shape, masks, inputs
         self.stack, self.buffers = plan.stack, plan.buffers
         self.running = plan.running(shape)
-        self.launched: list[Callable[[], Any]] = []
-        self.flow = plan.flow(shape.stoppable)
+        self.launched: list[Launch] = []
+        self.flow = plan.flow(shape.stoppable or shape.exits)
         self.stream = {"GROUPS": plan.groups, "RANGE": plan.range}
 
     def launches(self) -> list[Callable[[], Any]]:
@@ -272,6 +318,8 @@ class _Forward:
         layers = self.stack.layers
         for place, index in enumerate(self.shape.layers):
             layer = layers[index]
+            if self.shape.exits:
+                blocks.append((None, self._leave_if_confident(place)))
             if index not in self.shape.skipped.attention:
                 blocks.append((layer.norm, self._attention(index, layer)))
                 if layer.cross_query is not None:
@@ -280,6 +328,8 @@ class _Forward:
                 blocks.append((layer.feed_norm, self._feed_forward(layer)))
             if self.shape.hidden:
                 blocks.append((None, self._copy_hidden(place)))
+        if self.shape.exits:
+            blocks.append((None, self._leave_if_confident(len(self.shape.layers))))
         # 2. each block leaves the stream for the norm of the next one, the last for the head
         norms = [norm for norm, _ in blocks]
         following = self.stack.final_norm
@@ -292,7 +342,7 @@ class _Forward:
             run_block(next_norm)
         if self.shape.scored:
             self.score()
-        return self.launched
+        return list(after_measurements(self.launched))
 
     # the kernels, in the order of a layer
 
@@ -300,7 +350,12 @@ class _Forward:
         plan, buffers = self.plan, self.buffers
         grid = (-(-self.shape.rows // STREAM_ROWS), -(-plan.dim // STREAM_BLOCK))
         stream = (next_norm, buffers.x, buffers.scaled, buffers.squares, self.shape.rows, plan.dim)
-        constants = self.stream | self.flow | {"ROWS": STREAM_ROWS, "BLOCK_N": STREAM_BLOCK}
+        constants = {
+            **self.stream,
+            **plan.flow(self.shape.stoppable),
+            "ROWS": STREAM_ROWS,
+            "BLOCK_N": STREAM_BLOCK,
+        }
         if self.shape.from_states:
             self.add(resume, grid, (self.running, buffers.states, *stream), constants)
             return
@@ -343,11 +398,37 @@ class _Forward:
 
         return run
 
+    def _leave_if_confident(self, layers_before: int) -> Callable[[Tensor], None]:
+        """The measurement before a layer, or after the last one."""
+
+        def run(next_norm: Tensor) -> None:
+            plan, buffers = self.plan, self.buffers
+            arguments = (
+                self.running,
+                buffers.layers_run,
+                buffers.exit_threshold,
+                buffers.layer_input,
+                next_norm,
+                buffers.x,
+                buffers.scaled,
+                buffers.squares,
+                layers_before,
+                len(self.shape.layers),
+                plan.dim,
+            )
+            constants = {
+                **self.stream,
+                **self.flow,
+                "BLOCK": max(int(SQUARES_COLUMNS), power_of_two(plan.dim)),
+                "num_warps": 8,
+            }
+            del constants["STOPPABLE"]  # it is what stops the others
+            self.add(leave_if_confident, (1,), arguments, constants)
+
+        return run
+
     def _copy_hidden(self, place: int) -> Callable[[Tensor], None]:
-        count = len(self.shape.layers)
-        if count not in self.buffers.hidden:
-            self.buffers.hidden[count] = self.buffers.x.new_zeros(count, MAX_ROWS, self.plan.dim)
-        hidden = self.buffers.hidden[count][place]
+        hidden = self.buffers.hidden[place]
         return lambda _: self.launched.append(self.plan.copy_of_stream(hidden, self.shape))
 
     def project(
@@ -393,6 +474,7 @@ class _Forward:
             "HAS_HEAD_NORM": head_norm is not None,
             "ROTARY": plan.rotary,
             "MAX_ROWS": MAX_ROWS,
+            "FILLS": self.shape.exits and not crosses,
         }
         self.add_product(
             project,
@@ -407,15 +489,11 @@ class _Forward:
     def attend(self, index: int, layer: Layer, crosses: bool = False) -> None:
         stack, plan, buffers, inputs = self.stack, self.plan, self.buffers, self.inputs
         chunks = self.shape.source_chunks if crosses else self.shape.chunks
-        grid = (stack.kv_heads, self.shape.tiles, chunks)
-        head_block = max(16, power_of_two(stack.head_dim))
-        warps = 8 if head_block > 128 else 4
-        # as big as the grid: every program has a place of its own
-        programs = math.prod(grid)
-        if programs not in buffers.partial:
-            size = programs * int(LANES) * (head_block + 2)
-            buffers.partial[programs] = buffers.x.new_zeros(size)
-        partial = buffers.partial[programs]
+        tree_chunks = 0 if crosses else self.shape.tree_chunks
+        row_tiles = self.shape.rows * inputs.tiles_per_row
+        programs = self.shape.tiles * chunks + row_tiles * tree_chunks
+        warps = 8 if plan.head_block > 128 else 4
+        partial, statistics = plan.partial_results(chunks)
         windowed = bool(layer.window) and not crosses
         arguments = (
             self.running,
@@ -427,29 +505,38 @@ class _Forward:
             buffers.queries,
             buffers.mixed,
             partial,
-            partial[programs * int(LANES) * head_block :],
+            statistics,
             buffers.tickets,
             index,
             layer.window,
             plan.farthest,
             plan.known,
             float(stack.scale * LOG2_E),
+            self.shape.tiles,
+            chunks,
+            tree_chunks,
         )
         constants = {
             "HEADS": stack.heads,
             "KV_HEADS": stack.kv_heads,
             "HEAD_DIM": stack.head_dim,
-            "HEAD_BLOCK": head_block,
+            "HEAD_BLOCK": plan.head_block,
             "CHUNK": CHUNK,
             "BIASED": not plan.rotary and not crosses,
             "CROSS": crosses,
-            "TREE": self.shape.has_tree and not crosses,
+            "TREE": tree_chunks > 0,
             "WINDOWED": windowed,
             "HAS_PREFIX": self.shape.has_prefix,
             "MAX_ROWS": MAX_ROWS,
+            "MAX_TILES": inputs.max_tiles,
             "MAX_DEPTH": MAX_TREE,
         }
-        self.add(attend, grid, arguments, constants | self.flow | {"num_warps": warps})
+        self.add(
+            attend,
+            (stack.kv_heads, programs),
+            arguments,
+            constants | self.flow | {"num_warps": warps},
+        )
 
     def residual(
         self, block_inputs: Tensor, weight: Weight, block_norm: Tensor | None, next_norm: Tensor
@@ -560,7 +647,11 @@ class _Forward:
         self.add_product(
             score,
             arguments,
-            self.stream | {"HAS_BIAS": head.bias is not None},
+            {
+                **self.stream,
+                "HAS_BIAS": head.bias is not None,
+                "STOPPABLE": self.shape.stoppable,
+            },
             tiling,
             plan.dim,
             head.vocab,
@@ -590,7 +681,7 @@ class _Forward:
             "RESIDENT": tiling.resident,
             "num_warps": tiling.warps,
         }
-        self.add(kernel, grid, arguments, {**constants, **cut, **self.flow})
+        self.add(kernel, grid, arguments, {**self.flow, **constants, **cut})
 
     def add(
         self,
@@ -600,3 +691,11 @@ class _Forward:
         constants: Mapping[str, Any],
     ) -> None:
         self.launched.append(Launch(kernel, grid, arguments, constants))
+
+
+def after_measurements(launches: Sequence[Launch]) -> Iterator[Launch]:
+    """These launches, those after a measurement in turn, as `leave_if_confident` asks for."""
+    measured = False
+    for launch in launches:
+        yield launch.in_turn if measured else launch
+        measured = launch.kernel is leave_if_confident

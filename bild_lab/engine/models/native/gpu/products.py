@@ -10,7 +10,8 @@ whoever writes the residual stream leaves `scaled`, the stream times the next no
 On a GPU of compute capability 9 a kernel begins while the one before it still runs (programmatic
 dependent launch). `embed` and `resume`, which begin a forward, wait for all before them and only
 then let the next kernel begin. So what no kernel of the same forward writes may be read before
-`wait_for_previous`, and all else only after it.
+`wait_for_previous`, and all else only after it. A kernel that has nothing to do waits all the same:
+when it ends, all before it have ended.
 """
 
 from __future__ import annotations
@@ -353,6 +354,7 @@ def project(
     EVEN: tl.constexpr,
     SPLIT: tl.constexpr,
     RESIDENT: tl.constexpr,
+    FILLS: tl.constexpr,
     STOPPABLE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -360,13 +362,18 @@ def project(
 
     Grid: (tiles of rows, tiles of outputs, parts of K). Outputs 2 p and 2 p + 1 of a tile are pair
     p: the two numbers of a head that a rotation turns, HEAD_DIM / 2 lines of the weights apart.
-    KV_HEADS 0: queries alone (cross-attention). HAS_HEAD_NORM: a tile is one head.
+    KV_HEADS 0: queries alone (cross-attention). HAS_HEAD_NORM: a tile is one head. FILLS: keys and
+    values are computed whether anything is running or not.
     """
     start_next(OVERLAP)
-    if STOPPABLE:
-        if tl.load(running, cache_modifier=".cg") == 0:
-            return
     tile, part, rows, real_rows = program_place(m, ROWS)
+    if STOPPABLE:
+        leaves = tl.load(running, cache_modifier=".cg") == 0
+        if FILLS:
+            leaves = leaves & (first_tile + tile < HEADS * HEAD_DIM // BLOCK_N)
+        if leaves:
+            wait_for_previous(OVERLAP)
+            return
     half: tl.constexpr = HEAD_DIM // 2
     pairs: tl.constexpr = BLOCK_N // 2
     all_heads: tl.constexpr = HEADS + 2 * KV_HEADS
@@ -501,6 +508,7 @@ def residual(
     start_next(OVERLAP)
     if STOPPABLE:
         if tl.load(running, cache_modifier=".cg") == 0:
+            wait_for_previous(OVERLAP)
             return
     tile, part, rows, real_rows = program_place(m, ROWS)
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -576,6 +584,7 @@ def feed_forward(
     start_next(OVERLAP)
     if STOPPABLE:
         if tl.load(running, cache_modifier=".cg") == 0:
+            wait_for_previous(OVERLAP)
             return
     tile, part, rows, real_rows = program_place(m, ROWS)
     output = tl.arange(0, BLOCK_N)
@@ -654,6 +663,7 @@ def score(
     start_next(OVERLAP)
     if STOPPABLE:
         if tl.load(running, cache_modifier=".cg") == 0:
+            wait_for_previous(OVERLAP)
             return
     tile, part, outputs, real_rows = program_place(m, ROWS)
     tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)

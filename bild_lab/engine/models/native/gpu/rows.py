@@ -11,7 +11,6 @@ from bild_lab.engine.models.native.gpu.products import (
     ROW_TOKEN,
     TEXT_FIELDS,
     TEXT_FRESH,
-    TEXT_TREE_START,
     load_squares,
     rms_factors,
     start_next,
@@ -142,6 +141,7 @@ def add_normed(
     start_next(OVERLAP)
     if STOPPABLE:
         if tl.load(running, cache_modifier=".cg") == 0:
+            wait_for_previous(OVERLAP)
             return
     tile = tl.program_id(1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -178,6 +178,7 @@ def copy_rows(
     start_next(OVERLAP)
     if STOPPABLE:
         if tl.load(running, cache_modifier=".cg") == 0:
+            wait_for_previous(OVERLAP)
             return
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -277,7 +278,6 @@ def choose(
             tl.store(row_table + ROW_SLOT * MAX_ROWS + text, slot)
             tl.store(row_table + ROW_POSITION * MAX_ROWS + text, position)
             tl.store(fields + TEXT_FRESH, slot)
-            tl.store(fields + TEXT_TREE_START, slot)
     else:
         tl.atomic_add(running, -1, sem="acq_rel")
 

@@ -1,0 +1,85 @@
+"""A row that leaves early by the Triton kernels, in one program: it is the row that runs layer by
+layer, to the last bit.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+
+from bild_lab.engine.methods.early_exit.calm import Calm
+from bild_lab.engine.models.cached_session import CachedSession
+from bild_lab.engine.session import OutputSpec
+from tests.engine.models.test_triton import build, tickets_left
+from tests.triton_interpreter import interpreter, needs_triton, triton_session  # noqa: F401
+
+pytestmark = [needs_triton, pytest.mark.usefixtures("interpreter")]
+
+NEVER = 1.0  # a cosine is at most 1
+ALWAYS = -1.0
+
+
+def after_prompt(session: CachedSession) -> CachedSession:
+    """The session after its prompt. Slots that no row has written hold NaN."""
+    for store in (session.layers.cache.keys, session.layers.cache.values):
+        store.fill_(torch.nan)
+    session.prefill()
+    return session
+
+
+def caches(session: CachedSession) -> torch.Tensor:
+    """What stands in the slots of the text's rows."""
+    cache = session.layers.cache
+    written = torch.stack([cache.keys, cache.values])[..., : session.length, :]
+    assert written.isfinite().all()
+    return written
+
+
+def layer_by_layer(
+    session: CachedSession, token: int, threshold: float
+) -> tuple[torch.Tensor, int]:
+    """CALM's loop, which measures between forwards."""
+    session.layers.fused_drafting = False
+    target = SimpleNamespace(depth=session.layers.depth, require_layers=lambda what: None)
+    return Calm(target, "hidden_state", 1.0, 0)._step(session, token, threshold)
+
+
+@pytest.mark.fast("t5 v1.0")
+@pytest.mark.parametrize("name", ["t5 v1.0", "t5 v1.1", "llama", "qwen2 windows", "gemma3"])
+@torch.inference_mode()
+def test_a_row_leaves_where_and_with_what_it_does_layer_by_layer(name: str) -> None:
+    _, decoder, source = build(name, torch.float16 if name == "llama" else torch.float32)
+    depth, token = len(decoder.layers), 7
+    first = after_prompt(triton_session(decoder, source, 64))
+    states = first.extend([token], OutputSpec(hidden=range(depth + 1))).hidden
+    cosines = [float(cosine_similarity(before, after)) for before, after in pairwise(states[:-1])]
+    thresholds = [ALWAYS, *(cosine - 1e-3 for cosine in cosines), NEVER]
+    exits, captures = [], None
+    for threshold in thresholds:
+        program, loop = (
+            after_prompt(triton_session(decoder, source, 64, like=first)) for _ in range(2)
+        )
+        logits, layers = program.forward_until_confident(token, threshold)
+        if captures is not None:  # a threshold is no other program
+            assert program.layers.packed.captures == captures
+        expected, expected_layers = layer_by_layer(loop, token, threshold)
+        assert layers == expected_layers
+        assert torch.equal(logits, expected)
+        assert torch.equal(caches(program), caches(loop))
+        assert tickets_left(program) == 0
+        captures = program.layers.packed.captures
+        exits.append(layers)
+    assert exits[0] == 1 and exits[-1] == depth
+
+
+@torch.inference_mode()
+def test_one_row_leaves_at_a_time() -> None:
+    _, decoder, source = build("llama")
+    session = triton_session(decoder, source, 64)
+    rows = session.layers.text_rows(0, 2)
+    with pytest.raises(ValueError, match="one row leaves early, not 2"):
+        session.layers.packed.run(torch.tensor([5, 6]), [rows], exit_threshold=0.5)
