@@ -44,7 +44,7 @@ class PassShape(NamedTuple):
     covers at most. layers: indices. from_states: the stream begins with states, not tokens.
     has_tree, has_prefix: of any text. masks: the address of the prefix's. fill, hidden, skipped,
     vocabulary: as in `KernelDecoder.run`. stoppable: the forward does nothing once no chain is
-    running.
+    running, and no tree.
     """
 
     rows: int
@@ -62,6 +62,13 @@ class PassShape(NamedTuple):
     skipped: Skipped = NOTHING
     vocabulary: DraftVocabulary | None = None
     stoppable: bool = False
+
+    @classmethod
+    def unsized(cls, layers: Sequence[int], **fields: Any) -> PassShape:
+        """A shape of these layers without room for any row, which `ForwardPlan.sized` gives it."""
+        return cls(
+            rows=0, scored=0, tiles=0, chunks=0, source_chunks=0, layers=tuple(layers), **fields
+        )
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ class Buffers:
     scratch: Tensor  # partial sums
     tickets: Tensor  # zero between forwards
     always: Tensor  # 1: for kernels that nothing stops
-    running: Tensor  # how many chains are running
+    running: Tensor  # how many chains or trees are running
     partial: dict[int, Tensor] = field(default_factory=dict)  # of attention, by its grid's size
     hidden: dict[int, Tensor] = field(default_factory=dict)  # by the number of layers
 
