@@ -133,7 +133,7 @@ class TreePrograms:
         self._inputs = PassInputs(plan.stack.heads // plan.stack.kv_heads, plan.device)
         self._rules = TreeRules(plan.device)
         self._grown_levels: dict[LevelSizes, GrownLevels] = {}
-        self._roots = torch.full((MAX_ROWS,), ROOT, device=plan.device)
+        self._roots = torch.full((MAX_TREE,), ROOT, device=plan.device)
         # as `next_level` has them
         self._level_paths = torch.zeros(
             2, MAX_ROWS, MAX_TREE, dtype=torch.int64, device=plan.device
@@ -201,22 +201,19 @@ class TreePrograms:
         room for all rows. Raises IndexError as `ForwardPlan.sized`.
         """
         width = tree_specs[0].width
-        levels = [
-            text._replace(
-                count=width,
-                start=text.start + text.count,
-                scored=width,
-                parents=self._roots[:width],
-            )
-            for text in texts
-        ]
-        tiles = self._inputs.fill(levels, traces_paths=False)
+        level_rows = [self._tree_rows(text, width) for text in texts]
+        tiles = self._inputs.fill(level_rows, traces_paths=False)
         all_rows = [
-            level._replace(count=(tree_spec.depth - 1) * width)
-            for level, tree_spec in zip(levels, tree_specs, strict=True)
+            self._tree_rows(text, (tree_spec.depth - 1) * width)
+            for text, tree_spec in zip(texts, tree_specs, strict=True)
         ]
         sized = self._plan.sized(shape, all_rows, tiles)
         return sized._replace(rows=padded(width * len(texts)), scored=padded(width * len(texts)))
+
+    def _tree_rows(self, text: SequenceSlice, count: int) -> SequenceSlice:
+        """So many rows of a tree after a text's rows, with parents that do not count."""
+        start, parents = text.start + text.count, self._roots[:count]
+        return text._replace(count=count, start=start, scored=count, parents=parents)
 
     def launches(self, program: TreeShape) -> list[Callable[[], Any]]:
         """All forwards of a program, each with what grows after it."""
