@@ -26,11 +26,13 @@ from triton.runtime.jit import MockTensor
 
 from bild_lab.engine.models.native.gpu.chains import ChainPrograms, ChainShape
 from bild_lab.engine.models.native.gpu.graphs import GraphCache
+from bild_lab.engine.models.native.gpu.growing import add_children, next_level
 from bild_lab.engine.models.native.gpu.plan import (
     ForwardPlan,
     Launch,
     PassShape,
 )
+from bild_lab.engine.models.native.gpu.trees import LevelSizes, TreePrograms, TreeShape
 from bild_lab.engine.models.native.stack import Layer, Stack, Weight
 
 
@@ -130,7 +132,7 @@ def shapes_alone(sizes: Sizes, dtype: torch.dtype = torch.bfloat16) -> Stack:
 
 
 def launches_of(sizes: Sizes, capability: int) -> list[Launch]:
-    """The kernels of forwards of eight rows: of a chain, of a tree, and of a program of two steps."""
+    """The kernels of forwards of eight rows: of a chain, of a tree, and of programs of two steps."""
     plan = ForwardPlan(shapes_alone(sizes), (capability // 10, capability % 10))
     shape = PassShape(rows=8, scored=8, tiles=8, chunks=8, source_chunks=1, layers=(0,))
     variants = [
@@ -141,7 +143,18 @@ def launches_of(sizes: Sizes, capability: int) -> list[Launch]:
     chains = ChainPrograms(plan, GraphCache(torch.device("cpu")))
     program = ChainShape(shape, variants[0], 1, 2, 0.0, keeps_probs=False, keeps_states=True)
     launches = [launch for variant in (shape, *variants) for launch in plan.launches(variant)]
-    return [*launches, *chains.launches(program)]
+    launches += chains.launches(program)
+    # EAGLE-2's widths, and the most that a program has
+    trees = TreePrograms(plan, GraphCache(torch.device("cpu")))
+    for width, children, temperature in ((10, 10, 1.0), (4, 3, 0.7), (64, 16, 1.0)):
+        sizes = LevelSizes(levels=3, texts=1, width=width, children=children)
+        grows = TreeShape(shape, shape, sizes, temperature)
+        launches += [
+            launch
+            for launch in trees.launches(grows)
+            if launch.kernel in (add_children, next_level)
+        ]
+    return launches
 
 
 def resources(launch: Launch) -> dict[str, Any]:

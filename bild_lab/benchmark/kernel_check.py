@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,13 +28,15 @@ from transformers import (
 
 from bild_lab.benchmark.bench import median_s
 from bild_lab.engine.draft import Tree
+from bild_lab.engine.methods.speculative.draft_tree import grow_tree
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native.gpu import TritonDecoder
 from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import ChainSpec, OutputSpec, Rows
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import ChainSpec, GrownTree, OutputSpec, Rows, TreeSpec
 
 ROW_COUNTS = (2, 3, 8, 9, 16, 24, 33, 64)  # that must have the bits of one row
 TIMED_ROWS = (1, 4, 8, 16, 64)
@@ -42,6 +44,8 @@ PROMPT = 40  # tokens, few enough to run by the kernels
 SOURCE = 64  # tokens of an encoder
 TIMED_START = 500  # slots before the rows of a timing, as in a long text
 CHAIN_STEPS = 8
+# EAGLE-2's width and children
+TREE = TreeSpec(nodes=60, depth=6, width=10, children=10, end_tokens=frozenset())
 REPLAYS = 10  # of a graph in one timing, so that the host is not timed
 ROOM = 1024
 # how much larger the kernels' mean error may be than PyTorch's in the same precision
@@ -191,6 +195,7 @@ class KernelCheck:
         yield self.texts_side_by_side()
         yield self.resumed_is_straight()
         yield self.program_is_loop()
+        yield self.tree_program_is_loop()
         yield self.graph_is_eager()
         yield self.overlap_changes_nothing()
         yield self.tickets()
@@ -293,6 +298,34 @@ class KernelCheck:
         return outcome(f"a chain of {CHAIN_STEPS} in one program", right)
 
     @torch.inference_mode()
+    def tree_program_is_loop(self) -> Finding:
+        """Trees grown by one program are the loop's, also where an end token, a chance or sure rows
+        end them; and so are the rows that are kept.
+        """
+        fed = self.tokens[:2]
+        confidence = float(self.session().extend(fed).logits[-1].float().softmax(-1).max())
+        first_token = self.grown_by_loop(self.session(), fed, replace(TREE, depth=1)).tokens[0]
+        tree_specs = (
+            TREE,
+            replace(TREE, end_tokens=frozenset([first_token]), min_prob=confidence**2 / 2),
+            replace(TREE, prune_confidence=0.999 * confidence),
+        )
+        loop, session = self.session(), self.session()
+        right = True
+        for tree_spec in tree_specs:
+            expected, grown = self.grown_by_loop(loop, fed, tree_spec), session.grow(fed, tree_spec)
+            right &= (grown.tokens, grown.parents, grown.rows, grown.forwards[1:]) == (
+                expected.tokens,
+                expected.parents,
+                expected.rows,
+                expected.forwards[1:],
+            )
+            for tree_session in (loop, session):
+                tree_session.keep([0])
+        right &= torch.equal(loop.extend(fed).logits, session.extend(fed).logits)
+        return outcome(f"a tree of {TREE.depth} levels in one program", right)
+
+    @torch.inference_mode()
     def graph_is_eager(self) -> Finding:
         """A replayed graph gives what its kernels give when they are launched one by one."""
         rows = self.tokens[:8]
@@ -359,6 +392,15 @@ class KernelCheck:
         per_step = (chains["all steps"] - chains["ended by the first"]) / (CHAIN_STEPS - 1)
         listed = ", ".join(f"{name} {ms:.3f}" for name, ms in chains.items())
         yield Finding(f"ms a chain of {CHAIN_STEPS}: {listed}; {per_step:.3f} more for each step")
+        trees = {
+            name: self.milliseconds(lambda: self.regrow(grow, session, length))  # noqa: B023
+            for name, grow in (
+                ("in one program", CachedSession.grow),
+                ("by one forward after another", self.grown_by_loop),
+            )
+        }
+        listed = ", ".join(f"{name} {ms:.3f}" for name, ms in trees.items())
+        yield Finding(f"ms a tree of {TREE.depth} levels of {TREE.width}: {listed}")
         plain = self.session(kernels=False)
         plain.extend(self.tokens[:length])
         native = self.milliseconds(lambda: self.rerun(plain, length))
@@ -379,6 +421,21 @@ class KernelCheck:
         text = session.layers.text_rows(session.layers.reserved + length, 1, 1)
         chain = ChainSpec(CHAIN_STEPS, frozenset(), threshold)
         self.kernels.draft([self.tokens[:1]], [text], [chain])
+
+    def grown_by_loop(
+        self, session: CachedSession, tokens: list[int], tree_spec: TreeSpec
+    ) -> GrownTree:
+        """A tree that grows by one forward after another."""
+        return grow_tree(session, tokens, tree_spec, Sampling())
+
+    def regrow(
+        self,
+        grow: Callable[[CachedSession, list[int], TreeSpec], GrownTree | None],
+        session: CachedSession,
+        length: int,
+    ) -> None:
+        session.rollback(length)
+        grow(session, self.tokens[:1], TREE)
 
     def rerun(self, session: CachedSession, length: int) -> None:
         session.rollback(length)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bild_lab.engine.draft import Tree
+from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.request import Source
 from bild_lab.engine.trace import Forward
 
@@ -274,6 +274,31 @@ class GrownTree:
     parents: list[int] = field(default_factory=list)
     rows: list[int | None] = field(default_factory=list)
     forwards: list[int] = field(default_factory=list)
+
+
+@dataclass
+class DraftNode:
+    """A token of a growing tree. parent: its index or ROOT. row: see `GrownTree`."""
+
+    token: int
+    parent: int
+    chance: float
+    row: int | None = None
+
+
+def prune_tree(nodes: list[DraftNode], max_nodes: int, forwards: list[int]) -> GrownTree:
+    """The most likely nodes, in the order grown.
+
+    A parent is never less likely than its children, and comes first.
+    """
+    node_indices = sorted(sorted(range(len(nodes)), key=lambda n: -nodes[n].chance)[:max_nodes])
+    place = {ROOT: ROOT} | {node: index for index, node in enumerate(node_indices)}
+    return GrownTree(
+        tokens=[nodes[n].token for n in node_indices],
+        parents=[place[nodes[n].parent] for n in node_indices],
+        rows=[nodes[n].row for n in node_indices],
+        forwards=forwards,
+    )
 
 
 class Session(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +44,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_check, "PROMPT", 12)
     monkeypatch.setattr(kernel_check, "SOURCE", 9)
     monkeypatch.setattr(kernel_check, "CHAIN_STEPS", 4)
+    tree_spec = replace(kernel_check.TREE, nodes=9, depth=3, width=2, children=2)
+    monkeypatch.setattr(kernel_check, "TREE", tree_spec)
 
 
 def findings(name: str, dtype: torch.dtype) -> list[Any]:
@@ -94,6 +97,7 @@ def test_every_figure_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [finding.text for finding in check.times()]
     assert [text.split(":")[0] for text in texts[2:]] == [
         "ms a chain of 4",
+        "ms a tree of 3 levels of 2",
         "ms a forward by PyTorch, kernel by kernel",
     ]
     assert "1 rows 1.000, 2 rows 1.000; floor" in texts[0]

@@ -4,7 +4,7 @@ tokens, a program drafts what the loop does, and a text of a batch is the one th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -22,7 +22,7 @@ from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import ChainSpec
+from bild_lab.engine.session import ChainSpec, GrownTree
 from bild_lab.engine.trace import Trace
 from tests.engine.lossless.greedy import (
     LOSSLESS,
@@ -216,6 +216,55 @@ def test_greedy_chains_of_a_program_are_those_of_the_loop(
         )
         assert text == expected == [*case.request.source.prompt, *case.expected]
         assert rounds_of(trace) == rounds_of(expected_trace)
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each text whose tree was asked of the kernels, whether a program grew it."""
+    from bild_lab.engine.models.native.gpu import TritonDecoder
+
+    grown: list[bool] = []
+    grow = TritonDecoder.grow
+
+    def counted(decoder: TritonDecoder, *texts: object) -> Sequence[GrownTree | None]:
+        trees = grow(decoder, *texts)
+        grown.extend(tree is not None for tree in trees)
+        return trees
+
+    monkeypatch.setattr(TritonDecoder, "grow", counted)
+    return grown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("policy", ["speculative_tree", "bild_tree"])
+def test_trees_of_a_program_are_those_of_the_loop(
+    policy: str, family: str, seed: int | None, models_of: ModelsOf, programs: list[bool]
+) -> None:
+    """Greedy text is also the target's own."""
+    models = models_of(family)
+    request = request_of(family, PROMPTS[0], ENDS, seed)
+    text, expected = Trace(), Trace()
+    by_program = models.method(policy, WINDOW).decode(request, text)
+    assert programs and all(programs)
+    unfused = replace(models, draft=models.draft.without_fused_drafting())
+    request = request_of(family, PROMPTS[0], ENDS, seed)
+    assert unfused.method(policy, WINDOW).decode(request, expected) == by_program
+    assert rounds_of(text) == rounds_of(expected)
+    assert text.accepted
+    if seed is None:
+        assert by_program == models.method("vanilla", 1).decode(request, Trace())
+
+
+@pytest.mark.slow
+def test_trees_of_a_batch_grow_side_by_side(models_of: ModelsOf, programs: list[bool]) -> None:
+    method = models_of("llama").method("speculative_tree", WINDOW)
+    requests = [request_of("llama", words) for words in PROMPTS]
+    texts = decode_batch(method, requests, Batch(3))
+    assert programs and all(programs)
+    for request, text in zip(requests, texts, strict=True):
+        assert text.token_ids == emitted(method, request, Trace())
 
 
 def test_of_equal_scores_a_program_drafts_the_first_token() -> None:

@@ -38,6 +38,8 @@ def test_kernels_compile_without_spills(capability: int) -> None:
         "resume",
         "copy_rows",
         "choose",
+        "add_children",
+        "next_level",
         "project",
         "attend",
         "residual",

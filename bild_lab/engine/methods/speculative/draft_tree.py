@@ -4,7 +4,7 @@ al., 2024).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -17,6 +17,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.engine.session import (
     LAST_LOGITS,
+    DraftNode,
     GrownTree,
     Model,
     OutputSpec,
@@ -26,6 +27,7 @@ from bild_lab.engine.session import (
     TreeSpec,
     for_draft,
     on_device,
+    prune_tree,
 )
 from bild_lab.errors import require_number, require_whole
 
@@ -141,16 +143,6 @@ def draft_of_tree(grown: GrownTree, device: torch.device) -> Draft:
     )
 
 
-@dataclass
-class DraftNode:
-    """A token of a growing tree. parent: its index or ROOT. row: see `GrownTree`."""
-
-    token: int
-    parent: int
-    chance: float
-    row: int | None = None
-
-
 def grow_tree(
     session: Session, feed: list[int], tree_spec: TreeSpec, sampling: Sampling
 ) -> GrownTree:
@@ -209,18 +201,3 @@ def most_likely_children(
             if chance > 0.0:
                 children.append(DraftNode(int(token), leaf, leaf_chance * chance))
     return children
-
-
-def prune_tree(nodes: list[DraftNode], max_nodes: int, forwards: list[int]) -> GrownTree:
-    """The most likely nodes, in the order grown.
-
-    A parent is never less likely than its children, and comes first.
-    """
-    node_indices = sorted(sorted(range(len(nodes)), key=lambda n: -nodes[n].chance)[:max_nodes])
-    place = {ROOT: ROOT} | {node: index for index, node in enumerate(node_indices)}
-    return GrownTree(
-        tokens=[nodes[n].token for n in node_indices],
-        parents=[place[nodes[n].parent] for n in node_indices],
-        rows=[nodes[n].row for n in node_indices],
-        forwards=forwards,
-    )

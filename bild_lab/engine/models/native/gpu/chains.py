@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,18 @@ from bild_lab.engine.models.native.gpu.graphs import GraphCache
 from bild_lab.engine.models.native.gpu.heads import Head, ScoreBuffers
 from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, PassInputs
 from bild_lab.engine.models.native.gpu.plan import ForwardPlan, Launch, PassShape
+from bild_lab.engine.models.native.gpu.programs import (
+    MAX_END_TOKENS,
+    MAX_STEPS,
+    fill_first,
+    parts_of,
+    steps_for,
+)
 from bild_lab.engine.models.native.gpu.rows import choose
 from bild_lab.engine.models.native.gpu.tilings import power_of_two
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.sampling import pick
 from bild_lab.engine.session import ChainProgress, ChainResult, ChainSpec, on_device
-
-# of a program; a chain of another number has some steps more, which do nothing
-STEP_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
-MAX_STEPS = STEP_COUNTS[-1]
-MAX_END_TOKENS = 16
 
 # distributions of each step, [steps, texts, vocab], by their shape
 ProbsStore = dict[tuple[int, int, int], Tensor]
@@ -128,11 +130,7 @@ class ChainPrograms:
         """Chains of texts whose rows fit one forward."""
         plan, chain = self._plan, chains[0]
         # 1. the tables of the first forward, of those after it, and of the chains
-        texts = [text._replace(scored=1) for text in texts]
-        steps = max(chain.steps for chain in chains)
-        fed = [token for text_tokens in tokens for token in text_tokens]
-        tiles = plan.inputs.fill(texts)
-        plan.inputs.tokens[: len(fed)] = on_device(fed, plan.device)
+        texts, tiles = fill_first(plan, tokens, texts)
         next_rows = [
             text._replace(count=1, start=text.start + text.count, scored=1) for text in texts
         ]
@@ -144,21 +142,12 @@ class ChainPrograms:
             for row, spec in zip(next_rows, chains, strict=True)
         ]
         layers = range(len(plan.stack.layers)) if chain.layers is None else chain.layers
-        shape = PassShape(
-            rows=0,
-            scored=0,
-            tiles=0,
-            chunks=0,
-            source_chunks=0,
-            layers=tuple(layers),
-            skipped=chain.skipped,
-            vocabulary=chain.vocabulary,
-        )
+        shape = PassShape.unsized(layers, skipped=chain.skipped, vocabulary=chain.vocabulary)
         program = ChainShape(
             first=plan.sized(shape, texts, tiles),
             step=plan.sized(shape._replace(stoppable=True), last_rows, step_tiles),
             texts=len(texts),
-            steps=next(count for count in STEP_COUNTS if count >= steps),
+            steps=steps_for(max(chain.steps for chain in chains)),
             temperature=chain.temperature,
             keeps_probs=chain.keeps_probs,
             keeps_states=chain.layers is not None,
@@ -335,17 +324,6 @@ class ChainPrograms:
         first = states[first_row : first_row + text.count]
         later = states[MAX_ROWS + index :: program.texts][: forwards - 1]
         return torch.cat([first, later])
-
-
-def parts_of(counts: Sequence[int]) -> Iterator[slice]:
-    """Texts of so many rows each, in as few forwards as have room for them."""
-    start = rows = 0
-    for index, count in enumerate(counts):
-        if rows + count > MAX_ROWS:
-            yield slice(start, index)
-            start, rows = index, 0
-        rows += count
-    yield slice(start, len(counts))
 
 
 def is_read(chain: ChainSpec) -> bool:

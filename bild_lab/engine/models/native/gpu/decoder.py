@@ -16,6 +16,7 @@ from bild_lab.engine.models.native.gpu.chains import ChainPrograms
 from bild_lab.engine.models.native.gpu.graphs import GraphCache
 from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE
 from bild_lab.engine.models.native.gpu.plan import ForwardPlan, PassShape
+from bild_lab.engine.models.native.gpu.trees import TreePrograms
 from bild_lab.engine.models.native.packed_pass import PackedScores, SequenceSlice
 from bild_lab.engine.models.native.stack import Stack
 from bild_lab.engine.session import NOTHING, ChainResult, ChainSpec, GrownTree, Skipped, TreeSpec
@@ -44,6 +45,7 @@ class TritonDecoder:
         self._lock = Lock()
         self._stream: torch.cuda.Stream | None = None  # of the last pass
         self._chains = ChainPrograms(self.plan, self.graphs)
+        self._trees = TreePrograms(self.plan, self.graphs)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -98,13 +100,8 @@ class TritonDecoder:
         with self._alone():
             if exit_threshold is not None:
                 self.plan.buffers.exit_threshold.fill_(exit_threshold)
-            shape = PassShape(
-                rows=0,
-                scored=0,
-                tiles=0,
-                chunks=0,
-                source_chunks=0,
-                layers=tuple(range(len(self.stack.layers)) if layers is None else layers),
+            shape = PassShape.unsized(
+                range(len(self.stack.layers)) if layers is None else layers,
                 from_states=states is not None,
                 has_prefix=any(text.reserved for text in texts),
                 masks=self._remembered(masks),
@@ -146,8 +143,9 @@ class TritonDecoder:
         texts: Sequence[SequenceSlice],
         tree_specs: Sequence[TreeSpec],
     ) -> Sequence[GrownTree | None]:
-        """None: a tree grows by one forward after another."""
-        return [None] * len(texts)
+        """As `KernelDecoder.grow`."""
+        with self._alone():
+            return self._trees.grow(tokens, texts, tree_specs)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

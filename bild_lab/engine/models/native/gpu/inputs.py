@@ -65,9 +65,10 @@ class PassInputs:
         )
         self.tokens: Int[Tensor, " rows"] = self.row_table[0]
 
-    def fill(self, texts: Sequence[SequenceSlice]) -> int:
+    def fill(self, texts: Sequence[SequenceSlice], *, traces_paths: bool = True) -> int:
         """Write the tables for these texts' rows, without the tokens, which stay what they are.
 
+        traces_paths: write the paths and positions of a tree's rows; False: they come later.
         Returns the number of tiles of the texts' queries. The host does not wait for the device.
         """
         # 1. what the numbers of rows decide
@@ -90,7 +91,7 @@ class PassInputs:
             text_table[index] = text_fields(text)
             first_row = rows.stop
         self._copies.copy(self._device, first=MAX_ROWS)  # another copy brings the tokens
-        if any(has_tree for _, _, has_tree in counts):
+        if traces_paths and any(has_tree for _, _, has_tree in counts):
             self._trace_paths(texts)
         return tiles
 

@@ -46,7 +46,7 @@ class PassShape(NamedTuple):
     indices. from_states: the stream begins with states, not tokens. has_prefix: of any text. masks:
     the address of the prefix's. fill, hidden, skipped,
     vocabulary: as in `KernelDecoder.run`. stoppable: the forward does nothing once no chain is
-    running. exits: its one row may leave early.
+    running, and no tree. exits: its one row may leave early.
     """
 
     rows: int
@@ -65,6 +65,13 @@ class PassShape(NamedTuple):
     vocabulary: DraftVocabulary | None = None
     stoppable: bool = False
     exits: bool = False
+
+    @classmethod
+    def unsized(cls, layers: Sequence[int], **fields: Any) -> PassShape:
+        """A shape of these layers without room for any row, which `ForwardPlan.sized` gives it."""
+        return cls(
+            rows=0, scored=0, tiles=0, chunks=0, source_chunks=0, layers=tuple(layers), **fields
+        )
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,7 @@ class Buffers:
     scratch: Tensor  # partial sums
     tickets: Tensor  # zero between forwards
     always: Tensor  # 1: for kernels that nothing stops
-    running: Tensor  # how many chains are running; of a row that may leave early, whether it is
+    running: Tensor  # how many chains or trees are running; of a row that may leave early, whether it is
     exit_threshold: Float[Tensor, "1"]
     layer_input: Float[Tensor, " dim"]  # of such a row
     layers_run: Int[Tensor, "1"]

@@ -189,6 +189,24 @@ def copy_rows(
     tl.store(target + at, numbers, mask=present)
 
 
+@triton.jit
+def sum_beside(tile_best, tile_sums, first, highest, tiles, TILES: tl.constexpr):
+    """The sum of a row's exponentials, of which the largest is 1, from what `score` says of its
+    tiles.
+
+    first: where these begin. highest: the row's largest score.
+    """
+    at = tl.arange(0, TILES)
+    total = tl.zeros((TILES,), tl.float32)
+    for first_tile in range(0, tiles, TILES):
+        present = first_tile + at < tiles
+        place = first + first_tile + at
+        value = tl.load(tile_best + place, mask=present, other=float("-inf"), cache_modifier=".cg")
+        beside = tl.load(tile_sums + place, mask=present, other=0.0, cache_modifier=".cg")
+        total += beside * tl.exp(value - highest)
+    return tl.sum(total, 0)
+
+
 @triton.jit(do_not_specialize=["tiles", "step"])
 def choose(
     running,
@@ -243,14 +261,7 @@ def choose(
         token_at = tl.where(value > best, token, token_at)
         best = tl.maximum(value, best)
     highest = tl.max(best, 0)
-    total = tl.zeros((TILES,), tl.float32)
-    for first_tile in range(0, tiles, TILES):
-        present = first_tile + at < tiles
-        place = text * tiles + first_tile + at
-        value = tl.load(tile_best + place, mask=present, other=float("-inf"), cache_modifier=".cg")
-        beside = tl.load(tile_sums + place, mask=present, other=0.0, cache_modifier=".cg")
-        total += beside * tl.exp(value - highest)
-    confidence = 1.0 / tl.sum(total, 0)
+    confidence = 1.0 / sum_beside(tile_best, tile_sums, text * tiles, highest, tiles, TILES)
     if PICKED:
         chosen = tl.load(picked + text, cache_modifier=".cg")
     else:

@@ -1,0 +1,45 @@
+"""What chains and trees that a GPU drafts by itself have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS
+from bild_lab.engine.models.native.gpu.plan import ForwardPlan
+from bild_lab.engine.models.native.packed_pass import SequenceSlice
+from bild_lab.engine.session import on_device
+
+# forwards of a program; a draft of another number has some more, which do nothing
+STEP_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+MAX_STEPS = STEP_COUNTS[-1]
+MAX_END_TOKENS = 16
+
+
+def steps_for(count: int) -> int:
+    """The forwards of a program that has so many at least."""
+    return next(steps for steps in STEP_COUNTS if steps >= count)
+
+
+def fill_first(
+    plan: ForwardPlan, tokens: Sequence[Sequence[int]], texts: Sequence[SequenceSlice]
+) -> tuple[list[SequenceSlice], int]:
+    """Write the tables of a program's first forward, which scores the last row of each text.
+
+    Returns the texts' rows, and the number of tiles of attention.
+    """
+    texts = [text._replace(scored=1) for text in texts]
+    tiles = plan.inputs.fill(texts)
+    fed = [token for text_tokens in tokens for token in text_tokens]
+    plan.inputs.tokens[: len(fed)] = on_device(fed, plan.device)
+    return texts, tiles
+
+
+def parts_of(counts: Sequence[int]) -> Iterator[slice]:
+    """Texts of so many rows each, in as few forwards as have room for them."""
+    start = rows = 0
+    for index, count in enumerate(counts):
+        if rows + count > MAX_ROWS:
+            yield slice(start, index)
+            start, rows = index, 0
+        rows += count
+    yield slice(start, len(counts))
