@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.models.native.gpu.graphs import GraphCache
 from bild_lab.engine.models.native.gpu.heads import Head, ScoreBuffers
-from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, PassInputs
+from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, HostCopies, PassInputs
 from bild_lab.engine.models.native.gpu.plan import ForwardPlan, Launch, PassShape
 from bild_lab.engine.models.native.gpu.programs import (
     MAX_END_TOKENS,
@@ -25,7 +26,7 @@ from bild_lab.engine.models.native.gpu.rows import choose
 from bild_lab.engine.models.native.gpu.tilings import power_of_two
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.sampling import pick
-from bild_lab.engine.session import ChainProgress, ChainResult, ChainSpec, on_device
+from bild_lab.engine.session import ChainProgress, ChainResult, ChainSpec
 
 # distributions of each step, [steps, texts, vocab], by their shape
 ProbsStore = dict[tuple[int, int, int], Tensor]
@@ -52,45 +53,54 @@ class ChainShape:
 class ChainTables:
     """What a program reads of its chains, and what it drafts, at fixed addresses.
 
-    A chain's row r is text r's. See `choose` for the tables.
+    A chain's row r is text r's. See `choose` for the tables. The rules are written by one copy, and
+    what is drafted is read by one.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.chains = torch.zeros(2, MAX_ROWS, dtype=torch.int64, device=device)
-        self.thresholds = torch.zeros(MAX_ROWS, dtype=torch.float64, device=device)
-        self.end_tokens = torch.full(
-            (MAX_ROWS, MAX_END_TOKENS), -1, dtype=torch.int64, device=device
-        )
+        sizes = [2 * MAX_ROWS, MAX_ROWS, MAX_ROWS * MAX_END_TOKENS, 1]
+        self._ends = np.cumsum(sizes)[:-1]
+        self._copies = HostCopies(sum(sizes), device)
+        self._rules = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
+        chains, thresholds, end_tokens, self._running = self._rules.split(sizes)
+        self.chains = chains.view(2, MAX_ROWS)
+        self.thresholds = thresholds.view(torch.float64)
+        self.end_tokens = end_tokens.view(MAX_ROWS, MAX_END_TOKENS)
         self.uniforms = torch.zeros(MAX_STEPS, MAX_ROWS, dtype=torch.float64, device=device)
         self.picked = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
-        self.drafted = torch.zeros(MAX_STEPS, MAX_ROWS, dtype=torch.int64, device=device)
-        self.confidences = torch.zeros(MAX_STEPS, MAX_ROWS, device=device)
+        # of each step the tokens, then the bits of the confidences
+        self._drafted = torch.zeros(MAX_STEPS, 2, MAX_ROWS, dtype=torch.int64, device=device)
+        self.tokens = self._drafted[:, 0]
+        self.confidences = self._drafted.view(torch.float64)[:, 1]
         self.probs: ProbsStore = {}
         self.unscaled_probs: ProbsStore = {}
         self.states: Tensor | None = None
 
     def fill(self, chains: Sequence[ChainSpec], running: Int[Tensor, "1"]) -> None:
-        """Write the chains' rules; one copy for each table, none waits for the device."""
-        device = self.chains.device
-        steps = [chain.steps for chain in chains]
-        has_threshold = [int(chain.threshold is not None) for chain in chains]
-        numbers = [*steps, *has_threshold, len(chains)]
-        for chain in chains:
-            ends = sorted(chain.end_tokens) if is_read(chain) else []
-            numbers += [*ends, *[-1] * (MAX_END_TOKENS - len(ends))]
-        table = on_device(numbers, device)
+        """Write the chains' rules, and that all of them run. The host does not wait."""
         count = len(chains)
-        self.chains[0, :count] = table[:count]
-        self.chains[1, :count] = table[count : 2 * count]
-        running.copy_(table[2 * count : 2 * count + 1])
-        self.end_tokens[:count] = table[2 * count + 1 :].view(count, MAX_END_TOKENS)
-        thresholds = torch.tensor([chain.threshold or 0.0 for chain in chains], dtype=torch.float64)
-        if device.type == "cuda":
-            thresholds = thresholds.pin_memory()
-        self.thresholds[:count].copy_(thresholds, non_blocking=True)
+        rules, thresholds, end_tokens, running_chains = np.split(self._copies.next(), self._ends)
+        rules = rules.reshape(2, MAX_ROWS)
+        rules[0, :count] = [chain.steps for chain in chains]
+        rules[1, :count] = [chain.threshold is not None for chain in chains]
+        thresholds.view(np.float64)[:count] = [chain.threshold or 0.0 for chain in chains]
+        end_tokens[:] = -1
+        end_tokens = end_tokens.reshape(MAX_ROWS, MAX_END_TOKENS)
         for index, chain in enumerate(chains):
+            if is_read(chain):
+                end_tokens[index, : len(chain.end_tokens)] = list(chain.end_tokens)
             if chain.uniforms is not None:
                 self.uniforms[: chain.steps, index] = chain.uniforms
+        running_chains[:] = count
+        self._copies.copy(self._rules, first=0)
+        running.copy_(self._running)
+
+    def read(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens and the confidences of so many steps, [steps, MAX_ROWS] each, on the host,
+        which waits for the program.
+        """
+        drafted = self._drafted[:steps].cpu().numpy()
+        return drafted[:, 0], drafted.view(np.float64)[:, 1]
 
 
 class ChainPrograms:
@@ -219,6 +229,7 @@ class ChainPrograms:
             "NARROW": head.tokens is not None,
             "TILES": min(4096, max(16, power_of_two(scores.tiles))),
             "MAX_ROWS": MAX_ROWS,
+            "STEP_NUMBERS": tables.tokens.stride(0),
             "END_TOKENS": MAX_END_TOKENS,
             "num_warps": 16 if scores.tiles > 1024 else 4,
             **plan.flow(False),
@@ -234,7 +245,7 @@ class ChainPrograms:
             tables.chains,
             tables.thresholds,
             tables.end_tokens,
-            tables.drafted,
+            tables.tokens,
             tables.confidences,
             self._inputs.row_table,
             self._inputs.text_table,
@@ -249,21 +260,19 @@ class ChainPrograms:
         """What each chain drafted, up to its end; one transfer to the host."""
         tables = self._tables
         reads = any(is_read(chain) for chain in chains)
-        on_host: list[list[float]] = []
         if reads:
-            both = (tables.drafted[: program.steps], tables.confidences[: program.steps])
-            on_host = torch.cat([table[:, : program.texts].double() for table in both]).tolist()
+            all_tokens, all_confidences = tables.read(max(chain.steps for chain in chains))
         results, first_row = [], 0
         for index, (text, chain) in enumerate(zip(texts, chains, strict=True)):
             if reads:
-                drafted = [int(row[index]) for row in on_host[: chain.steps]]
-                confidences = [row[index] for row in on_host[program.steps :][: chain.steps]]
+                drafted = all_tokens[: chain.steps, index].tolist()
+                confidences = all_confidences[: chain.steps, index].tolist()
                 progress = ChainProgress.after(chain, drafted, confidences)
                 count, forwards = progress.drafted, progress.forwards
                 tokens: Any = drafted[:count]
                 confidences = [] if chain.threshold is None else confidences[:forwards]
             else:
-                tokens, confidences = tables.drafted[: chain.steps, index].clone(), []
+                tokens, confidences = tables.tokens[: chain.steps, index].clone(), []
                 count = forwards = chain.steps
             results.append(
                 ChainResult(

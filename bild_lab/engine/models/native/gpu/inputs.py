@@ -65,10 +65,18 @@ class PassInputs:
         )
         self.tokens: Int[Tensor, " rows"] = self.row_table[0]
 
-    def fill(self, texts: Sequence[SequenceSlice], *, traces_paths: bool = True) -> int:
-        """Write the tables for these texts' rows, without the tokens, which stay what they are.
+    def fill(
+        self,
+        texts: Sequence[SequenceSlice],
+        tokens: Sequence[int] | None = None,
+        *,
+        traces_paths: bool = True,
+    ) -> int:
+        """Write the tables for these texts' rows.
 
-        traces_paths: write the paths and positions of a tree's rows; False: they come later.
+        tokens: of all rows, in the host's memory; None: they stay what they are, as another copy
+        brings those of the device. traces_paths: write the paths and positions of a tree's rows;
+        False: they come later.
         Returns the number of tiles of the texts' queries. The host does not wait for the device.
         """
         # 1. what the numbers of rows decide
@@ -90,7 +98,9 @@ class PassInputs:
             row_table[2, rows] += text.start - text.reserved
             text_table[index] = text_fields(text)
             first_row = rows.stop
-        self._copies.copy(self._device, first=MAX_ROWS)  # another copy brings the tokens
+        if tokens is not None:
+            row_table[0, : len(tokens)] = tokens
+        self._copies.copy(self._device, first=MAX_ROWS if tokens is None else 0)
         if traces_paths and any(has_tree for _, _, has_tree in counts):
             self._trace_paths(texts)
         return tiles

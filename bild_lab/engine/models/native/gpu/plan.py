@@ -121,7 +121,9 @@ class Buffers:
     scratch: Tensor  # partial sums
     tickets: Tensor  # zero between forwards
     always: Tensor  # 1: for kernels that nothing stops
-    running: Tensor  # how many chains or trees are running; of a row that may leave early, whether it is
+    running: (
+        Tensor  # how many chains or trees are running; of a row that may leave early, whether it is
+    )
     exit_threshold: Float[Tensor, "1"]
     layer_input: Float[Tensor, " dim"]  # of such a row
     layers_run: Int[Tensor, "1"]

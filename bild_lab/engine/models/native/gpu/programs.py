@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS
 from bild_lab.engine.models.native.gpu.plan import ForwardPlan
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
-from bild_lab.engine.session import on_device
 
 # forwards of a program; a draft of another number has some more, which do nothing
 STEP_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
@@ -28,10 +27,8 @@ def fill_first(
     Returns the texts' rows, and the number of tiles of attention.
     """
     texts = [text._replace(scored=1) for text in texts]
-    tiles = plan.inputs.fill(texts)
     fed = [token for text_tokens in tokens for token in text_tokens]
-    plan.inputs.tokens[: len(fed)] = on_device(fed, plan.device)
-    return texts, tiles
+    return texts, plan.inputs.fill(texts, fed)
 
 
 def parts_of(counts: Sequence[int]) -> Iterator[slice]:

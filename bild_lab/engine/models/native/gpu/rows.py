@@ -230,6 +230,7 @@ def choose(
     TILES: tl.constexpr,
     END_TOKENS: tl.constexpr,
     MAX_ROWS: tl.constexpr,
+    STEP_NUMBERS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Draft a token of each text's chain, and end the chain by the rule of `ChainProgress`.
@@ -241,7 +242,7 @@ def choose(
     head_tokens: of each of the head's outputs, if NARROW, its token. chain_table: [2, MAX_ROWS], of
     each chain how many steps remain, 0 after its end, and whether it has a threshold. thresholds:
     on the largest probability. end_tokens: [MAX_ROWS, END_TOKENS], of each chain, padded with −1.
-    drafted, confidences: [steps, MAX_ROWS].
+    drafted, confidences: [steps, MAX_ROWS], STEP_NUMBERS from one step to the next.
     """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
@@ -268,8 +269,8 @@ def choose(
         chosen = tl.min(tl.where(best == highest, token_at, 2147483647), 0).to(tl.int64)
         if NARROW:
             chosen = tl.load(head_tokens + chosen)
-    tl.store(confidences + step * MAX_ROWS + text, confidence)
-    tl.store(drafted + step * MAX_ROWS + text, chosen)
+    tl.store(confidences + step * STEP_NUMBERS + text, confidence.to(tl.float64))
+    tl.store(drafted + step * STEP_NUMBERS + text, chosen)
     # 2. whether the chain goes on
     has_threshold = tl.load(chain_table + MAX_ROWS + text, cache_modifier=".cg") != 0
     threshold = tl.load(thresholds + text, cache_modifier=".cg")
