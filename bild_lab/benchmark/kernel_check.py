@@ -65,6 +65,7 @@ def decoder_only(
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "t5-small": t5(d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8),
     "t5-large": t5(d_model=1024, d_kv=64, d_ff=4096, num_layers=24, num_heads=16),
+    "t5-3b": t5(d_model=1024, d_kv=128, d_ff=16384, num_layers=24, num_heads=32),
     "t5-v1.1-large": t5(
         d_model=1024,
         d_kv=64,
