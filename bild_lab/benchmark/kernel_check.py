@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from transformers import (
 
 from bild_lab.benchmark.bench import median_s
 from bild_lab.engine.draft import Tree
+from bild_lab.engine.methods.early_exit.calm import leave_layer_by_layer, saturation
 from bild_lab.engine.methods.speculative.draft_tree import grow_tree
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native.gpu import TritonDecoder
@@ -197,6 +200,7 @@ class KernelCheck:
         yield self.resumed_is_straight()
         yield self.program_is_loop()
         yield self.tree_program_is_loop()
+        yield self.exit_is_loop()
         yield self.graph_is_eager()
         yield self.overlap_changes_nothing()
         yield self.tickets()
@@ -326,6 +330,38 @@ class KernelCheck:
         right &= torch.equal(loop.extend(fed).logits, session.extend(fed).logits)
         return outcome(f"a tree of {TREE.depth} levels in one program", right)
 
+    def exit_is_loop(self) -> Finding:
+        """A row that leaves early in one program is the row that runs layer by layer."""
+        program, loop = self.session(), self.session()
+        logits, layers = self.leave(program, in_one=True)
+        expected, expected_layers = self.leave(loop, in_one=False)
+        after = [session.extend(self.tokens[1:2]).logits for session in (program, loop)]
+        right = (
+            layers == expected_layers
+            and torch.equal(logits, expected)
+            and torch.equal(after[0], after[1])
+        )
+        depth = len(self.decoder.layers)
+        return outcome(f"an exit after {layers} of {depth} layers in one program", right)
+
+    @cached_property
+    def exit_threshold(self) -> float:
+        """Just below the median of the cosines of the layers' inputs and outputs, of a session's
+        next row.
+        """
+        depth = len(self.decoder.layers)
+        states = self.session().extend(self.tokens[:1], OutputSpec(hidden=range(depth + 1))).hidden
+        cosines = [float(saturation(*pair, None)) for pair in pairwise(states[:-1])]
+        return sorted(cosines)[len(cosines) // 2] - 1e-4
+
+    def leave(self, session: CachedSession, in_one: bool) -> tuple[torch.Tensor, int]:
+        """The logits of a row that leaves early, and how many layers ran."""
+        token, threshold = self.tokens[0], self.exit_threshold
+        if in_one:
+            return session.forward_until_confident(token, threshold)
+        depth = len(self.decoder.layers)
+        return leave_layer_by_layer(session, token, threshold, saturation, depth)
+
     @torch.inference_mode()
     def graph_is_eager(self) -> Finding:
         """A replayed graph gives what its kernels give when they are launched one by one."""
@@ -402,6 +438,12 @@ class KernelCheck:
         }
         listed = ", ".join(f"{name} {ms:.3f}" for name, ms in trees.items())
         yield Finding(f"ms a tree of {TREE.depth} levels of {TREE.width}: {listed}")
+        exits = {
+            name: self.milliseconds(lambda: self.leave_again(session, length, in_one))  # noqa: B023
+            for name, in_one in (("in one program", True), ("layer by layer", False))
+        }
+        listed = ", ".join(f"{name} {ms:.3f}" for name, ms in exits.items())
+        yield Finding(f"ms a row that leaves early: {listed}")
         plain = self.session(kernels=False)
         plain.extend(self.tokens[:length])
         native = self.milliseconds(lambda: self.rerun(plain, length))
@@ -437,6 +479,10 @@ class KernelCheck:
     ) -> None:
         session.rollback(length)
         grow(session, self.tokens[:1], TREE)
+
+    def leave_again(self, session: CachedSession, length: int, in_one: bool) -> None:
+        session.rollback(length)
+        self.leave(session, in_one)
 
     def rerun(self, session: CachedSession, length: int) -> None:
         session.rollback(length)

@@ -98,6 +98,7 @@ def test_every_figure_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [text.split(":")[0] for text in texts[2:]] == [
         "ms a chain of 4",
         "ms a tree of 3 levels of 2",
+        "ms a row that leaves early",
         "ms a forward by PyTorch, kernel by kernel",
     ]
     assert "1 rows 1.000, 2 rows 1.000; floor" in texts[0]

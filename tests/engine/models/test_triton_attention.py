@@ -58,7 +58,10 @@ def decoder_and_memory(name: str) -> tuple[Decoder, tuple[Tensor, Tensor] | None
 
 
 class Texts:
-    """Texts of one decoder whose earlier rows are random numbers."""
+    """Texts of one decoder whose earlier rows are random numbers.
+
+    One layer shows what attention gives; two where one sees a window and the other all.
+    """
 
     def __init__(self, name: str, reserved: int = 0) -> None:
         from bild_lab.engine.models.native.gpu import TritonDecoder
@@ -67,6 +70,7 @@ class Texts:
         self.kernels = TritonDecoder(self.decoder)
         if self.kernels.plan.rotary:
             self.kernels.rotate_by(*self.decoder.rotations(CAPACITY))
+        self._layers = (1, 2) if name == "gemma3" else (0,)
         self._reserved = reserved
         self._masks = None
         if reserved:
@@ -87,7 +91,9 @@ class Texts:
         return SequenceSlice(count, start, cache, self._memory, count, tree, self._reserved)
 
     def logits(self, tokens: list[int], texts: list[SequenceSlice]) -> Tensor:
-        scores = self.kernels.run(torch.tensor(tokens), texts, masks=self._masks)
+        scores = self.kernels.run(
+            torch.tensor(tokens), texts, masks=self._masks, layers=self._layers
+        )
         assert int(self.kernels.plan.buffers.tickets.abs().sum()) == 0
         return scores.logits
 

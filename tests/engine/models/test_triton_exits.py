@@ -5,13 +5,11 @@ layer, to the last bit.
 from __future__ import annotations
 
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn.functional import cosine_similarity
 
-from bild_lab.engine.methods.early_exit.calm import Calm
+from bild_lab.engine.methods.early_exit.calm import leave_layer_by_layer, saturation
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.session import OutputSpec
 from tests.engine.models.test_triton import build, tickets_left
@@ -39,15 +37,6 @@ def caches(session: CachedSession) -> torch.Tensor:
     return written
 
 
-def layer_by_layer(
-    session: CachedSession, token: int, threshold: float
-) -> tuple[torch.Tensor, int]:
-    """CALM's loop, which measures between forwards."""
-    session.layers.fused_drafting = False
-    target = SimpleNamespace(depth=session.layers.depth, require_layers=lambda what: None)
-    return Calm(target, "hidden_state", 1.0, 0)._step(session, token, threshold)
-
-
 @pytest.mark.fast("t5 v1.0")
 @pytest.mark.parametrize("name", ["t5 v1.0", "t5 v1.1", "llama", "qwen2 windows", "gemma3"])
 @torch.inference_mode()
@@ -56,7 +45,7 @@ def test_a_row_leaves_where_and_with_what_it_does_layer_by_layer(name: str) -> N
     depth, token = len(decoder.layers), 7
     first = after_prompt(triton_session(decoder, source, 64))
     states = first.extend([token], OutputSpec(hidden=range(depth + 1))).hidden
-    cosines = [float(cosine_similarity(before, after)) for before, after in pairwise(states[:-1])]
+    cosines = [float(saturation(before, after, None)) for before, after in pairwise(states[:-1])]
     thresholds = [ALWAYS, *(cosine - 1e-3 for cosine in cosines), NEVER]
     exits, captures = [], None
     for threshold in thresholds:
@@ -66,7 +55,7 @@ def test_a_row_leaves_where_and_with_what_it_does_layer_by_layer(name: str) -> N
         logits, layers = program.forward_until_confident(token, threshold)
         if captures is not None:  # a threshold is no other program
             assert program.layers.packed.captures == captures
-        expected, expected_layers = layer_by_layer(loop, token, threshold)
+        expected, expected_layers = leave_layer_by_layer(loop, token, threshold, saturation, depth)
         assert layers == expected_layers
         assert torch.equal(logits, expected)
         assert torch.equal(caches(program), caches(loop))

@@ -48,7 +48,8 @@ def softmax_response(
 
 # how confident a token is after a layer, by the layer's input and output, and the shared head's
 # logits after it
-MEASURES: dict[str, Callable[[State, State, Logits | None], Float[Tensor, " 1"]]] = {
+Measure = Callable[[State, State, Logits | None], Float[Tensor, " 1"]]
+MEASURES: dict[str, Measure] = {
     "hidden_state": saturation,
     "softmax": softmax_response,
 }
@@ -64,8 +65,8 @@ class Calm(TokenLoop):
     the threshold decays along the text (`decaying_threshold`).
 
     The hidden state at the exit is copied to the skipped layers: only their keys and values are
-    computed from it. A decoder-only prompt runs through all layers, except its last token. The CPU
-    kernels measure hidden_state themselves; elsewhere every measurement waits for the device. A
+    computed from it. A decoder-only prompt runs through all layers, except its last token. The
+    kernels measure hidden_state themselves; without them every measurement waits for the device. A
     round's statistics hold `exit_layer`.
 
     Raises UserError for values out of range and for a target whose layers cannot be run one by one.
@@ -116,35 +117,45 @@ class Calm(TokenLoop):
 
         Returns its logits and how many layers ran.
         """
-        confidence, depth = MEASURES[self.measure], self.target.depth
-        reads_logits = confidence is softmax_response
+        confidence = MEASURES[self.measure]
         if (
             confidence is saturation
             and (exit_result := session.forward_until_confident(token, threshold)) is not None
         ):
             return exit_result
-        states: State | None = None
-        for layer in range(depth):
-            is_last = layer + 1 == depth
-            output_spec = OutputSpec(
-                logits=int(is_last or reads_logits),
-                layers=(layer,),
-                hidden=(layer, layer + 1)[int(layer > 0) :],
-            )
-            scores = session.extend(Rows([token], states=states), output_spec)
-            layer_input, states = (states, *scores.hidden)[-2:]
-            if is_last:
-                break
-            if float(confidence(layer_input, states, scores.logits)) > threshold:
-                logits = scores.logits
-                if logits is None:
-                    logits = session.extend(
-                        Rows([token], states=states), OutputSpec(logits=1, layers=())
-                    ).logits
-                skipped = OutputSpec(logits=0, layers=range(layer + 1, depth), fill=True)
-                session.extend(Rows([token], states=states), skipped)
-                return logits, layer + 1
-        return scores.logits, depth
+        return leave_layer_by_layer(session, token, threshold, confidence, self.target.depth)
+
+
+def leave_layer_by_layer(
+    session: StagedSession, token: int, threshold: float, confidence: Measure, depth: int
+) -> tuple[Logits, int]:
+    """Run one token layer by layer, of `depth`, until its confidence exceeds the threshold.
+
+    Returns its logits and how many layers ran.
+    """
+    reads_logits = confidence is softmax_response
+    states: State | None = None
+    for layer in range(depth):
+        is_last = layer + 1 == depth
+        output_spec = OutputSpec(
+            logits=int(is_last or reads_logits),
+            layers=(layer,),
+            hidden=(layer, layer + 1)[int(layer > 0) :],
+        )
+        scores = session.extend(Rows([token], states=states), output_spec)
+        layer_input, states = (states, *scores.hidden)[-2:]
+        if is_last:
+            break
+        if float(confidence(layer_input, states, scores.logits)) > threshold:
+            logits = scores.logits
+            if logits is None:
+                logits = session.extend(
+                    Rows([token], states=states), OutputSpec(logits=1, layers=())
+                ).logits
+            skipped = OutputSpec(logits=0, layers=range(layer + 1, depth), fill=True)
+            session.extend(Rows([token], states=states), skipped)
+            return logits, layer + 1
+    return scores.logits, depth
 
 
 def decaying_threshold(threshold: float, temperature: float, position: int, length: int) -> float:
