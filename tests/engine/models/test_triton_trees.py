@@ -76,12 +76,12 @@ def between(numbers: list[float], share: float) -> float:
 
 
 def deepest_path(tree: GrownTree) -> list[int]:
-    """The rows of the longest branch whose nodes have all run."""
+    """The rows of the last of the longest branches whose nodes have all run."""
     paths: list[list[int]] = []
     for parent, row in zip(tree.parents, tree.rows, strict=True):
         before = [] if parent == ROOT else paths[parent]
         paths.append(before if row is None else [*before, row])
-    return max(paths, key=len)
+    return max(reversed(paths), key=len)
 
 
 def check_same_tree(
@@ -265,8 +265,13 @@ def test_of_equal_scores_the_first_tokens_are_children_and_grow() -> None:
 def test_kernels_of_a_tree_that_has_ended_do_nothing() -> None:
     _, decoder, source = build("llama", torch.float16)
     session = triton_session(decoder, source, 64)
+    stream = session.layers.packed.plan.buffers.x
+    session.grow([5], replace(FREE, depth=1))
+    expected = stream.clone()
+    session = triton_session(decoder, source, 64, like=session)
     tree = session.grow([5], replace(FREE, min_prob=1.0))
     assert (len(tree.tokens), tree.rows, len(tree.forwards)) == (3, [None] * 3, 1)
+    assert torch.equal(stream, expected)
     keys = session.layers.cache.keys
     written = keys.abs().sum((0, 1, 3)) > 0
     assert int(written.sum()) == len(source.prompt)
