@@ -144,9 +144,9 @@ def launches_of(sizes: Sizes, capability: int) -> list[Launch]:
     program = ChainShape(shape, variants[0], 1, 2, 0.0, keeps_probs=False, keeps_states=True)
     launches = [launch for variant in (shape, *variants) for launch in plan.launches(variant)]
     launches += chains.launches(program)
-    # EAGLE-2's widths, and the most that a program has
+    # chains, EAGLE-2's trees, and the most that a program has
     trees = TreePrograms(plan, GraphCache(torch.device("cpu")))
-    for width, children, temperature in ((10, 10, 1.0), (4, 3, 0.7), (64, 16, 1.0)):
+    for width, children, temperature in ((1, 1, 0.7), (10, 10, 1.0), (64, 16, 1.0)):
         sizes = LevelSizes(levels=3, texts=1, width=width, children=children)
         grows = TreeShape(shape, shape, sizes, temperature)
         launches += [

@@ -76,12 +76,17 @@ def between(numbers: list[float], share: float) -> float:
 
 
 def deepest_path(tree: GrownTree) -> list[int]:
-    """The rows of the longest branch whose nodes have all run."""
+    """The rows of the last of the longest branches whose nodes have all run."""
     paths: list[list[int]] = []
     for parent, row in zip(tree.parents, tree.rows, strict=True):
         before = [] if parent == ROOT else paths[parent]
         paths.append(before if row is None else [*before, row])
-    return max(paths, key=len)
+    return max(reversed(paths), key=len)
+
+
+def written_slots(session: CachedSession) -> int:
+    """How many slots of the cache have a row's keys."""
+    return int((session.layers.cache.keys.abs().sum((0, 1, 3)) > 0).sum())
 
 
 def check_same_tree(
@@ -227,6 +232,7 @@ def test_trees_of_other_sizes_are_those_of_the_loop() -> None:
         source,
         [source.prompt[-1]],
         replace(FREE, depth=1),
+        replace(FREE, depth=2, width=1, children=1),
         replace(FREE, depth=9, width=1, children=2),
         replace(FREE, depth=3, width=7, children=2),
         replace(FREE, depth=3, width=2, children=9),
@@ -265,11 +271,23 @@ def test_of_equal_scores_the_first_tokens_are_children_and_grow() -> None:
 def test_kernels_of_a_tree_that_has_ended_do_nothing() -> None:
     _, decoder, source = build("llama", torch.float16)
     session = triton_session(decoder, source, 64)
+    stream = session.layers.packed.plan.buffers.x
+    session.grow([5], replace(FREE, depth=1))
+    expected = stream.clone()
+    session = triton_session(decoder, source, 64, like=session)
     tree = session.grow([5], replace(FREE, min_prob=1.0))
     assert (len(tree.tokens), tree.rows, len(tree.forwards)) == (3, [None] * 3, 1)
-    keys = session.layers.cache.keys
-    written = keys.abs().sum((0, 1, 3)) > 0
-    assert int(written.sum()) == len(source.prompt)
+    assert torch.equal(stream, expected)
+    assert written_slots(session) == len(source.prompt)
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_program_of_more_levels_writes_no_row_more() -> None:
+    _, decoder, source = build("llama", torch.float16)
+    session = triton_session(decoder, source, 64)
+    session.grow([5], replace(FREE, depth=9, width=1, children=1))  # by a program of ten
+    assert written_slots(session) == len(source.prompt) + 8
 
 
 @pytest.mark.slow
@@ -324,6 +342,7 @@ def test_trees_without_a_program() -> None:
     for tree_spec in (
         replace(FREE, width=65),
         replace(FREE, children=400),
+        replace(FREE, depth=0),
         replace(FREE, depth=65, width=1),
         replace(FREE, depth=64, width=5),
         replace(FREE, end_tokens=ends),

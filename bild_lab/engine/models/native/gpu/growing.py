@@ -169,9 +169,11 @@ def next_level(
     without a slot, and before every position, so that attention has nothing to do. `running` counts
     the trees that grow on.
 
-    depths, min_probs: of each text, as in `TreeSpec`. end_tokens: as in `choose`. level_paths: [2,
-    MAX_ROWS, MAX_DEPTH], `paths` of this level's rows and of the next one's, by turns. ROWS, CANDIDATES:
-    powers of two with room for WIDTH, and for the children of WIDTH rows.
+    depths, min_probs: of each text, as in `TreeSpec`. end_tokens: as in `choose`. leaves, tokens,
+    chances: as in `add_children`. paths: as in `attend`. level_paths: [2, MAX_ROWS, MAX_DEPTH], the
+    paths of even levels' rows and those of odd levels', as a row's parent may lie anywhere among the
+    rows before. ROWS, CANDIDATES: powers of two with room for WIDTH, and for the children of WIDTH
+    rows.
     """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
@@ -201,7 +203,7 @@ def next_level(
     token = tl.load(tokens + at, mask=ran, other=0, cache_modifier=".cg")
     chance = tl.load(chances + at, mask=ran, other=NO_CHANCE, cache_modifier=".cg")
     grows = (chance >= 0.0) & (chance >= tl.load(min_probs + text, cache_modifier=".cg"))
-    for place in range(END_TOKENS):
+    for place in tl.static_range(END_TOKENS):
         end = tl.load(end_tokens + text * END_TOKENS + place, cache_modifier=".cg")
         grows = grows & (token != end)
     # 3. the most likely of them

@@ -320,7 +320,7 @@ def has_program(tokens: Sequence[Sequence[int]], tree_specs: Sequence[TreeSpec])
         and all(
             (tree_spec.width, tree_spec.children, tree_spec.temperature)
             == (first.width, first.children, first.temperature)
-            and tree_spec.depth <= MAX_STEPS
+            and 1 <= tree_spec.depth <= MAX_STEPS
             and (tree_spec.depth - 1) * tree_spec.width <= MAX_TREE
             and len(tree_spec.end_tokens) <= MAX_END_TOKENS
             for tree_spec in tree_specs
