@@ -259,6 +259,13 @@ class GpuGraph:
                 operation.run()
 
 
+def index_of(device: Any) -> int:
+    """The number of a device, or of the only one that there is."""
+    if isinstance(device, int):
+        return device
+    return torch.device(device).index or 0
+
+
 def cuda_functions(machine: Machine) -> dict[str, Any]:
     """What `torch.cuda` is replaced by."""
     default = GpuStream(machine, machine.default)
@@ -293,7 +300,22 @@ def cuda_functions(machine: Machine) -> dict[str, Any]:
 
     @contextmanager
     def device(chosen: Any) -> Iterator[None]:
-        yield
+        before, machine.current_device = machine.current_device, index_of(chosen)
+        try:
+            yield
+        finally:
+            machine.current_device = before
+
+    def set_device(chosen: Any) -> None:
+        machine.current_device = index_of(chosen)
+
+    def made_stream(device: Any = None, priority: int = 0) -> GpuStream:
+        machine.require_device(device)
+        return GpuStream(machine)
+
+    def current_stream(device: Any = None) -> GpuStream:
+        machine.require_device(device)
+        return active[-1]
 
     def synchronize(device: Any = None) -> None:
         machine.wait_for_all("torch.cuda.synchronize")
@@ -312,17 +334,17 @@ def cuda_functions(machine: Machine) -> dict[str, Any]:
         "is_initialized": lambda: True,
         "_lazy_init": lambda: None,
         "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": lambda device: None,
+        "current_device": lambda: machine.current_device,
+        "set_device": set_device,
         "device": device,
         "synchronize": synchronize,
-        "Stream": lambda device=None, priority=0: GpuStream(machine),
+        "Stream": made_stream,
         "Event": lambda enable_timing=False, blocking=False, interprocess=False: GpuEvent(machine),
         "graph_pool_handle": lambda: Memory(machine.default, torch.UntypedStorage(1)),
         "CUDAGraph": lambda keep_graph=False: GpuGraph(machine, keep_graph),
         "graph": graph,
         "stream": stream,
-        "current_stream": lambda device=None: active[-1],
+        "current_stream": current_stream,
         "is_current_stream_capturing": lambda: machine.capture is not None,
         "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,

@@ -97,6 +97,7 @@ class Launches:
                         "Pointer argument cannot be accessed from Triton (cpu tensor?), at"
                         f" {called_from()[0]}"
                     )
+            self.machine.require_device()
             binary = binary_of(kernel, arguments, constants)
             if warmup:
                 return Compiled(self.machine, binary)

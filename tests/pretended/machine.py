@@ -1,7 +1,9 @@
 """What the pretended GPU keeps account of: memory, streams, waits of the host and the graph that is
 being captured.
 
-Every allocation has the address of the CPU's memory that holds its values. Streams are ordered by vector clocks. An operation is known to a stream if the stream ran it itself,
+Every allocation has the address of the CPU's memory that holds its values.
+
+Streams are ordered by vector clocks. An operation is known to a stream if the stream ran it itself,
 has waited for it, or if the host has waited for it before. Memory that is used before its last use
 on another stream is known is a race.
 """
@@ -246,6 +248,7 @@ class Machine:
         self.copies: list[Copy] = []
         self.launched = 0
         self.loaded: set[Hashable] = set()  # kernels, as they were compiled
+        self.current_device = 0  # this one; all others are not there
 
     def wait(self, what: str, clock: Clock | None = None) -> None:
         """The host waits: for the current stream, or for what a clock says."""
@@ -256,6 +259,14 @@ class Machine:
         for stream, time in (self.current.clock if clock is None else clock).items():
             self.host[stream] = max(self.host.get(stream, 0), time)
         self.finish_copies()
+
+    def require_device(self, device: Any = None) -> None:
+        """Raise unless this device is meant, by its name or as the current one."""
+        if device is None and self.current_device != 0:
+            raise CudaFault(
+                f"the current device is {self.current_device}, and the work is for device 0, at"
+                f" {called_from()[0]}"
+            )
 
     def wait_unless_known(self, what: str, clock: Clock) -> None:
         """The host waits, if it does not know yet that all this is done."""

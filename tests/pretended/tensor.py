@@ -80,13 +80,18 @@ class GpuTensor(torch.Tensor):
         return dispatch(machine, func, args, kwargs or {})
 
     def __repr__(self, **options: Any) -> str:
-        self.machine.wait("print")
+        self.read_by_host("print")
         return f"GpuTensor({self.held})"
 
     def tolist(self) -> Any:
         if self.numel():
-            self.machine.wait("tolist")
+            self.read_by_host("tolist")
         return self.held.tolist()
+
+    def read_by_host(self, what: str) -> None:
+        """The host waits for the current stream, which reads the values behind its other work."""
+        self.machine.current.launch([self.extent], [], allocates=False)
+        self.machine.wait(what)
 
     def numpy(self, **options: Any) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy; use Tensor.cpu() first")
@@ -220,7 +225,7 @@ def dispatch(machine: Machine, func: Any, args: Any, kwargs: Any) -> Any:
     if name == "_has_compatible_shallow_copy_type":
         return False  # so modules get new parameters
     if name == "_local_scalar_dense":
-        machine.wait("item")
+        gpu[0].read_by_host("item")
         return func(gpu[0].held)
     if name in GROWS:
         raise CudaFault(f"{name} moves memory, whose address a graph or a view may hold")
