@@ -143,6 +143,8 @@ def made_on_host(plain: Callable[..., Any]) -> Callable[..., Any]:
     def made(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
         if isinstance(data, GpuTensor):
             return data.to(*args, **kwargs) if device is None else data.to(device=device, **kwargs)
+        if isinstance(data, list | tuple):  # each number that is on the device is read
+            data = [each.item() if isinstance(each, GpuTensor) else each for each in data]
         if device is None or not on_gpu(device):
             return plain(data, *args, device=device, **kwargs)
         return plain(data, *args, device="cpu", **kwargs).to(device)

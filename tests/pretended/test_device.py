@@ -48,6 +48,7 @@ def test_outside_there_is_no_gpu() -> None:
         lambda x: x[torch.tensor([0, 1])],
         lambda x: x[: x[1]],
         lambda x: torch.equal(x, x),
+        lambda x: torch.tensor([5, x[0]]),
         lambda x: torch.cuda.synchronize(),
     ],
 )

@@ -34,6 +34,16 @@ EAGER: dict[str, Waits] = {  # every other policy waits once
 GRAPHS = EAGER | dict.fromkeys(["bild", "bild_no_rollback"], lambda one: 2)
 
 
+KERNELS = EAGER | {  # each chain is a program; a tree grows by one forward after another
+    "bild": lambda one: 2,
+    "bild_early_exit": lambda one: 3,
+    "bild_no_rollback": lambda one: 2,
+    "bild_released": lambda one: 3,
+    "layer_skip": lambda one: 2,  # of two layers the second is left out, as by an early exit
+}
+
+
 def most_waits(policy: str, engine: str) -> Waits:
-    """How often a round of this policy may wait. engine: native, hf or graphs."""
-    return (GRAPHS if engine == "graphs" else EAGER).get(policy, lambda one: 1)
+    """How often a round of this policy may wait. engine: native, hf, graphs or kernels."""
+    by_policy = {"graphs": GRAPHS, "kernels": KERNELS}.get(engine, EAGER)
+    return by_policy.get(policy, lambda one: 1)
