@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -14,19 +15,27 @@ import pytest
 import torch
 from torch import Tensor
 
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.methods.ppd.pipeline import PredictivePipeline
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
-from bild_lab.engine.request import Source
-from tests.engine.lossless.test_random_models import random_target
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import ChainSpec
+from bild_lab.engine.trace import Trace
+from tests.engine.lossless.test_random_models import NEVER, random_target
 from tests.policies import in_memory
 from tests.pretended import CudaFault, Machine, pretended_gpu
+from tests.pretended.machine import by_line
 from tests.pretended.tensor import DEVICE
 from tests.tiny import START
 from tests.triton_interpreter import interpreter, needs_triton, triton_model  # noqa: F401
 
 if TYPE_CHECKING:
+    from bild_lab.engine.models.native.gpu import TritonDecoder
     from bild_lab.engine.models.native.gpu.inputs import PassInputs
     from bild_lab.engine.models.native.gpu.plan import PassShape
 
@@ -248,6 +257,26 @@ def model(machine: Machine) -> NativeModel:
     return in_memory(random_target("llama", 0, 1).float().to(DEVICE), "kernels")
 
 
+@pytest.mark.parametrize(
+    ("chain", "waits"),
+    [
+        (ChainSpec(2, frozenset(), threshold=0.0), 1),
+        pytest.param(ChainSpec(2, frozenset()), 1, marks=pytest.mark.slow),
+        (ChainSpec(2, frozenset(), stop_on_eos=False), 0),
+    ],
+)
+def test_a_chain_is_drafted_with_one_wait_or_none(
+    chain: ChainSpec, waits: int, machine: Machine, model: NativeModel
+) -> None:
+    """One where the host reads its end."""
+    session = start(model)
+    session.draft([3], chain)
+    with machine.counting() as found:
+        drafted = session.draft([5], chain)
+    assert len(found) == waits, by_line(found)
+    assert drafted.forwards == 2
+
+
 def start(model: NativeModel, room: int = 8) -> CachedSession:
     return model.start(Source((START, 14, 3)), room)
 
@@ -270,17 +299,41 @@ def in_two_streams(model: NativeModel) -> Tensor:
     return logits
 
 
+@contextmanager
+def locked(decoder: TritonDecoder) -> Iterator[None]:
+    """A mistake: a thread waits for the others, but a stream does not."""
+    with decoder._lock:
+        yield
+
+
 def test_a_pass_that_does_not_wait_for_the_one_in_another_stream(
     machine: Machine, model: NativeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextmanager
-    def locked(decoder: object) -> Iterator[None]:
-        with decoder._lock:
-            yield
-
     monkeypatch.setattr(type(model.packed), "_alone", locked)
     with pytest.raises(CudaFault, match="what another has not finished"):
         in_two_streams(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_two_streams_of_a_pipeline(
+    waits: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts run on the same buffers, so the second waits for the first."""
+    module = random_target("llama", 0, 2).float()
+    source = Source((START, 14, 3))
+    request = Request(source, Limits(len(source.prompt), 5, NEVER))
+    vanilla = in_memory(module, "native")
+    expected = DraftThenVerify(vanilla, NoDraft(vanilla), ExactMatch()).decode(request, Trace())
+    model = in_memory(module.to(DEVICE), "kernels")
+    pipeline = PredictivePipeline(model, top_k=2)
+    request = replace(request, source=source.to(DEVICE))
+    if waits:
+        assert pipeline.decode(request, Trace()) == expected
+        return
+    monkeypatch.setattr(type(model.packed), "_alone", locked)
+    with pytest.raises(CudaFault, match="what another has not finished"):
+        pipeline.decode(request, Trace())
 
 
 def test_kernels_and_graphs_run_on_the_models_gpu_whichever_is_current(

@@ -40,6 +40,7 @@ KERNELS = EAGER | {  # each chain is a program; a tree grows by one forward afte
     "bild_no_rollback": lambda one: 2,
     "bild_released": lambda one: 3,
     "layer_skip": lambda one: 2,  # of two layers the second is left out, as by an early exit
+    "speculative_hierarchy": lambda one: 1 + one.drafted,  # an inner round drafts a token or more
 }
 
 
