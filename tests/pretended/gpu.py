@@ -289,10 +289,12 @@ def cuda_functions(machine: Machine) -> dict[str, Any]:
 
     @contextmanager
     def graph(
-        captured: GpuGraph, pool: Any = None, stream: Any = None, **options: Any
+        captured: GpuGraph, pool: Any = None, stream: GpuStream | None = None, **options: Any
     ) -> Iterator[None]:
+        machine.require_device()
         machine.wait_for_all("the begin of a capture")
-        before, machine.current = machine.current, Stream(machine)
+        queue = Stream(machine) if stream is None else stream.queue
+        before, machine.current = machine.current, queue
         captured.capture_begin(pool)
         try:
             yield
