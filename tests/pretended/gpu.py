@@ -144,7 +144,7 @@ def made_on_host(plain: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(data, GpuTensor):
             return data.to(*args, **kwargs) if device is None else data.to(device=device, **kwargs)
         if isinstance(data, list | tuple):  # each number that is on the device is read
-            data = [each.item() if isinstance(each, GpuTensor) else each for each in data]
+            data = [value.item() if isinstance(value, GpuTensor) else value for value in data]
         if device is None or not on_gpu(device):
             return plain(data, *args, device=device, **kwargs)
         return plain(data, *args, device="cpu", **kwargs).to(device)
@@ -239,8 +239,8 @@ class GpuGraph:
         with _disable_current_modes():
             for now, then in captured.before.values():
                 now.copy_(then)
-            for each in captured.born:
-                poison(each)
+            for values in captured.born:
+                poison(values)
         self.captured = captured
 
     def replay(self) -> None:

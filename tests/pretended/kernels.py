@@ -88,15 +88,15 @@ class Launches:
         def run(
             kernel: InterpretedFunction, *arguments: Any, grid: Any, warmup: bool, **constants: Any
         ) -> Any:
-            tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
-            if not any(isinstance(each, GpuTensor) for each in tensors):
+            tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+            on_gpu = [isinstance(tensor, GpuTensor) for tensor in tensors]
+            if not any(on_gpu):
                 return self.plain_run(kernel, *arguments, grid=grid, warmup=warmup, **constants)
-            for each in tensors:
-                if not isinstance(each, GpuTensor):
-                    raise CudaFault(
-                        "Pointer argument cannot be accessed from Triton (cpu tensor?), at"
-                        f" {called_from()[0]}"
-                    )
+            if not all(on_gpu):
+                raise CudaFault(
+                    "Pointer argument cannot be accessed from Triton (cpu tensor?), at"
+                    f" {called_from()[0]}"
+                )
             self.machine.require_device()
             binary = binary_of(kernel, arguments, constants)
             if warmup:
@@ -114,7 +114,8 @@ class Launches:
         binary: Any,
     ) -> None:
         machine = self.machine
-        run = partial(self._interpret, kernel, [held(each) for each in arguments], grid, constants)
+        values = [held(argument) for argument in arguments]
+        run = partial(self._interpret, kernel, values, grid, constants)
         if machine.capture is None:
             machine.launched += 1
             machine.loaded.add(binary)
@@ -125,7 +126,8 @@ class Launches:
                 f"a graph is being captured, and the kernel {kernel.__name__} has not been loaded"
             )
         require_captured_stream(machine)
-        machine.capture.uses([each.memory for each in arguments if isinstance(each, GpuTensor)])
+        tensors = [argument for argument in arguments if isinstance(argument, GpuTensor)]
+        machine.capture.uses([tensor.memory for tensor in tensors])
         machine.capture.operations.append(Operation(run))
 
     def _interpret(

@@ -271,9 +271,9 @@ def test_a_chain_is_drafted_with_one_wait_or_none(
     """One where the host reads its end."""
     session = start(model)
     session.draft([3], chain)
-    with machine.counting() as found:
+    with machine.counting() as counted:
         drafted = session.draft([5], chain)
-    assert len(found) == waits, by_line(found)
+    assert len(counted) == waits, by_line(counted)
     assert drafted.forwards == 2
 
 
@@ -416,6 +416,6 @@ def test_a_number_of_the_host_that_a_graph_holds(
         monkeypatch.setattr(PassInputs, "fill", filled)
         monkeypatch.setattr(ForwardPlan, "launches", launched)
         session = start(model)
-        found = [session.extend(row).logits for row in rows]
-        same = [torch.equal(*pair) for pair in zip(found, expected, strict=True)]
+        logits = [session.extend(row).logits for row in rows]
+        same = [torch.equal(*pair) for pair in zip(logits, expected, strict=True)]
     assert same == [True, True, device == "cpu"]

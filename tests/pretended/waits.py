@@ -35,16 +35,18 @@ GRAPHS = EAGER | dict.fromkeys(["bild", "bild_no_rollback"], lambda one: 2)
 
 
 KERNELS = EAGER | {  # each chain is a program; a tree grows by one forward after another
-    "bild": lambda one: 2,
-    "bild_early_exit": lambda one: 3,
-    "bild_no_rollback": lambda one: 2,
-    "bild_released": lambda one: 3,
-    "layer_skip": lambda one: 2,  # of two layers the second is left out, as by an early exit
-    "speculative_hierarchy": lambda one: 1 + one.drafted,  # an inner round drafts a token or more
+    "bild": lambda _: 2,
+    "bild_early_exit": lambda _: 3,
+    "bild_no_rollback": lambda _: 2,
+    "bild_released": lambda _: 3,
+    "layer_skip": lambda _: 2,  # of two layers the second is left out, as by an early exit
+    "speculative_hierarchy": lambda round_: (
+        1 + round_.drafted
+    ),  # an inner round drafts a token or more
 }
 
 
 def most_waits(policy: str, engine: str) -> Waits:
     """How often a round of this policy may wait. engine: native, hf, graphs or kernels."""
     by_policy = {"graphs": GRAPHS, "kernels": KERNELS}.get(engine, EAGER)
-    return by_policy.get(policy, lambda one: 1)
+    return by_policy.get(policy, lambda _: 1)
