@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tests.pretended.machine import Capture, Clock, CudaFault, Machine, Stream
+from tests.pretended.machine import Capture, Clock, CudaFault, Machine, Memory, Stream
 from tests.pretended.tensor import (
     DEVICE,
     WHOLE,
@@ -31,9 +31,9 @@ CUDA, META = 1, 14  # c10::DeviceType
 
 
 @contextmanager
-def pretended_gpu() -> Iterator[Machine]:
+def pretended_gpu(triton: bool = False) -> Iterator[Machine]:
     """A machine with a pretended GPU: inside, `torch.cuda` is available and `cuda` tensors hold CPU
-    memory.
+    memory. triton: it runs Triton's kernels, too.
 
     `torch.compile` gives the function itself. Programs are compiled in the tests of a CPU; what is
     shown here is that they can be captured.
@@ -74,10 +74,16 @@ def pretended_gpu() -> Iterator[Machine]:
         )
         for name in ("tensor", "as_tensor"):
             stack.enter_context(patch.object(torch, name, made_on_host(getattr(torch, name))))
+        for name in ("zeros", "empty"):
+            stack.enter_context(patch.object(torch, name, made_pinned(getattr(torch, name))))
         for name in ("tolist", "numpy"):
             stack.enter_context(
                 patch.object(torch.Tensor, name, reading(machine, getattr(torch.Tensor, name)))
             )
+        if triton:
+            from tests.pretended.kernels import interpreted_kernels  # Triton is not everywhere
+
+            stack.enter_context(interpreted_kernels(machine))
         stack.enter_context(GpuMode(machine))
         yield machine
 
@@ -137,9 +143,21 @@ def made_on_host(plain: Callable[..., Any]) -> Callable[..., Any]:
     def made(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
         if isinstance(data, GpuTensor):
             return data.to(*args, **kwargs) if device is None else data.to(device=device, **kwargs)
+        if isinstance(data, list | tuple):  # each number that is on the device is read
+            data = [value.item() if isinstance(value, GpuTensor) else value for value in data]
         if device is None or not on_gpu(device):
             return plain(data, *args, device=device, **kwargs)
         return plain(data, *args, device="cpu", **kwargs).to(device)
+
+    return made
+
+
+def made_pinned(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A function that makes a tensor, in pinned memory if asked to."""
+
+    def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        tensor = plain(*args, **kwargs)
+        return pinned(None, tensor) if pin_memory else tensor
 
     return made
 
@@ -188,7 +206,7 @@ class GpuEvent:
         self.clock = (self.machine.current if stream is None else stream.queue).clock
 
     def synchronize(self) -> None:
-        self.machine.wait("Event.synchronize", self.clock)
+        self.machine.wait_unless_known("Event.synchronize", self.clock)
 
 
 class GpuGraph:
@@ -202,38 +220,52 @@ class GpuGraph:
     def register_generator_state(self, generator: torch.Generator) -> None:
         self.generators.append(generator._cdata)
 
+    def capture_begin(self, pool: Memory | None = None, capture_error_mode: str = "global") -> None:
+        machine = self.machine
+        if machine.capture is not None:
+            raise CudaFault("a graph is captured inside the capture of another")
+        if machine.current is machine.default:
+            raise CudaFault("a graph is captured on the default stream")
+        if self.captured is not None:
+            raise CudaFault("a graph is captured a second time")
+        generators = tuple(self.generators)
+        machine.capture = Capture(machine.current, generators=generators, pool=pool)
+
+    def capture_end(self) -> None:
+        machine, captured = self.machine, self.machine.capture
+        if captured is None:
+            raise CudaFault("a capture ends that has not begun")
+        machine.capture = None
+        with _disable_current_modes():
+            for now, then in captured.before.values():
+                now.copy_(then)
+            for values in captured.born:
+                poison(values)
+        self.captured = captured
+
     def replay(self) -> None:
         machine, captured = self.machine, self.captured
         if captured is None:
             raise CudaFault("a graph is replayed before it was captured")
-        outside = [memory() for memory in captured.outside.values()]
-        if any(memory is None for memory in outside):
+        if any(memory() is None for memory in captured.outside.values()):
             raise CudaFault(
                 "a graph is replayed over memory that has been freed since: a tensor was replaced"
                 " or grew"
             )
         machine.launched += 1
-        every = [(memory, 0, WHOLE) for memory in (*outside, *captured.inside.values())]
-        machine.current.launch([], every, allocates=False)
+        if captured.pool is not None and captured.inside:
+            machine.current.launch([], [(captured.pool, 0, WHOLE)], allocates=False)
         with _disable_current_modes():
-            self._run(captured)
-
-    def _run(self, captured: Capture) -> None:
-        for func, args, kwargs, out in captured.calls:
-            again = func(*args, **kwargs)
-            pairs = zip(leaves(out), leaves(again), strict=True)
-            for kept, new in pairs:
-                if (
-                    kept is not new
-                    and kept.untyped_storage()._cdata != new.untyped_storage()._cdata
-                ):
-                    kept.copy_(new)
+            for operation in captured.operations:
+                machine.current.launch(operation.reads, operation.writes, allocates=False)
+                operation.run()
 
 
-def leaves(value: Any) -> list[torch.Tensor]:
-    return [
-        each for each in torch.utils._pytree.tree_leaves(value) if isinstance(each, torch.Tensor)
-    ]
+def index_of(device: Any) -> int:
+    """The number of a device, or of the only one that there is."""
+    if isinstance(device, int):
+        return device
+    return torch.device(device).index or 0
 
 
 def cuda_functions(machine: Machine) -> dict[str, Any]:
@@ -257,28 +289,37 @@ def cuda_functions(machine: Machine) -> dict[str, Any]:
 
     @contextmanager
     def graph(
-        captured: GpuGraph, pool: Any = None, stream: Any = None, **options: Any
+        captured: GpuGraph, pool: Any = None, stream: GpuStream | None = None, **options: Any
     ) -> Iterator[None]:
+        machine.require_device()
         machine.wait_for_all("the begin of a capture")
-        own, before = Stream(machine), machine.current
-        own.learn({each.id: each.time for each in machine.streams})
-        capture = machine.capture = Capture(own, generators=tuple(captured.generators))
-        machine.current = own
+        queue = Stream(machine) if stream is None else stream.queue
+        before, machine.current = machine.current, queue
+        captured.capture_begin(pool)
         try:
             yield
         finally:
-            machine.capture, machine.current = None, before
-            with _disable_current_modes():
-                for now, then in capture.before.values():
-                    now.copy_(then)
-                for each in capture.born:
-                    poison(each)
-            before.learn(own.clock)
-        captured.captured = capture
+            machine.current = before
+            captured.capture_end()
 
     @contextmanager
     def device(chosen: Any) -> Iterator[None]:
-        yield
+        before, machine.current_device = machine.current_device, index_of(chosen)
+        try:
+            yield
+        finally:
+            machine.current_device = before
+
+    def set_device(chosen: Any) -> None:
+        machine.current_device = index_of(chosen)
+
+    def made_stream(device: Any = None, priority: int = 0) -> GpuStream:
+        machine.require_device(device)
+        return GpuStream(machine)
+
+    def current_stream(device: Any = None) -> GpuStream:
+        machine.require_device(device)
+        return active[-1]
 
     def synchronize(device: Any = None) -> None:
         machine.wait_for_all("torch.cuda.synchronize")
@@ -297,15 +338,17 @@ def cuda_functions(machine: Machine) -> dict[str, Any]:
         "is_initialized": lambda: True,
         "_lazy_init": lambda: None,
         "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": lambda device: None,
+        "current_device": lambda: machine.current_device,
+        "set_device": set_device,
         "device": device,
         "synchronize": synchronize,
-        "Stream": lambda device=None, priority=0: GpuStream(machine),
+        "Stream": made_stream,
+        "Event": lambda enable_timing=False, blocking=False, interprocess=False: GpuEvent(machine),
+        "graph_pool_handle": lambda: Memory(machine.default, torch.UntypedStorage(1)),
         "CUDAGraph": lambda keep_graph=False: GpuGraph(machine, keep_graph),
         "graph": graph,
         "stream": stream,
-        "current_stream": lambda device=None: active[-1],
+        "current_stream": current_stream,
         "is_current_stream_capturing": lambda: machine.capture is not None,
         "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,

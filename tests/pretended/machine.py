@@ -1,6 +1,8 @@
 """What the pretended GPU keeps account of: memory, streams, waits of the host and the graph that is
 being captured.
 
+Every allocation has the address of the CPU's memory that holds its values.
+
 Streams are ordered by vector clocks. An operation is known to a stream if the stream ran it itself,
 has waited for it, or if the host has waited for it before. Memory that is used before its last use
 on another stream is known is a race.
@@ -10,8 +12,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import Counter
-from collections.abc import Iterator
+from bisect import bisect_right, insort
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 HERE = str(Path(__file__).parent)
 REPOSITORY = str(Path(__file__).parents[2])
+QUARANTINE = 4096  # freed allocations whose addresses are not given out again yet
 Clock = dict[int, int]  # how far each stream is known to be done
 
 
@@ -62,12 +66,15 @@ class Use:
 
 class Memory:
     """One allocation of the device, shared by all views of it, with which it dies. home: the stream
-    that made it.
+    that made it. storage: where its values lie. first, end: its addresses.
     """
 
-    def __init__(self, home: Stream) -> None:
-        self.home = home
+    def __init__(self, home: Stream, storage: torch.UntypedStorage) -> None:
+        self.home, self.storage = home, storage
+        self.first = storage.data_ptr()
+        self.end = self.first + storage.nbytes()
         self.uses: list[Use] = []
+        home.machine.addresses.add(self)
 
     def use(self, stream: Stream, first: int, end: int, writes: bool) -> None:
         """Raise for a race with another stream, and remember the use."""
@@ -82,13 +89,16 @@ class Memory:
                         f"a stream {doing} what another has not finished {done}; wait for its event"
                         " first"
                     )
-            elif each.stream == stream.id and not (
-                first <= each.first and each.end <= end and writes >= each.wrote
+            elif (
+                each.stream == stream.id
+                and not (first <= each.first and each.end <= end and writes >= each.wrote)
+                and stream.machine.host.get(stream.id, 0) < each.time
             ):
                 left.append(each)
         self.uses = [*left, Use(first, end, stream.id, stream.time, writes)]
 
     def __del__(self) -> None:
+        self.home.machine.addresses.remove(self)
         left = {
             each.stream: each.time
             for each in self.uses
@@ -96,6 +106,34 @@ class Memory:
         }
         if left:
             self.home.freed.append(left)
+
+
+class Addresses:
+    """Which allocation an address lies in. freed: the last that died, so that no other takes their
+    place, and a use of an old address is noticed.
+    """
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []  # in order
+        self._memories: dict[int, weakref.ref[Memory]] = {}
+        self.freed: deque[torch.UntypedStorage] = deque(maxlen=QUARANTINE)
+
+    def add(self, memory: Memory) -> None:
+        if memory.first < memory.end:
+            insort(self._firsts, memory.first)
+            self._memories[memory.first] = weakref.ref(memory)
+
+    def remove(self, memory: Memory) -> None:
+        if memory.first < memory.end:
+            del self._firsts[bisect_right(self._firsts, memory.first) - 1]
+            del self._memories[memory.first]
+            self.freed.append(memory.storage)
+
+    def memory_at(self, address: int) -> Memory | None:
+        """The allocation that is alive there."""
+        place = bisect_right(self._firsts, address) - 1
+        memory = self._memories[self._firsts[place]]() if place >= 0 else None
+        return memory if memory is not None and address < memory.end else None
 
 
 class Stream:
@@ -125,7 +163,9 @@ class Stream:
         return {**self.known, self.id: self.time}
 
     def launch(self, reads: list[Extent], writes: list[Extent], allocates: bool) -> None:
-        """Run one operation behind the stream's others."""
+        """Run one operation behind the stream's others. What is captured runs at the replay."""
+        if self.machine.capture is not None:
+            return
         self.time += 1
         if len(self.machine.streams) == 1:
             return
@@ -148,33 +188,51 @@ class Stream:
 class Copy:
     """A copy between host and device that the host did not wait for.
 
-    host: the pinned memory. values: what arrives in it or, towards the device, what it held when
-    the copy began.
+    host: the pinned memory, which is not given out again before. values: what arrives in it or,
+    towards the device, what it held when the copy began.
     """
 
-    host: weakref.ref[torch.Tensor]
+    host: torch.Tensor
     values: torch.Tensor
     stream: int
     time: int
     to_host: bool
 
 
+@dataclass(frozen=True)
+class Operation:
+    """One operation of a graph. run: does it again, on the memory as it then is. reads, writes:
+    parts of memory; of a kernel those are known when it runs.
+    """
+
+    run: Callable[[], None]
+    reads: tuple[Extent, ...] = ()
+    writes: tuple[Extent, ...] = ()
+
+
 @dataclass
 class Capture:
-    """A graph that is being captured.
+    """A graph that is being captured, or that was.
 
-    inside, outside: memory that was allocated in the capture, and other memory that it uses.
-    before: what outside memory held before the capture wrote to it. born: the values of what was
-    allocated.
+    stream: the one whose work it takes. operations: what it does. inside, outside: memory that was
+    allocated in the capture, and other memory that it uses. before: what outside memory held before
+    the capture wrote to it. born: the values of what was allocated. pool: memory that graphs of one
+    pool share, and that each overwrites.
     """
 
     stream: Stream
-    calls: list[Any] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
     inside: dict[int, Memory] = field(default_factory=dict)
     born: list[torch.Tensor] = field(default_factory=list)
     outside: dict[int, weakref.ref[Memory]] = field(default_factory=dict)
     before: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     generators: tuple[int, ...] = ()  # addresses
+    pool: Memory | None = None
+
+    def uses(self, memories: list[Memory]) -> None:
+        """Remember memory that was not allocated here."""
+        outside = [memory for memory in memories if id(memory) not in self.inside]
+        self.outside |= {id(memory): weakref.ref(memory) for memory in outside}
 
 
 class Machine:
@@ -182,12 +240,15 @@ class Machine:
 
     def __init__(self) -> None:
         self.host: Clock = {}  # what the host has waited for
+        self.addresses = Addresses()
         self.streams: list[Stream] = []
         self.current = self.default = Stream(self)
         self.waits: list[Wait] = []
         self.capture: Capture | None = None
         self.copies: list[Copy] = []
         self.launched = 0
+        self.loaded: set[Hashable] = set()  # kernels, as they were compiled
+        self.current_device = 0  # this one; all others are not there
 
     def wait(self, what: str, clock: Clock | None = None) -> None:
         """The host waits: for the current stream, or for what a clock says."""
@@ -198,6 +259,21 @@ class Machine:
         for stream, time in (self.current.clock if clock is None else clock).items():
             self.host[stream] = max(self.host.get(stream, 0), time)
         self.finish_copies()
+
+    def require_device(self, device: Any = None) -> None:
+        """Raise unless this device is meant, by its name or as the current one."""
+        if device is None and self.current_device != 0:
+            raise CudaFault(
+                f"the current device is {self.current_device}, and the work is for device 0, at"
+                f" {called_from()[0]}"
+            )
+
+    def wait_unless_known(self, what: str, clock: Clock) -> None:
+        """The host waits, if it does not know yet that all this is done."""
+        if self.capture is not None or any(
+            self.host.get(stream, 0) < time for stream, time in clock.items()
+        ):
+            self.wait(what, clock)
 
     def wait_for_all(self, what: str) -> None:
         self.wait(what, {stream.id: stream.time for stream in self.streams})
@@ -213,11 +289,9 @@ class Machine:
         for copy in self.copies:
             if self.host.get(copy.stream, 0) < copy.time:
                 left.append(copy)
-            elif (host := copy.host()) is None:
-                continue
             elif copy.to_host:
-                host.copy_(copy.values)
-            elif not torch.equal(host, copy.values):
+                copy.host.copy_(copy.values)
+            elif not torch.equal(copy.host, copy.values):
                 raise CudaFault(
                     "pinned memory was written to before its copy to the device was done"
                 )
@@ -226,8 +300,7 @@ class Machine:
     def require_copied(self, tensor: torch.Tensor) -> None:
         """Raise unless the host may read this memory of its own."""
         for copy in self.copies:
-            host = copy.host()
-            if copy.to_host and host is not None and same_memory(host, tensor):
+            if copy.to_host and same_memory(copy.host, tensor):
                 raise CudaFault(
                     f"the host reads at {called_from()[0]} what has not been copied yet; wait for"
                     " the copy first"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from tests.pretended.machine import (
     Extent,
     Machine,
     Memory,
+    Operation,
     called_from,
     same_memory,
 )
@@ -79,13 +80,18 @@ class GpuTensor(torch.Tensor):
         return dispatch(machine, func, args, kwargs or {})
 
     def __repr__(self, **options: Any) -> str:
-        self.machine.wait("print")
+        self.read_by_host("print")
         return f"GpuTensor({self.held})"
 
     def tolist(self) -> Any:
         if self.numel():
-            self.machine.wait("tolist")
+            self.read_by_host("tolist")
         return self.held.tolist()
+
+    def read_by_host(self, what: str) -> None:
+        """The host waits for the current stream, which reads the values behind its other work."""
+        self.machine.current.launch([self.extent], [], allocates=False)
+        self.machine.wait(what)
 
     def numpy(self, **options: Any) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy; use Tensor.cpu() first")
@@ -219,7 +225,7 @@ def dispatch(machine: Machine, func: Any, args: Any, kwargs: Any) -> Any:
     if name == "_has_compatible_shallow_copy_type":
         return False  # so modules get new parameters
     if name == "_local_scalar_dense":
-        machine.wait("item")
+        gpu[0].read_by_host("item")
         return func(gpu[0].held)
     if name in GROWS:
         raise CudaFault(f"{name} moves memory, whose address a graph or a view may hold")
@@ -243,7 +249,11 @@ def on_host(
         machine.require_copied(each)
     if any(isinstance(each, RealGenerator) and of_gpu(each) for each in kwargs.values()):
         raise CudaFault(f"{name} on the host with a generator of the device")
-    return func(*args, **kwargs)
+    out = func(*args, **kwargs)
+    for each in host:
+        if getattr(each, "pinned", False) and isinstance(out, torch.Tensor):
+            out.pinned = getattr(out, "pinned", False) or same_memory(each, out)
+    return out
 
 
 def require_one_device(
@@ -311,7 +321,7 @@ def accounted(
                 with torch.inference_mode(each.is_inference()):  # a view is what its base is
                     return GpuTensor(value, each.memory, machine)
         computed = True
-        fresh.append(Memory(machine.current))
+        fresh.append(Memory(machine.current, value.untyped_storage()))
         if machine.capture is not None:
             machine.capture.inside[id(fresh[-1])] = fresh[-1]
             machine.capture.born.append(value)
@@ -322,17 +332,33 @@ def accounted(
         result = tuple(result)
     if computed:
         machine.launched += 1
-        machine.current.launch(
-            [each.extent for each in gpu], [each.extent for each in changed], bool(fresh)
-        )
-        for each in fresh:
-            each.use(machine.current, 0, WHOLE, writes=True)
+        reads = [each.extent for each in gpu]
+        writes = [each.extent for each in changed] + [(memory, 0, WHOLE) for memory in fresh]
+        machine.current.launch(reads, writes, bool(fresh))
         if machine.capture is not None:
-            capture = machine.capture
-            outside = [each.memory for each in gpu if id(each.memory) not in capture.inside]
-            capture.outside |= {id(memory): weakref.ref(memory) for memory in outside}
-            capture.calls.append((func, args, kwargs, out))
+            require_captured_stream(machine)
+            machine.capture.uses([each.memory for each in gpu])
+            again = partial(run_again, func, args, kwargs, out)
+            machine.capture.operations.append(Operation(again, tuple(reads), tuple(writes)))
     return result
+
+
+def require_captured_stream(machine: Machine) -> None:
+    if machine.current is not machine.capture.stream:
+        raise CudaFault("a graph is being captured on another stream than the current one")
+
+
+def run_again(func: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> None:
+    """Run an operation on the held values; what it gave the first time holds its results."""
+    pairs = zip(tensors_of(out), tensors_of(func(*args, **kwargs)), strict=True)
+    for first, new in pairs:
+        if first is not new and not same_memory(first, new):
+            first.copy_(new)
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(value)
+    return [each for each in leaves if isinstance(each, torch.Tensor)]
 
 
 @cache
@@ -425,9 +451,7 @@ def to_device(
         result = accounted(machine, aten.copy_.default, (to.held, source), {}, [to], [to], to.held)
     if is_pinned and not blocks:
         stream = machine.current
-        machine.copies.append(
-            Copy(weakref.ref(source), source.clone(), stream.id, stream.time, to_host=False)
-        )
+        machine.copies.append(Copy(source, source.clone(), stream.id, stream.time, to_host=False))
     return result
 
 
@@ -457,7 +481,7 @@ def to_host(
     poison(target)
     target.pinned = True
     machine.copies.append(
-        Copy(weakref.ref(target), values, machine.current.id, machine.current.time, to_host=True)
+        Copy(target, values, machine.current.id, machine.current.time, to_host=True)
     )
     return target
 

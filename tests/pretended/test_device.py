@@ -48,6 +48,7 @@ def test_outside_there_is_no_gpu() -> None:
         lambda x: x[torch.tensor([0, 1])],
         lambda x: x[: x[1]],
         lambda x: torch.equal(x, x),
+        lambda x: torch.tensor([5, x[0]]),
         lambda x: torch.cuda.synchronize(),
     ],
 )
@@ -150,8 +151,9 @@ def test_two_streams_race_unless_one_waits(machine: Machine) -> None:
     x[2:].fill_(1.0)  # the other half
     with pytest.raises(CudaFault, match="writes what another has not finished reading"):
         x[:2].fill_(5.0)
-    with pytest.raises(CudaFault, match="reads what another has not finished writing"):
-        half * 2
+    for read in (lambda: half * 2, half.tolist, half.sum, half[0].item):
+        with pytest.raises(CudaFault, match="reads what another has not finished writing"):
+            read()
     torch.cuda.current_stream().wait_stream(aside)
     assert (x[:2].fill_(5.0) + half).tolist() == [6.0, 6.0]
 

@@ -99,6 +99,11 @@ def test_graphs_outlive_the_tables_that_a_longer_text_replaces(desk: Desk) -> No
     assert method.decode(desk.request, Trace()) == text
 
 
+def test_graphs_are_captured_on_the_models_gpu_whichever_is_current(desk: Desk) -> None:
+    torch.cuda.set_device(1)
+    assert desk.decode(0.4, compiled=True) <= 2
+
+
 def test_a_mask_built_on_the_host(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     def place(start: int, count: int, device: torch.device, *rest: object) -> attention.PlacedRows:
         placed = attention.place_rows(start, count, device, *rest)

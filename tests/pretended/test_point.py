@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from bild_lab.lab.point import prepare as points
 from bild_lab.lab.point.load import load_model
 from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
 from tests.pretended import pretended_gpu
+from tests.triton_interpreter import interpreter, needs_triton  # noqa: F401
 
 PROMPTS = ["w5 w9 w30 w12", "w7 w8", "w39 w38 w3 w20"]
 NEW_TOKENS = 6
@@ -33,41 +36,56 @@ def test_a_point_is_measured_as_on_a_cpu(
         *pair, policy="bild", fallback=0.3, rollback=0.5, device="cpu", dtype="float64"
     )
     expected = [here.generate(prompt, max_new_tokens=NEW_TOKENS).token_ids for prompt in PROMPTS]
-    file = tmp_path / "test.jsonl"
-    file.write_text("".join(json.dumps({"de": prompt, "en": "w3"}) + "\n" for prompt in PROMPTS))
-    words = [
-        f"pair.target={pair[0]}",
-        f"pair.draft={pair[1]}",
-        "dataset=multi30k",
-        f"dataset.path={file}",
-    ]
-    words += [
-        f"decoding.max_new_tokens={NEW_TOKENS}",
-        "policy=bild",
-        "policy.fallback=0.3",
-        "policy.rollback=0.5",
-    ]
-    words += [
-        "runtime.device=cuda",
-        "runtime.dtype=float64",
-        f"runtime.compile={compiles}",
-        "measure.certify=true",
-    ]
-    words += ["measure.repeats=1", "measure.warmup=1", "measure.traced_examples=1"]
-    points.cached_examples.cache_clear()
+    words = [f"decoding.max_new_tokens={NEW_TOKENS}", "runtime.dtype=float64"]
     with pretended_gpu() as machine:
-        result = run_point(
-            prepare(compose_config(words)),
-            Sweep(tmp_path / "sweep"),
-            setup_s=0.0,
-            stage=lambda name: None,
-        )
+        result = measured(pair, PROMPTS, tmp_path, *words, f"runtime.compile={compiles}")
         assert torch.cuda.is_available() and machine.launched
-    load_model.cache_clear()  # its models are on a GPU that is gone
     assert (result.setting.device, result.environment["gpu"]) == ("cuda", "Pretended GPU")
     assert result.setting.hardware.startswith("Pretended GPU, ")
     assert result.certificate.equal == len(PROMPTS)
     assert [list(one.token_ids) for one in read_examples(result.folder)] == expected
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.usefixtures("interpreter")
+def test_a_point_is_measured_by_our_kernels(checkpoints: Path, tmp_path: Path) -> None:
+    pair = str(checkpoints / "llama"), str(checkpoints / "llama-draft")
+    words = ["decoding.max_new_tokens=3", "runtime.dtype=float16", "runtime.engine=kernels"]
+    with pretended_gpu(triton=True):
+        result = measured(pair, PROMPTS[:2], tmp_path, *words)
+    assert (result.setting.device, result.setting.engine) == ("cuda", "kernels")
+    assert result.certificate.equal == 2
+
+
+def measured(pair: tuple[str, str], prompts: Sequence[str], folder: Path, *words: str) -> Result:
+    """A point of BiLD on the pretended GPU, with its certificate."""
+    file = folder / "test.jsonl"
+    file.write_text("".join(json.dumps({"de": prompt, "en": "w3"}) + "\n" for prompt in prompts))
+    common_words = [
+        f"pair.target={pair[0]}",
+        f"pair.draft={pair[1]}",
+        "dataset=multi30k",
+        f"dataset.path={file}",
+        "policy=bild",
+        "policy.fallback=0.3",
+        "policy.rollback=0.5",
+        "runtime.device=cuda",
+        "measure.certify=true",
+        "measure.repeats=1",
+        "measure.warmup=1",
+        "measure.traced_examples=1",
+    ]
+    points.cached_examples.cache_clear()
+    try:
+        return run_point(
+            prepare(compose_config([*common_words, *words])),
+            Sweep(folder / "sweep"),
+            setup_s=0.0,
+            stage=lambda name: None,
+        )
+    finally:
+        load_model.cache_clear()  # its models are on a GPU that is gone
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Whole policies on the pretended GPU: the CPU's tokens, and no more waits in a round than waits.py
 says.
 
-On a machine with a GPU the real one takes its place.
+On a machine with a GPU the real one takes its place, and our kernels are left to
+`scripts/check_gpu.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,33 +27,58 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Round, Trace
 from tests.engine.lossless.greedy import Models, drafts, emitted, table_of
 from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
-from tests.policies import GREEDY_ONLY, RUNNABLE, engines, in_memory, is_peer
+from tests.policies import FAMILIES, GREEDY_ONLY, RUNNABLE, engines, in_memory, is_peer
 from tests.pretended import Machine, pretended_gpu
 from tests.pretended.machine import by_line
 from tests.pretended.tensor import DEVICE
-from tests.pretended.waits import EAGER, most_waits
+from tests.pretended.waits import EAGER, KERNELS, most_waits
 from tests.tiny import relative_of
+from tests.triton_interpreter import interpreter, needs_triton  # noqa: F401
 
 NEW_TOKENS, WINDOW, SEED = 10, 4, 5
+FEW_TOKENS = 6  # as Triton's interpreter is slow
 SAMPLED = Sampling(temperature=1.0)
 TRIES = 30  # sources, until one of them has a text that does not repeat itself
 ON_FIRST_USE = 8  # waits of a first round beyond those of others: a prompt, shapes of trees
-FAST = {("bild", "llama", "graphs", False)}
+FAST = {
+    ("bild", "llama", "graphs", False),
+    ("vanilla", "llama", "kernels", False),
+}
+
+
+def engines_of(policy: str) -> tuple[str, ...]:
+    """Those of the CPU, CUDA graphs of PyTorch's kernels, and our own kernels."""
+    if is_peer(policy):
+        return engines(policy)
+    return (*engines(policy), *(["graphs"] if policy != "ppd" else []), "kernels")
+
+
 CASES = [
     (policy, family, engine, sampled)
     for policy, family in RUNNABLE
-    for engine in (
-        *engines(policy),
-        *(["graphs"] if not is_peer(policy) and policy != "ppd" else []),
-    )
+    for engine in engines_of(policy)
     for sampled in (False, True)
     if not (sampled and policy in GREEDY_ONLY)
 ]
 
 UNCOUNTED = {"ppd", "synthetic"}  # of whose texts rounds tell not all
-BATCHED = [case for case in RUNNABLE if not is_peer(case[0]) and case[0] not in UNCOUNTED]
-FAST_BATCHES = {("prompt_lookup", "llama")}
+BATCHED = [
+    (*case, "native") for case in RUNNABLE if not is_peer(case[0]) and case[0] not in UNCOUNTED
+]
+BATCHED += [
+    (policy, family, "kernels")
+    for policy in ("bild", "early_exit_speculative", "speculative_tree", "vanilla")
+    for family in FAMILIES
+]
+FAST_BATCHES = {("prompt_lookup", "llama", "native")}
 REAL = torch.cuda.is_available()
+not_here = pytest.mark.skipif(REAL, reason="scripts/check_gpu.py checks our kernels on a real GPU")
+
+
+def marks_of(engine: str, fast: bool) -> list[pytest.MarkDecorator]:
+    """The marks of a case."""
+    slow = [] if fast else [pytest.mark.slow]
+    return [*slow, needs_triton, not_here] if engine == "kernels" else slow
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +86,7 @@ def machine() -> Iterator[Machine | None]:
     if REAL:
         yield None
         return
-    with pretended_gpu() as machine:
+    with pretended_gpu(triton=find_spec("triton") is not None) as machine:
         yield machine
 
 
@@ -98,44 +125,42 @@ class Pair:
 @pytest.fixture(scope="module")
 def pairs(
     machine: Machine | None, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Pair]:
+) -> Callable[[str, bool], Pair]:
+    """A pair of a family. small: of two layers in float32, with shorter texts."""
     folder = tmp_path_factory.mktemp("tables")
 
     @lru_cache
-    def models(family: str, engine: str, device: str) -> Models:
-        target = random_target(family, 0)
+    def models(family: str, engine: str, device: str, small: bool) -> Models:
+        target = random_target(family, 0, 2).float() if small else random_target(family, 0)
         relatives = (relative_of(target, 100, noise) for noise in (0.1, 0.4))
-        loaded = [
-            in_memory(each.to(device), "hf" if engine == "hf" else "native")
-            for each in (target, *relatives)
-        ]
+        kind = engine if engine in ("hf", "kernels") else "native"
+        loaded = [in_memory(each.to(device), kind) for each in (target, *relatives)]
         if engine == "graphs":
             loaded = [each.with_backend(graphs=True) for each in loaded]
-        return Models(*loaded, folder / f"{family}.safetensors")
+        return Models(*loaded, table_file(family, small))
+
+    def table_file(family: str, small: bool) -> Path:
+        return folder / f"{family}{'-small' if small else ''}.safetensors"
 
     @lru_cache
-    def pair(family: str) -> Pair:
-        vanilla = models(family, "native", "cpu").method("vanilla", 1)
+    def pair(family: str, small: bool) -> Pair:
+        here = models(family, "native", "cpu", small)
+        vanilla = here.method("vanilla", 1)
+        new_tokens = FEW_TOKENS if small else NEW_TOKENS
         for seed in range(TRIES):
             source = random_source(family, random.Random(seed))
-            request = Request(source, Limits(len(source.prompt), NEW_TOKENS, NEVER))
+            request = Request(source, Limits(len(source.prompt), new_tokens, NEVER))
             text = emitted(vanilla, request, Trace())
-            # so that the text may end there, and not before
-            if text.index(text[NEW_TOKENS // 2]) == NEW_TOKENS // 2:
+            end = text[new_tokens // 2]
+            if text.index(end) == new_tokens // 2:  # so that the text may end there, and not before
                 break
         else:
             raise AssertionError(f"{family} repeats itself from every source")
-        table_of(
-            [[source.prompt[-1], *text]],
-            models(family, "native", "cpu").target,
-            folder / f"{family}.safetensors",
-        )
-        ends = replace(
-            request, limits=replace(request.limits, end_tokens=frozenset([text[NEW_TOKENS // 2]]))
-        )
+        table_of([[source.prompt[-1], *text]], here.target, table_file(family, small))
+        ends = replace(request, limits=replace(request.limits, end_tokens=frozenset([end])))
         return Pair(
-            lambda engine: models(family, engine, "cpu"),
-            lambda engine: models(family, engine, "cuda"),
+            lambda engine: models(family, engine, "cpu", small),
+            lambda engine: models(family, engine, "cuda", small),
             (request, ends),
         )
 
@@ -165,7 +190,7 @@ def rounds_of(
 
 @pytest.mark.parametrize(
     ("policy", "family", "engine", "sampled"),
-    [pytest.param(*case, marks=[] if case in FAST else [pytest.mark.slow]) for case in CASES],
+    [pytest.param(*case, marks=marks_of(case[2], case in FAST)) for case in CASES],
 )
 def test_the_gpu_gives_the_cpus_tokens_and_waits_as_often_as_documented(
     policy: str,
@@ -173,28 +198,32 @@ def test_the_gpu_gives_the_cpus_tokens_and_waits_as_often_as_documented(
     engine: str,
     sampled: bool,
     machine: Machine | None,
-    pairs: Callable[[str], Pair],
+    pairs: Callable[[str, bool], Pair],
+    request: pytest.FixtureRequest,
 ) -> None:
-    pair = pairs(family)
+    if engine == "kernels":
+        request.getfixturevalue("interpreter")
+    pair = pairs(family, engine == "kernels")
     here, there = pair.here("hf" if is_peer(policy) else "native"), pair.there(engine)
     expected, method = here.method(policy, WINDOW), there.method(policy, WINDOW)
-    for request in pair.requests[: 1 if sampled or is_peer(policy) else 2]:
-        request = replace(request, sampling=SAMPLED) if sampled else request
-        wanted = emitted(expected, seeded(request, "cpu"), Trace())
-        asked = seeded(request, DEVICE)
+    texts = pair.requests[: 1 if sampled or is_peer(policy) or engine == "kernels" else 2]
+    for text in texts:
+        text = replace(text, sampling=SAMPLED) if sampled else text
+        wanted = emitted(expected, seeded(text, "cpu"), Trace())
+        asked = seeded(text, DEVICE)
         if isinstance(method, Prepares):
             method.prepare(asked)
         # a view keeps the first text's workspace until it has the next one
         for _ in range(1 + (engine == "compiled")):
             # weights are moved, shapes made, and graphs captured
-            emitted(method, seeded(request, DEVICE), Trace())
-        if policy == "vanilla" and engine == "graphs":
+            emitted(method, seeded(text, DEVICE), Trace())
+        if policy == "vanilla" and engine in ("graphs", "kernels"):
             # as a stream it goes token by token, and not by programs
-            rounds_of(method, seeded(request, DEVICE), machine)
+            rounds_of(method, seeded(text, DEVICE), machine)
             with counting(machine) as waits:
                 emitted(method, asked, Trace())
             assert sampled or len(waits) <= 3, by_line(waits)
-            asked = seeded(request, DEVICE)
+            asked = seeded(text, DEVICE)
         if not hasattr(method, "stream"):  # peers
             # peers draw from a generator of their own
             assert emitted(method, asked, Trace()) == wanted or sampled
@@ -209,23 +238,27 @@ def test_the_gpu_gives_the_cpus_tokens_and_waits_as_often_as_documented(
 
 
 @pytest.mark.parametrize(
-    ("policy", "family"),
-    [
-        pytest.param(*case, marks=[] if case in FAST_BATCHES else [pytest.mark.slow])
-        for case in BATCHED
-    ],
+    ("policy", "family", "engine"),
+    [pytest.param(*case, marks=marks_of(case[2], case in FAST_BATCHES)) for case in BATCHED],
 )
 def test_texts_of_a_batch_wait_as_often_as_alone(
-    policy: str, family: str, machine: Machine | None, pairs: Callable[[str], Pair]
+    policy: str,
+    family: str,
+    engine: str,
+    machine: Machine | None,
+    pairs: Callable[[str, bool], Pair],
+    request: pytest.FixtureRequest,
 ) -> None:
     """Their forwards, which run together, wait for nothing."""
-    pair, size = pairs(family), 3
+    if engine == "kernels":
+        request.getfixturevalue("interpreter")
+    pair, size = pairs(family, engine == "kernels"), 3
     here, method = (
         pair.here("native").method(policy, WINDOW),
-        pair.there("native").method(policy, WINDOW),
+        pair.there(engine).method(policy, WINDOW),
     )
     shorter = [
-        replace(one, limits=replace(one.limits, max_new_tokens=NEW_TOKENS // 2))
+        replace(one, limits=replace(one.limits, max_new_tokens=one.limits.max_new_tokens // 2))
         for one in pair.requests
     ]
     requests = [*pair.requests, *shorter]
@@ -240,7 +273,7 @@ def test_texts_of_a_batch_wait_as_often_as_alone(
     assert not [
         each for each in map(str, waits) if "native/layers.py" in each or "side_by_side.py" in each
     ]
-    most = most_waits(policy, "native")
+    most = most_waits(policy, engine)
     allowed = sum(
         ON_FIRST_USE + text.trace.rounds[0].draft_calls + sum(map(most, text.trace.rounds))
         for text in texts
@@ -249,4 +282,4 @@ def test_texts_of_a_batch_wait_as_often_as_alone(
 
 
 def test_every_policy_that_waits_more_than_once_is_tested() -> None:
-    assert set(EAGER) <= {policy for policy, _ in RUNNABLE}
+    assert set(EAGER) | set(KERNELS) <= {policy for policy, _ in RUNNABLE}

@@ -33,7 +33,23 @@ EAGER: dict[str, Waits] = {  # every other policy waits once
 }
 GRAPHS = EAGER | dict.fromkeys(["bild", "bild_no_rollback"], lambda one: 2)
 
+# chains, trees and early exits are programs
+KERNELS = EAGER | {
+    "bild": lambda _: 2,
+    "bild_early_exit": lambda _: 3,
+    "bild_no_rollback": lambda _: 2,
+    "bild_released": lambda _: 3,
+    "bild_tree": lambda _: 2,
+    "calm": lambda _: 2,
+    "eagle3": lambda _: 2,
+    "layer_skip": lambda _: 2,  # of two layers the second is left out, as by an early exit
+    # an inner round drafts a token or more
+    "speculative_hierarchy": lambda round_: 1 + len(round_.drafted),
+    "speculative_tree": lambda _: 2,
+}
+
 
 def most_waits(policy: str, engine: str) -> Waits:
-    """How often a round of this policy may wait. engine: native, hf or graphs."""
-    return (GRAPHS if engine == "graphs" else EAGER).get(policy, lambda one: 1)
+    """How often a round of this policy may wait. engine: native, hf, graphs or kernels."""
+    by_policy = {"graphs": GRAPHS, "kernels": KERNELS}.get(engine, EAGER)
+    return by_policy.get(policy, lambda _: 1)

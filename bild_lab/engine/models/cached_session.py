@@ -370,7 +370,9 @@ class CachedSession:
             vocabulary=self._scored_tokens(chain.vocabulary),
         )
         if are_first_layers(chain.layers, chain.skipped):
-            ran = on_device([*rows, *drafted.tokens][: end - start], self.layers.device)
+            # a program's tokens may be on the device, where they stay
+            tokens = [on_device(part, self.layers.device) for part in (rows, drafted.tokens)]
+            ran = torch.cat(tokens)[: end - start]
             self._remember(start, StartedRows(ran, drafted.states, len(chain.layers)))
         else:
             self._started = None

@@ -255,7 +255,7 @@ class Workspace:
         The decoder replaces its tables when another text reaches further, so they are kept here.
         """
         self._tables.append(self._decoder.tables)
-        return captured(run)
+        return captured(run, self.cache.keys.device)
 
     @cached_property
     def _chain(self) -> CompiledStep:
@@ -323,19 +323,21 @@ def forward(
     return decoder.scores(final), final
 
 
-def captured(run: Callable[[], Result]) -> Callable[[], Result]:
+def captured(run: Callable[[], Result], device: torch.device) -> Callable[[], Result]:
     """A function's kernels as one CUDA graph over the function's memory. The graph has addresses
-    alone, so the caller has to keep the memory.
+    alone, so the caller has to keep the memory. device: where they run, current or not.
     """
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # warm-up: a graph cannot record the libraries' initialization
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run()
+    with torch.cuda.device(device):
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        # warm-up: a graph cannot record the libraries' initialization
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                run()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=aside):
+            out = run()
 
     def replay() -> Result:
         graph.replay()

@@ -150,15 +150,18 @@ class TritonDecoder:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """No other pass runs meanwhile: a thread waits for the others, and a stream for the last
-        one that ran a pass.
+        one that ran a pass. The model's GPU is the current one, where kernels and graphs run.
         """
         with self._lock:
-            if self.plan.device.type == "cuda":
-                stream = torch.cuda.current_stream(self.plan.device)
+            if self.plan.device.type != "cuda":
+                yield
+                return
+            with torch.cuda.device(self.plan.device):
+                stream = torch.cuda.current_stream()
                 if self._stream is not None and stream != self._stream:
                     stream.wait_stream(self._stream)
                 self._stream = stream
-            yield
+                yield
 
     def _forward(
         self,
