@@ -51,6 +51,7 @@ class Touched:
 
     def touch(self, addresses: np.ndarray, mask: np.ndarray, size: int, writes: bool) -> None:
         """Note a use of numbers of `size` bytes. Raises CudaFault for one that is not there."""
+        addresses, mask = np.broadcast_arrays(addresses, mask.astype(bool))
         touched = addresses[mask]
         while touched.size:
             first = int(touched.min())

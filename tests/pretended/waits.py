@@ -41,7 +41,6 @@ KERNELS = EAGER | {
     "bild_released": lambda _: 3,
     "bild_tree": lambda _: 2,
     "calm": lambda _: 2,
-    "eagle3": lambda _: 2,
     "layer_skip": lambda _: 2,  # of two layers the second is left out, as by an early exit
     # an inner round drafts a token or more
     "speculative_hierarchy": lambda round_: 1 + len(round_.drafted),
