@@ -48,10 +48,7 @@ def test_kernels_compile_without_spills(capability: int) -> None:
         "score",
         "leave_if_confident",
     }
-    # of heads of 256 columns ptxas keeps six registers of attention in memory
-    assert [
-        kernel for kernel in kernels if kernel["stack"] > 24 * (kernel["kernel"] == "attend")
-    ] == []
+    assert [kernel for kernel in kernels if kernel["stack"]] == []
     assert [kernel for kernel in kernels if kernel["shared"] > SHARED_BYTES[capability]] == []
     # what streams is copied past the first cache, 16 bytes at a time
     assert [kernel for kernel in kernels if kernel["narrow_copies"]] == []
