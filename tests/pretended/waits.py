@@ -40,9 +40,8 @@ KERNELS = EAGER | {  # each chain is a program; a tree grows by one forward afte
     "bild_no_rollback": lambda _: 2,
     "bild_released": lambda _: 3,
     "layer_skip": lambda _: 2,  # of two layers the second is left out, as by an early exit
-    "speculative_hierarchy": lambda round_: (
-        1 + round_.drafted
-    ),  # an inner round drafts a token or more
+    # an inner round drafts a token or more
+    "speculative_hierarchy": lambda round_: 1 + len(round_.drafted),
 }
 
 
