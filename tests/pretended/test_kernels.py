@@ -262,7 +262,7 @@ def model(machine: Machine) -> NativeModel:
     [
         (ChainSpec(2, frozenset(), threshold=0.0), 1),
         pytest.param(ChainSpec(2, frozenset()), 1, marks=pytest.mark.slow),
-        (ChainSpec(2, frozenset(), stop_on_eos=False), 0),
+        pytest.param(ChainSpec(2, frozenset(), stop_on_eos=False), 0, marks=pytest.mark.slow),
     ],
 )
 def test_a_chain_is_drafted_with_one_wait_or_none(
@@ -345,6 +345,7 @@ def test_kernels_and_graphs_run_on_the_models_gpu_whichever_is_current(
     assert torch.cuda.current_device() == 1
 
 
+@pytest.mark.slow
 def test_a_cache_that_grew_has_another_address_in_the_tables_of_the_same_graph(
     machine: Machine, model: NativeModel
 ) -> None:

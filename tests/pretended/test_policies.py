@@ -232,7 +232,9 @@ def test_the_gpu_gives_the_cpus_tokens_and_waits_as_often_as_documented(
         assert tokens == wanted or (REAL and sampled)  # whose generators draw other numbers
         most = most_waits(policy, engine)
         for place, (one, waits) in enumerate(rounds):
-            allowed = most(one) + (ON_FIRST_USE + one.draft_calls) * (place == 0)
+            allowed = most(one)
+            if place == 0 and engine != "kernels":  # whose tables and shapes stand before
+                allowed += ON_FIRST_USE + one.draft_calls
             assert len(waits) <= allowed, (place, one, waits)
         assert len(rounds) > 1 or not drafts(policy)
 
