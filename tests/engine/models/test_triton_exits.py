@@ -72,3 +72,18 @@ def test_one_row_leaves_at_a_time() -> None:
     rows = session.layers.text_rows(0, 2)
     with pytest.raises(ValueError, match="one row leaves early, not 2"):
         session.layers.packed.run(torch.tensor([5, 6]), [rows], exit_threshold=0.5)
+
+
+def test_the_kernel_after_a_measurement_begins_in_turn() -> None:
+    """It reads whether the row runs before it waits; no GPU here would show it."""
+    from bild_lab.engine.models.native.gpu.exits import leave_if_confident
+    from bild_lab.engine.models.native.gpu.plan import ForwardPlan, PassShape
+    from tests.triton_compiler import SIZES, shapes_alone
+
+    plan = ForwardPlan(shapes_alone(SIZES["t5-large"]), (9, 0))
+    shape = PassShape(1, 1, 1, 1, 1, layers=(0,), exits=True)
+    launches = plan.launches(shape)
+    overlaps = [launch.constants.get("launch_pdl", False) for launch in launches]
+    measures = [launch.kernel is leave_if_confident for launch in launches]
+    assert sum(measures) == 2
+    assert overlaps == [True, *(not measured for measured in measures[:-1])]

@@ -222,7 +222,7 @@ def attend(
     ended = tl.atomic_add(tickets + place, 1, mask=needed, sem="acq_rel")
     is_last = needed & (ended == chunk_count - 1)
     if tl.max(is_last.to(tl.int32), 0) == 1:
-        tl.debug_barrier()
+        tl.debug_barrier()  # each thread reads results after the tickets of all
         begin = tl.min(tl.where(is_last, first_chunk, chunks), 0)
         stop = tl.max(tl.where(is_last, chunk_stop, 0), 0)
         highest = tl.full((LANES,), HIDDEN_SCORE, tl.float32)
