@@ -59,7 +59,7 @@ bench: setup ## Benchmark our loop against Transformers and, after `make peers`,
 
 gpu: setup ## On a machine with an NVIDIA GPU: check, test, certify and time into outputs/gpu; half an hour or more
 	nvidia-smi && $(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "PyTorch finds no GPU: make clean setup"'
-	@# 1. the Triton kernels, in about four minutes: right, to the last bit, how near to the memory's speed, lossless
+	@# 1. the Triton kernels, in a few minutes: right, to the last bit, how near to the memory's speed, whole texts, lossless
 	$(BIN)/python scripts/check_gpu.py
 	$(BIN)/python run.py -m name=gpu_kernels policy=vanilla,speculative,speculative_tree pair=toy dataset=toy \
 	  dataset.limit=24 measure.certify=true runtime.device=cuda runtime.engine=kernels runtime.dtype=bfloat16
