@@ -142,8 +142,8 @@ class DraftThenVerify(TokenLoop):
         return self._rounds(request, trace, by_programs=False)
 
     def rounds_by_programs(self, request: Request, trace: Trace) -> Iterator[list[int]]:
-        """As `rounds`, of a request that `decodes_by_programs`: yields the tokens of each program,
-        or of each round where the target's session has none.
+        """As `rounds`, of a request that `decodes_by_programs`: after the first token yields those
+        of each program, or of each round where the target's session has none.
         """
         return self._rounds(request, trace, by_programs=True)
 
@@ -156,9 +156,6 @@ class DraftThenVerify(TokenLoop):
             options = SessionOptions(trace.forwards)
             session = self.target.start(request.source, limits.max_new_tokens, options)
             drafter = self.drafter.start(request, session)
-
-        if by_programs:
-            tokens = yield from tokens_by_programs(session, tokens, limits, trace)
 
         while not limits.reached(tokens):
             committed = len(tokens)
@@ -192,6 +189,10 @@ class DraftThenVerify(TokenLoop):
             trace.emitted(tokens[committed:], scores.logits, accepted_rows)
             yield tokens[committed:]
 
+            if by_programs:  # the first token came alone, with the prompt
+                tokens = yield from tokens_by_programs(session, tokens, limits, trace)
+                by_programs = False
+
 
 def tokens_by_programs(
     session: Session, tokens: list[int], limits: Limits, trace: Trace
@@ -201,12 +202,12 @@ def tokens_by_programs(
     Returns the text when it has ended, or when the session has no program.
     """
     no_draft = empty_draft(torch.device("cpu"))
-    steps = 1  # the first token alone, as its time counts by itself
+    most_tokens = PROGRAM_TOKENS if limits.stop is None else PROGRAM_TOKENS_BEFORE_STOP
     while not limits.reached(tokens):
-        steps = min(steps, limits.room(tokens))
+        chain = ChainSpec(min(most_tokens, limits.room(tokens)), limits.end_tokens)
         with trace.span("verify"):
             session.rollback(len(tokens) - 1)
-            decoded = session.draft(tokens[session.length :], ChainSpec(steps, limits.end_tokens))
+            decoded = session.draft(tokens[session.length :], chain)
         if decoded is None:
             return tokens
         committed = len(tokens)
@@ -214,5 +215,4 @@ def tokens_by_programs(
         for token in tokens[committed:]:
             trace.step(no_draft, Verdict((), token), limits.end_tokens)
         yield tokens[committed:]
-        steps = PROGRAM_TOKENS if limits.stop is None else PROGRAM_TOKENS_BEFORE_STOP
     return tokens
