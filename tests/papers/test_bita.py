@@ -142,7 +142,9 @@ def test_what_bitas_experiments_read_is_made_by_their_recipes(name: str) -> None
             recipes = recipes_of(cfg)
             assert unmade(folders, recipes) == untrained
             without = [recipe for recipe in recipes if not recipe.folder.endswith("_cip")]
-            assert unmade(folders, without) == (untrained or {f"calibration_{pair}_cip"})
+            # drafts that are copied from the text read no folder
+            answers = {f"calibration_{pair}_cip"} if folders else set()
+            assert unmade(folders, without) == (untrained or answers)
 
 
 @pytest.mark.fast("vicuna_33b-4")
