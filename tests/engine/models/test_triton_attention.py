@@ -39,9 +39,14 @@ MANY_HEADS = {
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bild_lab.engine.models.native.gpu import plan
+    set_chunk(monkeypatch, CHUNK)
 
-    monkeypatch.setattr(plan, "CHUNK", CHUNK)
+
+def set_chunk(monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
+    from bild_lab.engine.models.native.gpu import inputs, plan
+
+    for module in (inputs, plan):
+        monkeypatch.setattr(module, "CHUNK", slots)
 
 
 @cache
@@ -155,15 +160,27 @@ def test_trees_and_chains_side_by_side_have_the_bits_that_each_has_alone(
     require_branches(texts, start, tokens[0], together[:7])
 
 
+@torch.inference_mode()
+def test_a_chain_beside_a_tree_sees_the_last_part_of_a_chunk_of_its_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cache may end within a chunk, whose slots only texts without a tree share."""
+    monkeypatch.setitem(globals(), "CAPACITY", 3 * CHUNK + 5)
+    texts = Texts("llama")
+    tree, chain = texts.rows(0, 20, 3, (-1, 0, 0)), texts.rows(1, 3 * CHUNK + 2, 3)
+    together = texts.logits([7, 8, 9, 20, 21, 22], [tree, chain])
+    alone = texts.logits([20, 21, 22], [texts.rows(1, 3 * CHUNK + 2, 3)])
+    assert torch.equal(together[3:], alone)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])
 @torch.inference_mode()
 def test_a_window_of_several_chunks_takes_each_query_its_own(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bild_lab.engine.models.native.gpu import plan
 
-    monkeypatch.setattr(plan, "CHUNK", 4)
+    set_chunk(monkeypatch, 4)
     texts = Texts(name)
     tokens = [7, 8, 9, 10, 11, 12, 13]
     tree = texts.rows(0, 30, len(tokens), PARENTS)

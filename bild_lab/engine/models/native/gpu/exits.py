@@ -52,6 +52,7 @@ def leave_if_confident(
     cosine = tl.sum(state * before) / norms
     cosine = tl.where(cosine > 1.0, 1.0, cosine)  # NaN stays, and exceeds nothing
     leaves = measured & (cosine.to(tl.float64) > tl.load(threshold, cache_modifier=".cg"))
+    tl.debug_barrier()  # all warps have read `running`
     if layers_before == 0:
         tl.store(running, 1)
         tl.store(layers_run, layers)

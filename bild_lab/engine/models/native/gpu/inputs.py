@@ -19,6 +19,7 @@ from bild_lab.engine.models.native.packed_pass import SequenceSlice
 
 MAX_ROWS = 64  # of a forward
 MAX_TREE = 256  # rows of a text's tree, those that ran earlier among them
+CHUNK = 64  # slots of a program of attention
 MAX_LAYOUTS = 1024  # that are remembered
 PINNED_PIECES = 4
 
@@ -183,8 +184,12 @@ def earlier_rows(text: SequenceSlice) -> int:
 
 
 def tree_start(text: SequenceSlice) -> int:
-    """The slot where a text's tree begins; behind the cache without one."""
-    return text.cache.capacity if text.parents is None else text.start - earlier_rows(text)
+    """The slot where a text's tree begins; without one, the end of the cache's last chunk, as all of
+    them are shared.
+    """
+    if text.parents is None:
+        return -(-text.cache.capacity // CHUNK) * CHUNK
+    return text.start - earlier_rows(text)
 
 
 class HostCopies:

@@ -15,7 +15,13 @@ from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.native.gpu.attention import attend
 from bild_lab.engine.models.native.gpu.exits import leave_if_confident
 from bild_lab.engine.models.native.gpu.heads import Head, Heads, ScoreBuffers
-from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE, PassInputs, tree_start
+from bild_lab.engine.models.native.gpu.inputs import (
+    CHUNK,
+    MAX_ROWS,
+    MAX_TREE,
+    PassInputs,
+    tree_start,
+)
 from bild_lab.engine.models.native.gpu.products import (
     SQUARES_COLUMNS,
     feed_forward,
@@ -30,7 +36,6 @@ from bild_lab.engine.models.native.stack import ACTIVATIONS, Layer, Stack, Weigh
 from bild_lab.engine.session import NOTHING, Skipped
 
 LOG2_E = math.log2(math.e)
-CHUNK = 64  # slots of a program of attention
 STREAM_BLOCK = 64  # columns of a program of `embed`, `resume` and `add_normed`
 STREAM_ROWS = 8
 # numbers of rows; others are padded up to the next of these, so that few graphs serve all
