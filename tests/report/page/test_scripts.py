@@ -172,7 +172,7 @@ def test_on_a_narrow_screen_the_marks_of_a_comparison_have_room(
     one = compared()
     long = replace(one.pair, distinct={"a long name of a key": "and its value"})
     write_comparison(
-        tmp_path, ("a", "b"), [replace(one, pair=long, latency=one.speedups[0])] * 2, []
+        tmp_path, ("a", "b"), [replace(one, pair=long, latency_ratio=one.speedups[0])] * 2, []
     )
     script = "document.title = document.querySelector('.figure')._fullLayout._size.w"
     wide = float(between(dom_of(tmp_path / "compare.html", script, 500), "<title>", "</title>"))
