@@ -96,8 +96,7 @@ class DecodingCheck:
 
     def __init__(self, target: KernelCheck, draft: KernelCheck) -> None:
         self.target, self.draft = KernelModel(target), KernelModel(draft)
-        vanilla = DraftThenVerify(self.target, NoDraft(self.target), ExactMatch())
-        self.vanilla: Method = vanilla
+        self.vanilla = DraftThenVerify(self.target, NoDraft(self.target), ExactMatch())
         self.options = TimingOptions(
             synchronize=torch.cuda.synchronize if target.device.type == "cuda" else lambda: None,
             compiled_steps=lambda: target.kernels.captures + draft.kernels.captures,

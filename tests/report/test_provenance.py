@@ -79,11 +79,11 @@ def test_points_timed_on_a_busy_machine_are_counted():
 def test_points_on_a_gpu_that_was_slowed_down_are_counted_with_the_causes() -> None:
     results = [
         measured(0.2, gpu_slowed_by="heat"),
-        measured(0.4, gpu_slowed_by="power cap, heat"),
+        measured(0.4, gpu_slowed_by="power brake, heat"),
         measured(0.6, gpu_slowed_by=None),
     ]
     assert notes(results) == [
-        "2 of 3 points were timed on a GPU slowed by heat and power cap: do not rely on"
+        "2 of 3 points were timed on a GPU slowed by heat and power brake: do not rely on"
         " their latencies and speedups; their quality is valid. At its full clock, with"
         " resume=false, they can be timed anew."
     ]

@@ -41,7 +41,7 @@ BLOCK = 8
 # a clock and a pause for scores change less than a thousandth of a round so long, and the loop's
 # share of it is small
 LONG_ROUND_S = 0.01
-LOOP_SHARE_REPEATS = 5
+LOOP_SHARE_REPEATS = 3
 TRACED_TOKENS = 2048  # how many new tokens a pass with clocks of its own decodes
 
 

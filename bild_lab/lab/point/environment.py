@@ -71,7 +71,7 @@ class Energy:
         self._zones = [
             name.parent for name in zones if name.read_text(encoding="utf-8").startswith("package")
         ]  # a package's counter holds those of its other zones
-        self._gpu = _gpu_millijoules(device)
+        self._gpu = _gpu_millijoules(device) if device.type == "cuda" else None
         self._last_counters = self._counters()
 
     def since(self) -> float | None:
@@ -111,8 +111,6 @@ def _gpu_millijoules(device: torch.device) -> Callable[[], int] | None:
 
 def _nvml_of(device: torch.device) -> tuple[Any, Any]:
     """NVML's package and its handle of a GPU. Raises an error without either."""
-    if device.type != "cuda":
-        raise LookupError("a GPU's counters are asked for, and the device is none")
     import pynvml
 
     pynvml.nvmlInit()
@@ -120,8 +118,9 @@ def _nvml_of(device: torch.device) -> tuple[Any, Any]:
     return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
 
-SLOWED_BY = {  # NVML's reasons for a clock below its maximum, but that nothing runs or asks for more
-    "nvmlClocksThrottleReasonSwPowerCap": "power cap",
+# NVML's reasons for a clock below its maximum that something is wrong with; a cap on the power is
+# how many GPUs always run
+SLOWED_BY = {
     "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "power brake",
     "nvmlClocksThrottleReasonSwThermalSlowdown": "heat",
     "nvmlClocksThrottleReasonHwThermalSlowdown": "heat",
@@ -140,8 +139,9 @@ class GpuClock:
         self._celsius: list[int] = []
         self._slowed_by: dict[str, None] = {}
         self._nvml: tuple[Any, Any] | None = None
-        with suppress(Exception):  # NVML's errors come with its package
-            self._nvml = _nvml_of(device)
+        if device.type == "cuda":
+            with suppress(Exception):  # NVML's errors come with its package
+                self._nvml = _nvml_of(device)
 
     def read(self) -> None:
         """Read the GPU as it is now, best while it is busy."""

@@ -114,7 +114,7 @@ class Environment(Record):
             digits=0,
         ),
         Column(
-            "What held the GPU’s clock down while the point was timed, as NVML says: heat, a power cap."
+            "What held the GPU’s clock down while the point was timed, as NVML says, such as heat."
             " Do not compare its timings with others then.",
             "gpu_slowed_by",
             label="GPU slowed by",

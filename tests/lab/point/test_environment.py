@@ -154,7 +154,7 @@ class NVMLError(Exception):
 
 
 def test_the_gpus_clock_is_read_with_what_held_it_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = iter([(1980, 41, 0), (1755, 83, 0x20 | 0x4), (1700, 84, 0x40)])
+    readings = iter([(1980, 41, 0), (1755, 83, 0x20 | 0x4 | 0x80), (1700, 84, 0x40)])
     now = [0, 0, 0]
 
     def reading(_: object) -> int:
@@ -168,7 +168,6 @@ def test_the_gpus_clock_is_read_with_what_held_it_down(monkeypatch: pytest.Monke
         nvmlDeviceGetClockInfo=lambda gpu, kind: reading(gpu),
         nvmlDeviceGetTemperature=lambda gpu, kind: now[1],
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda gpu: now[2],
-        nvmlClocksThrottleReasonSwPowerCap=0x4,
         nvmlClocksThrottleReasonHwSlowdown=0x8,
         nvmlClocksThrottleReasonSwThermalSlowdown=0x20,
         nvmlClocksThrottleReasonHwThermalSlowdown=0x40,
@@ -184,7 +183,7 @@ def test_the_gpus_clock_is_read_with_what_held_it_down(monkeypatch: pytest.Monke
     assert clock.facts == {
         "gpu_mhz": [1700, 1980],
         "gpu_celsius": [41, 84],
-        "gpu_slowed_by": "power cap, heat",
+        "gpu_slowed_by": "power brake, heat",
     }
 
 

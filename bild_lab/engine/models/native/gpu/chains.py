@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bild_lab.engine.models.native.gpu.graphs import GraphCache
 from bild_lab.engine.models.native.gpu.heads import Head, ScoreBuffers
-from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, HostCopies, PassInputs
+from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, CopiedTables, PassInputs
 from bild_lab.engine.models.native.gpu.plan import ForwardPlan, Launch, PassShape
 from bild_lab.engine.models.native.gpu.programs import (
     MAX_END_TOKENS,
@@ -21,9 +21,9 @@ from bild_lab.engine.models.native.gpu.programs import (
     fill_first,
     parts_of,
     steps_for,
+    write_end_tokens,
 )
 from bild_lab.engine.models.native.gpu.rows import choose
-from bild_lab.engine.models.native.gpu.tilings import power_of_two
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.sampling import pick
 from bild_lab.engine.session import ChainProgress, ChainResult, ChainSpec
@@ -59,10 +59,8 @@ class ChainTables:
 
     def __init__(self, device: torch.device) -> None:
         sizes = [2 * MAX_ROWS, MAX_ROWS, MAX_ROWS * MAX_END_TOKENS, 1]
-        self._ends = np.cumsum(sizes)[:-1]
-        self._copies = HostCopies(sum(sizes), device)
-        self._rules = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
-        chains, thresholds, end_tokens, self._running = self._rules.split(sizes)
+        self._rules = CopiedTables(sizes, device)
+        chains, thresholds, end_tokens, self._running = self._rules.tables
         self.chains = chains.view(2, MAX_ROWS)
         self.thresholds = thresholds.view(torch.float64)
         self.end_tokens = end_tokens.view(MAX_ROWS, MAX_END_TOKENS)
@@ -79,20 +77,18 @@ class ChainTables:
     def fill(self, chains: Sequence[ChainSpec], running: Int[Tensor, "1"]) -> None:
         """Write the chains' rules, and that all of them run. The host does not wait."""
         count = len(chains)
-        rules, thresholds, end_tokens, running_chains = np.split(self._copies.next(), self._ends)
+        rules, thresholds, end_tokens, running_chains = self._rules.next()
         rules = rules.reshape(2, MAX_ROWS)
         rules[0, :count] = [chain.steps for chain in chains]
         rules[1, :count] = [chain.threshold is not None for chain in chains]
         thresholds.view(np.float64)[:count] = [chain.threshold or 0.0 for chain in chains]
-        end_tokens[:] = -1
-        end_tokens = end_tokens.reshape(MAX_ROWS, MAX_END_TOKENS)
+        ends = [chain.end_tokens if is_read(chain) else () for chain in chains]
+        write_end_tokens(end_tokens, ends)
         for index, chain in enumerate(chains):
-            if is_read(chain):
-                end_tokens[index, : len(chain.end_tokens)] = list(chain.end_tokens)
             if chain.uniforms is not None:
                 self.uniforms[: chain.steps, index] = chain.uniforms
         running_chains[:] = count
-        self._copies.copy(self._rules, first=0)
+        self._rules.copy()
         running.copy_(self._running)
 
     def read(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -227,11 +223,11 @@ class ChainPrograms:
             "ADVANCES": step > 0,
             "PICKED": program.temperature > 0,
             "NARROW": head.tokens is not None,
-            "TILES": min(4096, max(16, power_of_two(scores.tiles))),
+            "TILES": scores.compared_tiles,
             "MAX_ROWS": MAX_ROWS,
             "STEP_NUMBERS": tables.tokens.stride(0),
             "END_TOKENS": MAX_END_TOKENS,
-            "num_warps": 16 if scores.tiles > 1024 else 4,
+            "num_warps": scores.warps,
             **plan.flow(False),
         }
         del constants["STOPPABLE"]  # it is what ends a chain

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS
+from bild_lab.engine.models.native.gpu.tilings import power_of_two
 from bild_lab.engine.models.native.stack import Stack, numbers_of
+
+MAX_COMPARED_TILES = 4096
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,16 @@ class ScoreBuffers:
     tile_tokens: Tensor
     tile_sums: Float[Tensor, " rows_and_tiles"]
     tiles: int
+
+    @property
+    def compared_tiles(self) -> int:
+        """How many tiles a kernel compares at once."""
+        return min(MAX_COMPARED_TILES, max(16, power_of_two(self.tiles)))
+
+    @property
+    def warps(self) -> int:
+        """Of a kernel that compares them."""
+        return 16 if self.tiles > 1024 else 4
 
     @classmethod
     def of(cls, vocab: int, tiles: int, device: torch.device) -> ScoreBuffers:

@@ -192,6 +192,26 @@ def tree_start(text: SequenceSlice) -> int:
     return text.start - earlier_rows(text)
 
 
+class CopiedTables:
+    """Tables of these sizes in one piece of the device's memory, which one copy fills. All numbers
+    are int64.
+    """
+
+    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+        self._ends = np.cumsum(sizes)[:-1]
+        self._copies = HostCopies(sum(sizes), device)
+        self._memory = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
+        self.tables = self._memory.split(list(sizes))
+
+    def next(self) -> list[np.ndarray]:
+        """The tables to write now, in the host's memory; they hold what an earlier copy had."""
+        return np.split(self._copies.next(), self._ends)
+
+    def copy(self) -> None:
+        """Copy what was written, without waiting for the device."""
+        self._copies.copy(self._memory, first=0)
+
+
 class HostCopies:
     """Memory of the host from which tables are copied to a device, without waiting for it.
 

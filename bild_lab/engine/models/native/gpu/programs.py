@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
 
 from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS
 from bild_lab.engine.models.native.gpu.plan import ForwardPlan
@@ -29,6 +31,17 @@ def fill_first(
     texts = [text._replace(scored=1) for text in texts]
     fed = [token for text_tokens in tokens for token in text_tokens]
     return texts, plan.inputs.fill(texts, fed)
+
+
+def write_end_tokens(table: np.ndarray, end_tokens: Sequence[Collection[int]]) -> None:
+    """Write the end tokens of each text into its line of a table, padded with −1.
+
+    table: [MAX_ROWS · MAX_END_TOKENS].
+    """
+    table[:] = -1
+    lines = table.reshape(MAX_ROWS, MAX_END_TOKENS)
+    for line, tokens in zip(lines, end_tokens, strict=False):
+        line[: len(tokens)] = list(tokens)
 
 
 def parts_of(counts: Sequence[int]) -> Iterator[slice]:

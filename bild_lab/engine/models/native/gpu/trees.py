@@ -14,7 +14,7 @@ from torch import Tensor
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.models.native.gpu.graphs import GraphCache
 from bild_lab.engine.models.native.gpu.growing import add_children, next_level
-from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE, HostCopies, PassInputs
+from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE, CopiedTables, PassInputs
 from bild_lab.engine.models.native.gpu.plan import ForwardPlan, Launch, PassShape, padded
 from bild_lab.engine.models.native.gpu.programs import (
     MAX_END_TOKENS,
@@ -22,13 +22,13 @@ from bild_lab.engine.models.native.gpu.programs import (
     fill_first,
     parts_of,
     steps_for,
+    write_end_tokens,
 )
 from bild_lab.engine.models.native.gpu.tilings import power_of_two
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.session import DraftNode, GrownTree, TreeSpec, prune_tree
 
 MAX_CANDIDATES = 1024  # children of a level
-MAX_TILES = 4096  # of scores, that a kernel compares at once
 
 
 class LevelSizes(NamedTuple):
@@ -62,12 +62,8 @@ class TreeRules:
 
     def __init__(self, device: torch.device) -> None:
         sizes = [MAX_ROWS * MAX_END_TOKENS, MAX_ROWS, MAX_ROWS, MAX_ROWS, 1]
-        self._ends = np.cumsum(sizes)[:-1]
-        self._copies = HostCopies(sum(sizes), device)
-        self._memory = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
-        end_tokens, self.depths, min_probs, prune_confidences, self._running = self._memory.split(
-            sizes
-        )
+        self._rules = CopiedTables(sizes, device)
+        end_tokens, self.depths, min_probs, prune_confidences, self._running = self._rules.tables
         self.end_tokens = end_tokens.view(MAX_ROWS, MAX_END_TOKENS)
         self.min_probs = min_probs.view(torch.float64)
         self.prune_confidences = prune_confidences.view(torch.float64)
@@ -75,13 +71,8 @@ class TreeRules:
     def fill(self, tree_specs: Sequence[TreeSpec], running: Tensor) -> None:
         """Write the rules of these trees, and that all of them grow. The host does not wait."""
         count = len(tree_specs)
-        end_tokens, depths, min_probs, prune_confidences, trees = np.split(
-            self._copies.next(), self._ends
-        )
-        end_tokens[:] = -1
-        end_tokens = end_tokens.reshape(MAX_ROWS, MAX_END_TOKENS)
-        for index, tree_spec in enumerate(tree_specs):
-            end_tokens[index, : len(tree_spec.end_tokens)] = list(tree_spec.end_tokens)
+        end_tokens, depths, min_probs, prune_confidences, trees = self._rules.next()
+        write_end_tokens(end_tokens, [tree_spec.end_tokens for tree_spec in tree_specs])
         depths[:count] = [tree_spec.depth for tree_spec in tree_specs]
         min_probs.view(np.float64)[:count] = [tree_spec.min_prob for tree_spec in tree_specs]
         prune_confidences.view(np.float64)[:count] = [
@@ -89,7 +80,7 @@ class TreeRules:
             for tree_spec in tree_specs
         ]
         trees[:] = count
-        self._copies.copy(self._memory, first=0)
+        self._rules.copy()
         running.copy_(self._running)
 
 
@@ -231,9 +222,9 @@ class TreePrograms:
         head = plan.heads.of(program.level.vocabulary)
         scores = plan.scores_of(head)
         tile_block = plan.tiling("score", plan.dim, head.vocab).block_n
-        tiles = min(MAX_TILES, max(16, power_of_two(scores.tiles)))
+        tiles = scores.compared_tiles
         group = power_of_two(-(-scores.tiles // tiles))
-        warps = 16 if scores.tiles > 1024 else 4
+        warps = scores.warps
         constants = {
             "FIRST": level == 0,
             "SCALED": program.temperature != 1.0,
