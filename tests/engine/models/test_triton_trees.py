@@ -242,10 +242,10 @@ def test_trees_of_other_sizes_are_those_of_the_loop() -> None:
 @pytest.mark.slow
 @torch.inference_mode()
 def test_more_tiles_of_scores_than_are_compared_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bild_lab.engine.models.native.gpu import trees
+    from bild_lab.engine.models.native.gpu import heads
     from bild_lab.engine.models.native.gpu.tilings import streaming
 
-    monkeypatch.setattr(trees, "MAX_TILES", 2)
+    monkeypatch.setattr(heads, "MAX_COMPARED_TILES", 2)
     _, decoder, source = build("llama", torch.float16)
     with tilings(streaming(16, 32, 1, 4, 2)):
         check_same_tree(decoder, source, [source.prompt[-1]], FREE)
