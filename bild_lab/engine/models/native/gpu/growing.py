@@ -214,7 +214,8 @@ def next_level(
         best = tl.min(tl.where(is_best, child, CANDIDATES), 0)
         is_leaf = is_leaf | (child == best)
         left = tl.where(child == best, NO_CHANCE, left)
-    is_leaf = is_leaf & (level + 1 < tl.load(depths + text, cache_modifier=".cg"))
+    is_last_level = level + 1 >= tl.load(depths + text, cache_modifier=".cg")
+    is_leaf = is_leaf & (child < tl.where(is_last_level, 0, CANDIDATES))
     leaf_count = tl.sum(is_leaf.to(tl.int32), 0)
     place = tl.cumsum(is_leaf.to(tl.int32), 0) - 1
     # 4. their rows; all that is read of these tables has been read
