@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -144,7 +144,9 @@ class External(Protocol):
 
     versions: of these packages. They are part of a point's name. precision: of the weights that it
     decodes with. A class that reads the blocks of a GGUF file itself, and so decodes with
-    `runtime.weights=gguf`, says `reads_gguf_blocks = True`.
+    `runtime.weights=gguf`, says `reads_gguf_blocks = True`; one that samples says
+    `greedy_only = False`, one that ends texts at stop strings `knows_stop_strings = True`, and an
+    object that decodes without the target's weights here `reads_target = False`.
     """
 
     versions: Mapping[str, str]
@@ -152,6 +154,17 @@ class External(Protocol):
 
     def cpu_seconds(self) -> float:
         """What its process has used of the CPU so far; 0.0 before it has started."""
+
+
+@runtime_checkable
+class BringsBaseline(Protocol):
+    """A method that may be compared with another of its own class, in place of the baseline of the
+    measurement.
+    """
+
+    @classmethod
+    def baseline_knobs(cls, knobs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The knobs of that other one; None: it is compared like any method."""
 
 
 @runtime_checkable

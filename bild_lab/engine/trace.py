@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -77,18 +77,49 @@ class Round:
         return self.next_token is not None and self.accepted < self.depth
 
 
+@dataclass(frozen=True)
+class ReportedRounds:
+    """The rounds of a text in totals, as another engine tells them.
+
+    verifications: forwards of the target that checked a draft. drafted, accepted: tokens; None
+    where they are not told. steps: how many verifications accepted so many of so many drafted
+    tokens, by (drafted, accepted); None where totals alone are told.
+    """
+
+    verifications: int
+    drafted: int | None = None
+    accepted: int | None = None
+    steps: Mapping[tuple[int, int], int] | None = None
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """What another engine told of a text.
+
+    pieces_s: the seconds since the request was sent at which each piece of the text came; a piece
+    is one or several tokens. attempts: how often it was asked. error: why there is no text; None if
+    there is one.
+    """
+
+    pieces_s: tuple[float, ...] = ()
+    rounds: ReportedRounds | None = None
+    attempts: int = 1
+    error: str | None = None
+
+
 @dataclass
 class Trace:
     """The rounds and forwards of one example. It has no clock.
 
     stats: statistics of the whole text, specific to the method, by name. paused_s: seconds of
-    recording that are no part of decoding.
+    recording that are no part of decoding. report: what another engine told of the text.
     """
 
     rounds: list[Round] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     paused_s: float = 0.0
+    report: EngineReport | None = None
 
     @property
     def reads_logits(self) -> bool:

@@ -64,30 +64,8 @@ class Answers(TokenLoop):
         self._answer(request)
 
     def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
-        """Yields the answer's tokens; of a text one by one, as the target's own token decides how
-        it is written.
-        """
-        answer, limits = self._answer(request), request.limits
-        prompt = list(request.source.prompt)
-        if not isinstance(answer.answer, str):
-            tokens = limits.append(prompt, answer.answer)
-            if limits.reached(tokens):
-                yield tokens[limits.prompt_length :]
-                return
-        wording = Wording(
-            self.target.checkpoint, answer, () if limits.stop is None else limits.stop.strings
-        )
-        session = self.target.start(request.source, limits.max_new_tokens)
-        tokens = prompt
-        while not limits.reached(tokens):
-            target_token = int(
-                most_likely(precise(session.extend([tokens[-1]], LAST_LOGITS).logits))[0]
-            )
-            token = wording.next(tokens[limits.prompt_length :], target_token)
-            if token is None:
-                return
-            tokens = limits.append(tokens, [token])
-            yield [token]
+        """As `written_answer` yields them."""
+        return written_answer(self.target, request, self._answer(request).answer)
 
     @cached_property
     def _by_prompt(self) -> Mapping[tuple[int, ...], ReplayedAnswer]:
@@ -178,6 +156,36 @@ def _is_text_or_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
 
 
+def written_answer(
+    target: LoadedModel, request: Request, answer: str | Sequence[int]
+) -> Iterator[list[int]]:
+    """Yields the tokens of an answer, text or token ids, cut by the request's limits.
+
+    Of a text they come one by one, as the target's own token decides how it is written. An answer
+    that is shorter than the limit has ended, so it gets an end token if it has none: the target's
+    own, if the target ends there.
+    """
+    limits = request.limits
+    tokens = list(request.source.prompt)
+    if not isinstance(answer, str):
+        tokens = limits.append(tokens, answer)
+        if limits.reached(tokens):
+            yield tokens[limits.prompt_length :]
+            return
+    stop_strings = () if limits.stop is None else limits.stop.strings
+    wording = Wording(target.checkpoint, answer, stop_strings)
+    session = target.start(request.source, limits.max_new_tokens)
+    tokens = list(request.source.prompt)
+    while not limits.reached(tokens):
+        logits = session.extend([tokens[-1]], LAST_LOGITS).logits
+        target_token = int(most_likely(precise(logits))[0])
+        token = wording.next(tokens[limits.prompt_length :], target_token)
+        if token is None:
+            return
+        tokens = limits.append(tokens, [token])
+        yield [token]
+
+
 class Wording:
     """The tokens of an answer, one after another, given those so far and the target's own next one.
 
@@ -188,14 +196,14 @@ class Wording:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, answer: ReplayedAnswer, stop: Sequence[str] = ()
+        self, checkpoint: Checkpoint, answer: str | Sequence[int], stop: Sequence[str] = ()
     ) -> None:
         self._checkpoint, self._stop = checkpoint, stop
         self._special = frozenset(checkpoint.tokenizer.all_special_ids)
         self._text: str | None = None
-        self._tokens, self._prefixes = answer.answer, []
-        if isinstance(answer.answer, str):
-            self._text = before_stop(answer.answer, stop).strip().rstrip(UNFINISHED)
+        self._tokens, self._prefixes = answer, []
+        if isinstance(answer, str):
+            self._text = before_stop(answer, stop).strip().rstrip(UNFINISHED)
             self._tokens = checkpoint.tokenizer.encode(self._text, add_special_tokens=False)
             self._prefixes = [
                 self._written(self._tokens[:length]) for length in range(len(self._tokens))

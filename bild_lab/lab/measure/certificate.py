@@ -38,6 +38,7 @@ from bild_lab.lab.schema.numbers import CertificateCounts
 # verdicts on greedy texts, and on sampled ones
 EQUAL, TIE, DEFECT = "equal", "numerical tie", "defect"
 EXACT, ROUNDING, NO_FORM = "exact", "rounding", "no closed form"
+NO_TEXT = "no text"  # another engine failed to give one
 SESSION_DEFECT = "defect of the model's session"
 # checks of sampled texts
 TEXT, DRAWS, LOGITS, OUTPUT, UNVERIFIED = "text", "draws", "logits", "output", "unverified"
@@ -425,11 +426,12 @@ def count_verdicts(certificates: Sequence[Certificate]) -> CertificateCounts:
         for rows, moved in certificate.rounding.items():
             rounding[rows] = max(moved, rounding.get(rows, 0.0))
     sampled = any(certificate.contexts for certificate in certificates)
+    unjudged = verdicts[NO_FORM] + verdicts[NO_TEXT]
     return CertificateCounts(
         equal=verdicts[EQUAL] + verdicts[EXACT],
         ties=verdicts[TIE] + verdicts[ROUNDING],
         defects=verdicts[DEFECT] + verdicts[SESSION_DEFECT],
-        unjudged=verdicts[NO_FORM] if sampled or NO_FORM in verdicts else None,
+        unjudged=unjudged if sampled or unjudged else None,
         output=max(outputs) if outputs else None,
         rounding={str(rows): rounding[rows] for rows in sorted(rounding)} or None,
     )

@@ -78,9 +78,9 @@ def run_point(
         environment_facts["shared_device"] = device_use.shared()
     device_use.close()
     result, rows = result_of(point, examples, requests, timed, environment_facts, stopwatch)
-    profile = {PROFILE: speculation_profile(result, rows, decoder)}
+    further_files = {PROFILE: speculation_profile(result, rows, decoder), **_server_logs(methods)}
     folder = sweep.write_point(
-        point.id, point.config_yaml, result, rows, not point.resume, **profile
+        point.id, point.config_yaml, result, rows, not point.resume, **further_files
     )
     return replace(result, folder=folder)
 
@@ -97,6 +97,16 @@ def _load_weights(
     if (parts := target.transformers.parts) is not None:
         environment_facts["parts"] = parts
     return environment_facts
+
+
+def _server_logs(methods: Mapping[str, Method]) -> dict[str, str]:
+    """The logs of servers that policies started, by the names of their files."""
+    logs = {name: getattr(method, "log_file", None) for name, method in methods.items()}
+    return {
+        f"{name}_server.log": log.read_text(encoding="utf-8", errors="replace")
+        for name, log in logs.items()
+        if log is not None
+    }
 
 
 def _runs_transformers(decoder: Decoder) -> bool:
@@ -156,6 +166,10 @@ def _time_quietly(
             time_methods(methods, requests, 1, options, timed)
         load_facts["busy_elsewhere_percent"] = round(other_load.percent(), 1)
         load_facts |= clock.facts
+        servers = {
+            name: method.about for name, method in methods.items() if hasattr(method, "about")
+        }
+        load_facts |= {"servers": servers} if servers else {}
     return timed, load_facts
 
 

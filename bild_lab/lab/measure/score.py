@@ -16,6 +16,7 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Round, Span, StageTrace
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.measure.certificate import (
+    NO_TEXT,
     Certificate,
     certify,
     certify_replayed,
@@ -25,6 +26,7 @@ from bild_lab.lab.measure.certificate import (
 from bild_lab.lab.measure.prediction import pipeline_summary, predict
 from bild_lab.lab.measure.summary import (
     agreement,
+    answered_indices,
     change_of,
     decoding_costs,
     log_probabilities,
@@ -94,6 +96,7 @@ def result_of(
             for name, timed_texts in timed.items()
         }
         summary = summarize(examples, timed, point.seed)
+        answered_timed, answered_likelihoods = _answered(timed, likelihoods)
         scores, scores_by_example = score_all(
             point.scoring,
             examples,
@@ -118,16 +121,20 @@ def result_of(
             same_as_baseline=point.same_as_baseline,
             quality=scores.pop(point.scoring.lead),
             further_qualities=scores,
-            change=change_of(timed, likelihoods, point.sampling.greedy, point.seed),
+            change=change_of(
+                answered_timed, answered_likelihoods, point.sampling.greedy, point.seed
+            ),
             **summary,
-            agreement_with_target=agreement(timed) if baseline_is_target(point) else None,
+            agreement_with_target=(
+                agreement(answered_timed) if baseline_is_target(point) else None
+            ),
             certificate=None if certificates is None else count_verdicts(certificates),
             **truncation_rates(timed, texts, requests),
             **_engine_facts(point),
             baseline_loop_share=baseline_loop_share,
             stages_s=stages_s,
             cost=cost,
-            **_stage_findings(point, timed, stages_s, spans, summary["counts"].acceptance_rate),
+            **_stage_findings(point, timed, stages_s, spans, summary),
             environment=Environment({**environment_facts, "code": point.code}),
             seconds={},
         )
@@ -142,12 +149,23 @@ def result_of(
     return result, rows
 
 
+def _answered(
+    timed: TimedTexts, likelihoods: Mapping[str, Sequence[float]] | None
+) -> tuple[TimedTexts, Mapping[str, Sequence[float]] | None]:
+    """The texts that no engine failed to give, and their log-probabilities if they are known."""
+    indices = answered_indices(timed)
+    texts = {name: [texts[index] for index in indices] for name, texts in timed.items()}
+    if likelihoods is None:
+        return texts, None
+    return texts, {name: [nats[index] for index in indices] for name, nats in likelihoods.items()}
+
+
 def _engine_facts(point: Point) -> dict[str, Any]:
     """Fields of a Result: what decoded the texts; None where a file of answers gave them."""
     decoder = point.decoders[METHOD]
     if isinstance(decoder.method, Replays):
         return {"engine": None, "precision": None, "peak_memory_mb": None}
-    _, *drafting = decoder.running
+    drafting = decoder.running[1:]
     ours = decoder.method.engine in {model.engine for model in decoder.running}
     return {
         "engine": decoder.method.engine,
@@ -280,6 +298,11 @@ def _certified(point: Point, requests: list[Request], timed: TimedTexts) -> list
     cases = zip(requests, texts, target_texts, strict=True)
     if isinstance(method, Replays):
         return [certify_replayed(target, *case) for case in cases]
+    if any(text.reports for text in timed[METHOD]):
+        return [
+            Certificate(NO_TEXT) if text.failed else certify_replayed(target, *case)
+            for text, case in zip(timed[METHOD], cases, strict=True)
+        ]
     return [certify(target, *case, method) for case in cases]
 
 
@@ -288,10 +311,12 @@ def _stage_findings(
     timed: TimedTexts,
     stages_s: dict[str, float] | None,
     spans: list[list[Span]],
-    acceptance_rate: float | None,
+    summary: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Fields of a Result: what follows from seconds by stage, such as the predictions of
-    theory.
+    """Fields of a Result: what follows from seconds by stage, such as the predictions of theory,
+    and when first tokens came.
+
+    summary: fields of the Result that are known.
     """
     prediction = None
     if stages_s is not None and BASELINE in timed:
@@ -299,15 +324,18 @@ def _stage_findings(
             timed[METHOD][: len(spans)],
             timed[BASELINE][: len(spans)],
             stages_s,
-            acceptance_rate,
+            summary["counts"].acceptance_rate,
             point.decoders[METHOD].target.checkpoint.end_tokens,
         )
     first_verify_ends = []
     for spans_of_example in spans:
         verify_ends = (end for stage, _, end in spans_of_example if stage == "verify")
         first_verify_ends += itertools.islice(verify_ends, 1)
+    first_token_s = median(first_verify_ends) if first_verify_ends else None
+    if (streamed := summary.get("streamed")) is not None:
+        first_token_s = streamed.first_token_p50
     return {
-        "first_token_s": median(first_verify_ends) if first_verify_ends else None,
+        "first_token_s": first_token_s,
         "prediction": prediction,
         "pipeline": pipeline_summary(timed, stages_s, len(spans)),
     }
@@ -339,6 +367,7 @@ def measured_examples(
             scores=scores[index] or None if scores else None,
             log_probability=_at(likelihoods.get(METHOD), index),
             baseline_log_probability=_at(likelihoods.get(BASELINE), index),
+            reports=stored_reports(text),
         )
         if BASELINE in timed:
             baseline_text = timed[BASELINE][index]
@@ -347,9 +376,27 @@ def measured_examples(
                 baseline_prediction=texts[BASELINE][index],
                 baseline_token_ids=baseline_text.token_ids,
                 baseline_latency_s=baseline_text.latency_s,
+                baseline_reports=stored_reports(baseline_text),
             )
         rows.append(row)
     return rows
+
+
+def stored_reports(text: Timed) -> tuple[dict[str, Any], ...]:
+    """What another engine told in each repeat, for a row: seconds to microseconds, steps by
+    "drafted/accepted".
+    """
+    reports = []
+    for report in text.reports:
+        values = asdict(report)
+        values["pieces_s"] = [round(second, 6) for second in report.pieces_s]
+        if report.rounds is not None and report.rounds.steps is not None:
+            steps = report.rounds.steps.items()
+            values["rounds"]["steps"] = {
+                f"{drafted}/{accepted}": count for (drafted, accepted), count in steps
+            }
+        reports.append(values)
+    return tuple(reports)
 
 
 def _at(numbers: Sequence[float] | None, index: int) -> float | None:

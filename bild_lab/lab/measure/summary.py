@@ -17,13 +17,13 @@ from torch import Tensor
 
 from bild_lab.engine.request import Request, Source
 from bild_lab.engine.session import LoadedModel
-from bild_lab.engine.trace import StageTrace, Trace
+from bild_lab.engine.trace import ReportedRounds, StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.measure.cost import has_cost_model, total_cost
 from bild_lab.lab.measure.recorder import first_difference
-from bild_lab.lab.measure.timing import Timed, repeats_of, token_count, total_s
+from bild_lab.lab.measure.timing import Timed, TimedTexts, repeats_of, token_count, total_s
 from bild_lab.lab.metrics.bootstrap import central_interval, resampled_sums
 from bild_lab.lab.metrics.quality import NO_REFERENCE, Scoring, Tokens, score_with_baseline
 from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY
@@ -35,6 +35,7 @@ from bild_lab.lab.schema.numbers import (
     DecodingCosts,
     Quality,
     Speedup,
+    Streamed,
 )
 from bild_lab.lab.schema.statistics import (
     acceptance_by_position,
@@ -46,6 +47,8 @@ from bild_lab.lab.schema.statistics import (
     paired_speedup,
 )
 
+STREAM_PERCENTILES = (50, 95, 99)
+
 
 def summarize(
     examples: Sequence[Example], timed: Mapping[str, Sequence[Timed]], seed: int
@@ -53,8 +56,15 @@ def summarize(
     """Fields of a Result: latency, speed and counts of the method, against the baseline if it was
     timed.
 
-    If nothing was timed, tokens are counted alone.
+    If nothing was timed, tokens are counted alone. Texts that another engine failed to give, to the
+    method or to the baseline, are counted and left out. Raises UserError if there are no others.
     """
+    failures = failed_texts(timed)
+    if len(failures) == len(examples):
+        raise UserError(f"no text came from the server; the last answer was: {failures[-1]}")
+    indices = answered_indices(timed)
+    examples = [examples[index] for index in indices]
+    timed = {name: [texts[index] for index in indices] for name, texts in timed.items()}
     baseline = timed.get(BASELINE)
     if not all(text.latency_s for text in timed[METHOD]):
         return {"tokens": token_count(timed[METHOD]), "counts": counts(timed[METHOD])}
@@ -64,8 +74,56 @@ def summarize(
         **speed(timed, seed),
         "joules_per_token": joules_per_token(timed[METHOD]),
         "counts": counts(timed[METHOD]),
+        "streamed": stream_summary(timed[METHOD], len(failures)),
         "categories": by_category(examples, timed, seed),
     }
+
+
+def failed_texts(timed: TimedTexts) -> list[str]:
+    """Of each text that another engine failed to give, to the method or to the baseline, why."""
+    failures = []
+    for texts in zip(*timed.values(), strict=True):
+        errors = [report.error for text in texts for report in text.reports if report.error]
+        failures += errors[:1]
+    return failures
+
+
+def answered_indices(timed: TimedTexts) -> list[int]:
+    """The places of the examples whose texts no engine failed to give."""
+    count = len(next(iter(timed.values())))
+    return [
+        index for index in range(count) if not any(texts[index].failed for texts in timed.values())
+    ]
+
+
+def stream_summary(timed: Sequence[Timed], errors: int) -> Streamed | None:
+    """When the pieces of texts came that another engine streamed, over all texts and repeats; None
+    for our own.
+
+    errors: how many texts never came.
+    """
+    if not any(text.reports for text in timed):
+        return None
+    first_token_s, token_s, gap_s = [], [], []
+    attempts = 0
+    for text in timed:
+        for report in text.reports:
+            attempts += report.attempts - 1
+            if not report.pieces_s:
+                continue
+            first, last = report.pieces_s[0], report.pieces_s[-1]
+            first_token_s.append(first)
+            gap_s += np.diff(report.pieces_s).tolist()
+            if len(text.token_ids) > 1:
+                token_s.append((last - first) / (len(text.token_ids) - 1))
+    fields = {"first_token": first_token_s, "token": token_s, "gap": gap_s}
+    percentiles = {
+        f"{name}_p{percent}": float(np.quantile(seconds, percent / 100))
+        for name, seconds in fields.items()
+        for percent in STREAM_PERCENTILES
+        if seconds
+    }
+    return Streamed(errors=errors, retries=attempts, **percentiles)
 
 
 def latencies(timed: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
@@ -187,6 +245,10 @@ def counts(timed: Sequence[Timed]) -> Counts:
     loop.
     """
     traces = [text.trace for text in timed]
+    if reported := [
+        trace.report.rounds for trace in traces if trace.report and trace.report.rounds
+    ]:
+        return reported_counts(reported, token_count(timed))
     rounds = [
         (decoding_round.depth, decoding_round.accepted)
         for trace in traces
@@ -195,13 +257,16 @@ def counts(timed: Sequence[Timed]) -> Counts:
     if not rounds:
         return Counts()
     target_calls = sum(trace.target_calls for trace in traces)
+    drafted = sum(trace.drafted for trace in traces)
+    accepted = sum(trace.accepted for trace in traces)
     return Counts(
         tokens_per_target_call=token_count(timed) / target_calls if target_calls else None,
         acceptance_rate=acceptance_rate(rounds),
         expected_acceptance=mean_statistic(traces, "expected_acceptance"),
         nothing_accepted=nothing_accepted(rounds),
-        drafted=sum(trace.drafted for trace in traces),
-        accepted=sum(trace.accepted for trace in traces),
+        drafted=drafted,
+        accepted=accepted,
+        accepted_share=accepted / drafted if drafted else None,
         draft_calls=sum(trace.draft_calls for trace in traces),
         target_calls=target_calls,
         fallbacks=sum(trace.fallbacks for trace in traces),
@@ -209,6 +274,39 @@ def counts(timed: Sequence[Timed]) -> Counts:
         exit_layer_mean=mean_statistic(traces, "exit_layer"),
         acceptance_by_position=acceptance_by_position(rounds),
         judged_by_position=judged_by_position(rounds),
+    )
+
+
+def reported_counts(reported: Sequence[ReportedRounds], tokens: int) -> Counts:
+    """Totals of what another engine told of its rounds. What it did not tell is None.
+
+    tokens: of all texts.
+    """
+    verifications = sum(rounds.verifications for rounds in reported)
+    known = all(rounds.drafted is not None for rounds in reported)
+    drafted = sum(rounds.drafted for rounds in reported) if known else None
+    accepted = sum(rounds.accepted for rounds in reported) if known else None
+    fields: dict[str, Any] = {}
+    if all(rounds.steps is not None for rounds in reported):
+        steps = [
+            step
+            for rounds in reported
+            for step, count in rounds.steps.items()
+            for _ in range(count)
+        ]
+        fields = {
+            "acceptance_rate": acceptance_rate(steps),
+            "nothing_accepted": nothing_accepted(steps),
+            "acceptance_by_position": acceptance_by_position(steps),
+            "judged_by_position": judged_by_position(steps),
+        }
+    return Counts(
+        tokens_per_target_call=tokens / verifications if verifications else None,
+        drafted=drafted,
+        accepted=accepted,
+        accepted_share=accepted / drafted if drafted else None,
+        target_calls=verifications,
+        **fields,
     )
 
 

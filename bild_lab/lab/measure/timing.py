@@ -16,7 +16,7 @@ from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import PROGRAM_TOKENS, DraftThenVerify
 from bild_lab.engine.protocols import Method, Prepares, Streams
 from bild_lab.engine.request import Request
-from bild_lab.engine.trace import StageTrace, Trace
+from bild_lab.engine.trace import EngineReport, StageTrace, Trace
 from bild_lab.lab.point.environment import no_garbage_collection
 from bild_lab.lab.store.progress import DECODING
 
@@ -70,7 +70,7 @@ class Timed:
 
     latency_s: in a batch, its share of the batch's seconds. waited_s: in a batch, from its place to
     its end. joules: as latency_s; empty where no counter can be read. All three are empty if
-    nothing was timed.
+    nothing was timed. reports: what another engine told in every repeat; empty for our own.
     """
 
     token_ids: list[int]
@@ -78,6 +78,12 @@ class Timed:
     trace: Trace
     waited_s: list[float] = field(default_factory=list)
     joules: list[float] = field(default_factory=list)
+    reports: list[EngineReport] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Whether another engine gave no text in one of the repeats, whose seconds say nothing."""
+        return any(report.error is not None for report in self.reports)
 
     def without_clock(self) -> Timed:
         """The text alone."""
@@ -171,6 +177,8 @@ def time_methods(
                             timed[name][index].waited_s.append(text.latency_s)
                         if joules is not None:
                             timed[name][index].joules.append(joules / len(block))
+                        if text.trace.report is not None:
+                            timed[name][index].reports.append(text.trace.report)
                     if options.batch == 1:
                         options.advance(share)
     return timed

@@ -100,8 +100,10 @@ class Decoder:
         loop uses.
 
         For a peer in a process of its own these are the same checkpoints, as our loop would run
-        them.
+        them; for one that decodes and is judged without them, none.
         """
+        if not getattr(self.method, "reads_target", True):
+            return ()
         if self.method.engine == "hf":
             return tuple(model.transformers for model in self.models)
         return self.models
@@ -155,7 +157,7 @@ class Decoder:
         positions = self._require_positions(source, max_new_tokens)
         checkpoint, strings = self.target.checkpoint, self.stop if stop is None else tuple(stop)
         stops = StopStrings(strings, checkpoint) if strings else None
-        if stops and isinstance(self.method, External):
+        if stops and not ends_at_stop_strings(self.method):
             raise UserError(KNOWS_NO_STOP.format(self.method.engine))
         limits = Limits(len(source.prompt), max_new_tokens, checkpoint.end_tokens, positions, stops)
         if self.processors:
@@ -192,7 +194,7 @@ class Decoder:
     def require_sampling(self, sampling: Sampling) -> None:
         """Raise UserError for sampled texts of a method that decodes greedily alone."""
         method_parts = [getattr(self.method, name, None) for name in ("drafter", "acceptance")]
-        greedy_only = isinstance(self.method, External) or any(
+        greedy_only = getattr(self.method, "greedy_only", isinstance(self.method, External)) or any(
             getattr(method_part, "greedy_only", False) for method_part in method_parts
         )
         if greedy_only and not sampling.greedy:
@@ -445,3 +447,8 @@ def sampling_of(temperature: float, top_k: int | None, top_p: float | None) -> S
             f" set decoding=sample, or decoding.{name}=null"
         )
     return sampling
+
+
+def ends_at_stop_strings(method: Method) -> bool:
+    """Whether a method ends texts at stop strings: all of ours, and a peer that says so."""
+    return not isinstance(method, External) or getattr(method, "knows_stop_strings", False)

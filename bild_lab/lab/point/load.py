@@ -28,15 +28,15 @@ from bild_lab.engine.models.hf.model import (
     require_device_map,
 )
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
-from bild_lab.engine.protocols import External, Method, Replays
+from bild_lab.engine.protocols import BringsBaseline, External, Method, Replays
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings
 from bild_lab.engine.vocabularies import TranslatedModel, in_vocabulary_of
 from bild_lab.errors import UserError, require_choice
-from bild_lab.lab.config.compose import compose_policy, resolved_policy
+from bild_lab.lab.config.compose import compose_policy, knob_values, resolved_policy
 from bild_lab.lab.config.policies import describe_decoder, find_part
 from bild_lab.lab.config.schemas import DecodingSpec, PairSpec, RuntimeSpec, stop_strings, typed
-from bild_lab.lab.point.decoder import KNOWS_NO_STOP, Decoder
+from bild_lab.lab.point.decoder import KNOWS_NO_STOP, Decoder, ends_at_stop_strings
 from bild_lab.lab.point.languages import (
     CHECKPOINT,
     NONE,
@@ -155,7 +155,7 @@ def decoder_of(
             f" decoding.processors={NONE} and pair.target_language=null, or use policy=hf_generate"
         )
     stop = stop_of(decoding, target.checkpoint)
-    if isinstance(method, External) and stop:
+    if stop and not ends_at_stop_strings(method):
         raise UserError(KNOWS_NO_STOP.format(method.engine))
     warn_of_what_is_left_out(decoding.processors, languages, target.checkpoint)
     return Decoder(
@@ -291,6 +291,19 @@ def runs_in_graphs(policy: DictConfig) -> bool:
         getattr(constructor, "cuda_graph_safe", True)
         for constructor, _ in parts_of(resolved_policy(policy)["decoder"])
     )
+
+
+def brought_baseline(policy: DictConfig) -> DictConfig | None:
+    """The policy that this one is compared with in place of `measure.baseline`; None: with that.
+
+    See `BringsBaseline`.
+    """
+    values = resolved_policy(policy)
+    for constructor, _ in parts_of(values["decoder"]):
+        if isinstance(constructor, type) and issubclass(constructor, BringsBaseline):
+            knobs = constructor.baseline_knobs(knob_values(values))
+            return None if knobs is None else compose_policy(policy.name, knobs)
+    return None
 
 
 def replays(policy: DictConfig) -> bool:

@@ -29,7 +29,7 @@ from bild_lab.lab.point.identity import (
     setting_of,
     sweep_folder,
 )
-from bild_lab.lab.point.load import resolve_auto
+from bild_lab.lab.point.load import brought_baseline, resolve_auto
 from bild_lab.lab.store.records import require_writable
 
 
@@ -84,7 +84,8 @@ def prepare(cfg: DictConfig) -> Point:
     """
     require_keys(cfg, TOP_LEVEL)
     require_policy(cfg.policy)
-    specs = Specs.of(cfg)
+    own_baseline = brought_baseline(cfg.policy)
+    specs = _beside(own_baseline, Specs.of(cfg))
     require_writable(sweep_folder(cfg))
     writing = specs.dataset.writing(specs.pair.target_language)
     scoring = Scoring(specs.dataset.scored, specs.measure.run_code, writing)
@@ -93,7 +94,9 @@ def prepare(cfg: DictConfig) -> Point:
     require_flag("resume", cfg.resume)
     policies = {METHOD: cfg.policy}
     specs = replace(specs, runtime=resolve_auto(specs.runtime, cfg.policy, specs.pair))
-    if specs.measure.baseline is not None:
+    if own_baseline is not None:
+        policies[BASELINE] = own_baseline
+    elif specs.measure.baseline is not None:
         policies[BASELINE] = compose_policy(specs.measure.baseline)
     resolved_policies = {role: resolved_policy(policy) for role, policy in policies.items()}
     decoders = {role: specs.decoder(policy) for role, policy in policies.items()}
@@ -127,6 +130,16 @@ def prepare(cfg: DictConfig) -> Point:
         specs=specs,
         resume=cfg.resume,
     )
+
+
+def _beside(own_baseline: DictConfig | None, specs: Specs) -> Specs:
+    """The groups of a point that brings its own baseline, beside which the target's weights are not
+    read, so that texts are not scored by the target.
+    """
+    if own_baseline is None:
+        return specs
+    changes = {"baseline": str(own_baseline.name), "target_log_probability": False}
+    return replace(specs, measure=replace(specs.measure, **changes))
 
 
 def require_decoder(cfg: DictConfig, checked: Specs) -> None:

@@ -68,6 +68,7 @@ class MeasuredExample:
     `measure.certify`. Only traced examples have the last three fields. spans: every stage in order.
     pieces: the text of each token, by its id. scores: of the metrics that are means over examples,
     by their names in the configuration. log_probability: the target's of the whole text, in nats.
+    reports: what another engine told in each repeat (`EngineReport`), with the seconds of pieces.
     """
 
     id: str
@@ -84,6 +85,8 @@ class MeasuredExample:
     scores: Mapping[str, float] | None = None
     log_probability: float | None = None
     baseline_log_probability: float | None = None
+    reports: Sequence[Mapping[str, Any]] = ()
+    baseline_reports: Sequence[Mapping[str, Any]] = ()
     spans: Sequence[Span] = ()
     prompt: str | None = None
     pieces: Mapping[str, str] | None = None

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from bild_lab.lab.schema.columns import (
     NATS,
@@ -19,6 +20,20 @@ from bild_lab.lab.schema.columns import (
     required,
     share,
 )
+
+FIRST_PIECE = "from the request to the first piece of a text"
+LATER_TOKEN = "a token after the first piece, of a text: servers call it TPOT"
+PIECES_APART = "between two pieces of a text, of one or several tokens: servers call it ITL"
+
+
+def percentile(name: str, percent: int, meaning: str) -> Any:
+    """A field with a percentile of seconds."""
+    return column(
+        f"Seconds {meaning}; {percent} % are shorter.",
+        name=f"{name}_s_p{percent}",
+        unit="s",
+        digits=4,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +91,37 @@ class Latency:
     p95: float = required("95 % of the examples took less.", label="latency, p95", unit="s")
     mean: float = required("The mean over the examples.", label="latency, mean", unit="s")
     total: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streamed:
+    """When the pieces of texts came that another engine streamed, over all texts and repeats.
+
+    Percentiles of seconds. A piece is one or several tokens.
+    """
+
+    errors: int = required(
+        "Texts that never came from the server, to the point or to its baseline. They count as empty in"
+        " the quality, and are left out of speeds, changes and certificates.",
+        name="request_errors",
+        label="requests without an answer",
+        digits=0,
+    )
+    retries: int = required(
+        "Requests that were sent again after a failure; the seconds of failures do not count.",
+        name="request_retries",
+        label="requests sent again",
+        digits=0,
+    )
+    first_token_p50: float | None = percentile("first_token", 50, FIRST_PIECE)
+    first_token_p95: float | None = percentile("first_token", 95, FIRST_PIECE)
+    first_token_p99: float | None = percentile("first_token", 99, FIRST_PIECE)
+    token_p50: float | None = percentile("token", 50, LATER_TOKEN)
+    token_p95: float | None = percentile("token", 95, LATER_TOKEN)
+    token_p99: float | None = percentile("token", 99, LATER_TOKEN)
+    gap_p50: float | None = percentile("gap", 50, PIECES_APART)
+    gap_p95: float | None = percentile("gap", 95, PIECES_APART)
+    gap_p99: float | None = percentile("gap", 99, PIECES_APART)
 
 
 @dataclass(frozen=True)
@@ -140,6 +186,10 @@ class Counts:
     )
     drafted: int | None = count("Tokens that were proposed.")
     accepted: int | None = count("Drafted tokens that the target accepted.")
+    accepted_share: float | None = share(
+        "Accepted tokens over drafted ones, which vLLM, SGLang and llama.cpp print as acceptance. It"
+        " is below the acceptance rate, as tokens after a rejection count too."
+    )
     draft_calls: int | None = count("Forward passes of the drafter.")
     target_calls: int | None = count("Forward passes of the target.")
     fallbacks: int | None = count(
@@ -244,7 +294,8 @@ class CertificateCounts:
     )
     defects: int = required("Examples that differ from it by more.", digits=0)
     unjudged: int | None = count(
-        "Sampled examples of a rule whose output distribution has no closed form."
+        "Sampled examples of a rule whose output distribution has no closed form, and texts that"
+        " another engine failed to give."
     )
     output: float | None = column(
         "The largest total variation between what the rule emits and the target’s distribution, in"

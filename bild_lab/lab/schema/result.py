@@ -33,6 +33,7 @@ from bild_lab.lab.schema.numbers import (
     Prediction,
     Quality,
     Speedup,
+    Streamed,
 )
 
 SCHEMA = 3
@@ -196,6 +197,7 @@ class Result:
         digits=1,
         scale=0.001,
     )
+    streamed: Streamed | None = group("", None)
     counts: Counts = group("", Counts())
     agreement_with_target: float | None = share(
         "The share of examples whose token ids all equal the target’s own greedy output. It does"

@@ -63,8 +63,8 @@ class Sweep:
         keep_both: bool = False,
         **further_files: Any,
     ) -> Path:
-        """Store a finished point atomically. others: further files, as JSON, by their names.
-        Returns its folder.
+        """Store a finished point atomically. further_files: by their names, texts as they are and
+        other values as JSON. Returns its folder.
 
         If another process has stored the point meanwhile, that one is kept and this one dropped;
         keep_both=True stores both. A stored point is never changed or removed.
@@ -78,7 +78,9 @@ class Sweep:
             ),
             RESULT: json.dumps(content, indent=2, ensure_ascii=False) + "\n",
             **{
-                name: json.dumps(file_content, indent=2, ensure_ascii=False) + "\n"
+                name: file_content
+                if isinstance(file_content, str)
+                else json.dumps(file_content, indent=2, ensure_ascii=False) + "\n"
                 for name, file_content in further_files.items()
             },
         }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import bild_lab
-from bild_lab.engine.methods.replayed_answers import ReplayedAnswer, Wording, read_answers
+from bild_lab.engine.methods.replayed_answers import Wording, read_answers
 from bild_lab.errors import UserError
 from bild_lab.lab.point.decoder import Decoder
 from tests.checkpoints import tiny_checkpoints
@@ -209,7 +209,7 @@ def wording(text: str, target: str, stop: tuple[str, ...] = ()) -> str:
     """
     checkpoint = Pieces()
     own = [checkpoint.names.index(name) for name in target.split("|")]
-    one, tokens = Wording(checkpoint, ReplayedAnswer(1, "", text), stop), []
+    one, tokens = Wording(checkpoint, text, stop), []
     for token in own:
         tokens.append(one.next(tokens, token))
         if tokens[-1] == 1:

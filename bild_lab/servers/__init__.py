@@ -1,0 +1,1 @@
+"""Other engines behind an OpenAI-compatible HTTP interface, as policies."""

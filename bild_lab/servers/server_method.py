@@ -1,0 +1,241 @@
+"""A policy that is a server: its texts, its times, and what it tells of its drafting."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bild_lab.engine.methods.replayed_answers import written_answer
+from bild_lab.engine.models.device import DTYPES
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import LoadedModel
+from bild_lab.engine.trace import EngineReport, Trace
+from bild_lab.errors import UserError, require_flag, require_whole
+from bild_lab.servers.completions import CompletionsClient, RequestError, ServerAnswer
+from bild_lab.servers.server_process import ServerProcess, server_process
+
+STOPPED = "stop"  # why a text ended: by itself, not at the limit
+
+
+class Server:
+    """Asks a server with OpenAI-compatible completions for each text, one after another.
+
+    url: up to and with /v1. model: the server's name for it; None: its only one. chat: ask the chat
+    endpoint with one message, which the server's own template wraps. body: further fields of every
+    request, such as those that switch its drafting. launch: the command that starts it; None: it
+    runs already. stall_s: a stream that is silent for so long has failed. attempts: how often a
+    failed request is sent in all; a text that never came counts as an error and has no tokens.
+    precision: of the server's weights; None: the target's. key_variable: the environment variable
+    with its key. baseline_url, baseline_body: of the server that it is compared with. Without them
+    it is compared with the target, whose weights are then here, so a text that comes without token
+    ids is written by the target's own tokens; beside another server by those of the tokenizer.
+
+    Prompts are sent as the target's token ids, so the server reads what the target reads. Raises
+    UserError for an encoder–decoder, and for a server that cannot be reached or counts another
+    number of tokens in a prompt.
+    """
+
+    engine: ClassVar[str] = "server"
+    draft_shape: ClassVar[None] = None
+    greedy_only: ClassVar[bool] = False
+    knows_stop_strings: ClassVar[bool] = True
+    versions: ClassVar[Mapping[str, str]] = {}  # nobody is asked before a point begins
+
+    def __init__(
+        self,
+        target: LoadedModel,
+        url: str | None = None,
+        model: str | None = None,
+        chat: bool = False,
+        body: Mapping[str, Any] | None = None,
+        launch: str | None = None,
+        stall_s: float = 120.0,
+        attempts: int = 3,
+        precision: str | None = None,
+        key_variable: str | None = None,
+        baseline_url: str | None = None,
+        baseline_body: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+            raise UserError(
+                f"policy server asks a server, got url={url!r}; set"
+                " policy.url=http://127.0.0.1:8000/v1"
+            )
+        require_flag("policy.chat", chat)
+        require_whole("policy.attempts", attempts, 1)
+        if target.checkpoint.encoder_decoder:
+            raise UserError(
+                "a server of completions runs decoder-only models, got"
+                f" {target.checkpoint.path} ({target.checkpoint.config.model_type})"
+            )
+        self.reads_target = baseline_url is None and baseline_body is None
+        if chat and self.reads_target:
+            raise UserError(
+                "policy.chat=true wraps the prompt in the server's own template, which the target"
+                " here does not read; compare with a server, policy.baseline_url=URL or"
+                " policy.baseline_body"
+            )
+        self.target, self.url, self.launch = target, url, launch
+        self.precision = precision or _name(target)
+        self._model, self._chat, self._body = model, chat, dict(body or {})
+        self._stall_s, self._attempts, self._key_variable = stall_s, attempts, key_variable
+
+    @classmethod
+    def baseline_knobs(cls, knobs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The knobs of the server that a point is compared with; None: of none."""
+        if knobs["baseline_url"] is None and knobs["baseline_body"] is None:
+            return None
+        changes = {
+            "url": knobs["baseline_url"] or knobs["url"],
+            "body": knobs["baseline_body"] or {},
+            "launch": knobs["baseline_launch"],
+        }
+        return {**knobs, **changes}
+
+    def lossless(self, sampling: Sampling) -> bool:
+        """Nobody knows how the server decodes."""
+        return False
+
+    def prepare(self, request: Request) -> None:
+        """Start the server if it must be started, and find its model."""
+        _ = self._served_model
+
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        """The prompt followed by the server's tokens; the prompt alone if it gave none.
+
+        The seconds of failed attempts, and those that find token ids for a text, are paused.
+        """
+        self.prepare(request)
+        answer, attempt, error = None, 0, None
+        while answer is None and attempt < self._attempts:
+            attempt += 1
+            started = time.perf_counter()
+            try:
+                answer = self._client.complete(self._request_body(request), self._chat)
+            except RequestError as failure:
+                error = str(failure)
+                trace.paused_s += time.perf_counter() - started
+        if answer is None:
+            trace.report = EngineReport(attempts=attempt, error=error)
+            return list(request.source.prompt)
+        started = time.perf_counter()
+        self._require_same_prompt(request, answer)
+        tokens = self._tokens(request, answer)
+        trace.report = EngineReport(tuple(answer.pieces_s), answer.rounds, attempt)
+        trace.paused_s += time.perf_counter() - started
+        return tokens
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What answered: for a result's environment."""
+        facts = {"url": self.url, "model": self._served_model, "version": self._client.version()}
+        return {**facts, "launch": self.launch} if self.launch else facts
+
+    @property
+    def log_file(self) -> Path | None:
+        """The log of a server that this policy started."""
+        return None if self.launch is None else self._process.log
+
+    def cpu_seconds(self) -> float:
+        return 0.0 if "_process" not in self.__dict__ else self._process.cpu_seconds()
+
+    @cached_property
+    def _process(self) -> ServerProcess:
+        return server_process(self.launch, self.url)
+
+    @cached_property
+    def _client(self) -> CompletionsClient:
+        headers = {}
+        if self._key_variable is not None:
+            key = os.environ.get(self._key_variable)
+            if not key:
+                raise UserError(
+                    f"policy.key_variable={self._key_variable} names no environment variable with a"
+                    " key; export it"
+                )
+            headers = {"Authorization": f"Bearer {key}"}
+        return CompletionsClient(self.url, self._stall_s, headers)
+
+    @cached_property
+    def _served_model(self) -> str:
+        """The name of the model that is asked. Raises UserError if it is not served."""
+        if self.launch is not None:
+            _ = self._process
+        served = self._client.models()
+        if self._model is None and len(served) == 1:
+            return served[0]
+        if self._model not in served:
+            raise UserError(
+                f"the server at {self.url} serves {', '.join(served) or 'nothing'}, got"
+                f" policy.model={self._model}; name one of them"
+            )
+        return self._model
+
+    def _request_body(self, request: Request) -> dict[str, Any]:
+        """The request in OpenAI's fields, with `top_k` as vLLM, SGLang and llama-server have it."""
+        limits, sampling = request.limits, request.sampling
+        prompt = list(request.source.prompt)
+        if self._chat:
+            text = self.target.checkpoint.tokenizer.decode(prompt, skip_special_tokens=True)
+            asked = {"messages": [{"role": "user", "content": text}]}
+        else:
+            asked = {"prompt": prompt}
+        body = {
+            "model": self._served_model,
+            **asked,
+            "max_tokens": limits.max_new_tokens,
+            "temperature": sampling.temperature,
+        }
+        if limits.stop is not None:
+            body["stop"] = list(limits.stop.strings)
+        if sampling.top_p is not None:
+            body["top_p"] = sampling.top_p
+        if sampling.top_k is not None:
+            body["top_k"] = sampling.top_k
+        if request.generator is not None:
+            body["seed"] = request.generator.initial_seed()
+        return {**body, **self._body}
+
+    def _require_same_prompt(self, request: Request, answer: ServerAnswer) -> None:
+        """Raise UserError for a server that read another number of tokens than were sent."""
+        sent = len(request.source.prompt)
+        if not self._chat and answer.prompt_tokens not in (None, sent):
+            raise UserError(
+                f"the server at {self.url} read {answer.prompt_tokens} tokens of a prompt of {sent}:"
+                " it changes prompts, or serves another model than pair.target"
+            )
+
+    def _tokens(self, request: Request, answer: ServerAnswer) -> list[int]:
+        """The prompt and the answer's tokens, cut by the request's limits."""
+        limits, checkpoint = request.limits, self.target.checkpoint
+        prompt = list(request.source.prompt)
+        content = answer.text if answer.token_ids is None else answer.token_ids
+        if max(answer.token_ids or (), default=0) >= checkpoint.rows:
+            raise UserError(
+                f"the server at {self.url} gave token {max(answer.token_ids)}, and pair.target has"
+                f" {checkpoint.rows}: it serves another model"
+            )
+        if self.reads_target and request.sampling.greedy:
+            rounds = written_answer(self.target, request, content)
+            tokens = [*prompt, *(token for new in rounds for token in new)]
+        else:
+            if isinstance(content, str):
+                content = checkpoint.tokenizer.encode(content, add_special_tokens=False)
+            tokens = limits.append(prompt, content)
+            ends_itself = answer.finish_reason == STOPPED and limits.stop is None
+            if ends_itself and not limits.reached(tokens) and limits.end_tokens:
+                tokens = limits.append(tokens, [min(limits.end_tokens)])
+        cut = answer.finish_reason != STOPPED and answer.token_ids is None
+        if cut and len(tokens) > len(prompt) and tokens[-1] in limits.end_tokens:
+            return tokens[:-1]
+        return tokens
+
+
+def _name(target: LoadedModel) -> str:
+    """The precision of the target's weights, such as bfloat16."""
+    return next(name for name, dtype in DTYPES.items() if dtype == target.dtype)

@@ -1,0 +1,109 @@
+"""A server that a policy starts and stops: its process, its log, and when it answers."""
+
+from __future__ import annotations
+
+import atexit
+import shlex
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import httpx
+import psutil
+
+from bild_lab.errors import UserError
+
+READY_S = 1800.0  # a server may load weights for so long before it answers
+WAIT_S = 0.25  # between two questions whether it answers
+END_S = 20.0  # it may take so long to end before it is killed
+LAST_LINES = 12  # of a log, in a message
+
+
+class ServerProcess:
+    """A server's process. command: as typed in a shell, without one. url: where it will answer.
+
+    Its output goes to the file `log`. It ends with this process. Raises UserError, with the end of
+    its log, if it ends or does not answer in time.
+    """
+
+    def __init__(self, command: str, url: str) -> None:
+        self.command = command
+        folder = Path(tempfile.mkdtemp(prefix="bild_lab_server_"))
+        self.log = folder / "server.log"
+        try:
+            with self.log.open("wb") as output:
+                self._process = subprocess.Popen(
+                    shlex.split(command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except (OSError, ValueError) as error:
+            raise UserError(f"policy.launch cannot start: {error}; it is {command!r}") from error
+        atexit.register(self.stop)
+        self._wait_until_ready(url)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def cpu_seconds(self) -> float:
+        """What the server and its children have used of the CPU; 0.0 once it has ended."""
+        with suppress(psutil.Error):
+            process = psutil.Process(self._process.pid)
+            family = [process, *process.children(recursive=True)]
+            return sum(sum(member.cpu_times()[:2]) for member in family)
+        return 0.0
+
+    def last_lines(self) -> str:
+        """The end of its log."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-LAST_LINES:])
+
+    def stop(self) -> None:
+        """End the server and its children, with force if it must be."""
+        if not self.alive:
+            return
+        family = []
+        with suppress(psutil.Error):
+            family = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for member in family:
+            with suppress(psutil.Error):
+                member.kill()
+
+    def _wait_until_ready(self, url: str) -> None:
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            if not self.alive:
+                raise UserError(
+                    f"the server of policy.launch ended with status {self._process.returncode}; its"
+                    f" log ends:\n{self.last_lines()}"
+                )
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"{url.rstrip('/')}/models", timeout=WAIT_S * 4).is_success:
+                    return
+            time.sleep(WAIT_S)
+        self.stop()
+        raise UserError(
+            f"the server of policy.launch did not answer at {url} for {READY_S:.0f} s; its log"
+            f" ends:\n{self.last_lines()}"
+        )
+
+
+@cache
+def server_process(command: str, url: str) -> ServerProcess:
+    """The server of this command, started at the first call and shared by all points of this
+    process.
+    """
+    return ServerProcess(command, url)

@@ -1,0 +1,151 @@
+"""`policy=server`: the server's own texts, times and drafting; what it does badly is said."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import pytest
+
+import bild_lab
+from bild_lab.errors import UserError
+from bild_lab.lab.point.decoder import Decoder
+from tests.checkpoints import tiny_checkpoints
+from tests.servers.fake_server import DRAFTED, FakeServer, serving
+
+PROMPT = "w5 w9 w30 w12"
+LIMIT = 12
+
+
+@lru_cache
+def vanilla(family: str = "llama") -> Decoder:
+    return bild_lab.load(str(tiny_checkpoints() / family), policy="vanilla")
+
+
+def asking(url: str, family: str = "llama", **knobs: object) -> Decoder:
+    return bild_lab.load(str(tiny_checkpoints() / family), policy="server", url=url, **knobs)
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "llama_cpp", "plain"])
+def test_a_servers_text_has_the_targets_tokens_with_ids_and_without(dialect: str) -> None:
+    expected = vanilla().generate(PROMPT, LIMIT)
+    server = FakeServer(vanilla(), dialect)
+    with serving(server) as url:
+        generation = asking(url).generate(PROMPT, LIMIT)
+    assert generation.token_ids == expected.token_ids
+    assert server.requests[0]["prompt"] == list(vanilla().request(PROMPT, LIMIT).source.prompt)
+    report = generation.trace.report
+    assert report.attempts == 1 and len(report.pieces_s) == LIMIT // DRAFTED
+    assert list(report.pieces_s) == sorted(report.pieces_s)
+
+
+@pytest.mark.parametrize(
+    "baseline", [{"baseline_url": "http://127.0.0.1:9/v1"}, {"baseline_body": {}}]
+)
+def test_without_the_targets_weights_a_text_is_written_by_the_tokenizer(baseline: dict) -> None:
+    with serving(FakeServer(vanilla(), "plain")) as url:
+        decoder = asking(url, **baseline)
+        generation = decoder.generate(PROMPT, LIMIT)
+    assert decoder.running == ()
+    text = vanilla().generate(PROMPT, LIMIT).text
+    written = vanilla().target.checkpoint.tokenizer.encode(text, add_special_tokens=False)
+    assert generation.token_ids == written[:LIMIT]
+
+
+def test_the_drafting_of_each_dialect_is_read() -> None:
+    reports = {}
+    for dialect in ("vllm", "sglang", "llama_cpp", "plain"):
+        with serving(FakeServer(vanilla(), dialect)) as url:
+            reports[dialect] = asking(url).generate(PROMPT, LIMIT).trace.report.rounds
+    steps = LIMIT // DRAFTED
+    assert reports["plain"] is None
+    for dialect in ("vllm", "sglang", "llama_cpp"):
+        told = reports[dialect]
+        assert (told.verifications, told.drafted, told.accepted) == (steps, 3 * steps, 2 * steps)
+    assert reports["vllm"].steps == {(DRAFTED, DRAFTED - 1): steps}
+    assert reports["llama_cpp"].steps is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("500", "status 500.*the engine has died"),
+        ("cut", "ended after 1 pieces, unfinished"),
+        ("stall", "nothing came for 0.3 s after 1 pieces"),
+        ("error in the stream", "error in the stream.*out of memory"),
+    ],
+)
+def test_a_request_that_fails_is_sent_again_and_then_an_error(fault: str, message: str) -> None:
+    server = FakeServer(vanilla(), fault=fault, faults_left=1)
+    with serving(server) as url:
+        decoder = asking(url, stall_s=0.3, attempts=2)
+        generation = decoder.generate(PROMPT, LIMIT)
+        assert generation.token_ids == vanilla().generate(PROMPT, LIMIT).token_ids
+        assert generation.trace.report.attempts == 2 and generation.trace.report.error is None
+        server.faults_left = 2
+        failed = decoder.generate(PROMPT, LIMIT)
+    assert failed.token_ids == [] and failed.trace.report.attempts == 2
+    assert len(server.requests) == 4
+    assert re.search(message, failed.trace.report.error)
+
+
+def test_seconds_of_failed_attempts_do_not_count() -> None:
+    with serving(FakeServer(vanilla(), fault="stall", faults_left=1)) as url:
+        decoder = asking(url, stall_s=0.4)
+        trace = decoder.generate(PROMPT, LIMIT).trace
+    assert trace.paused_s >= 0.4
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"url": None}, "policy.url=http"),
+        ({"url": "127.0.0.1:8000"}, "policy.url=http"),
+        ({"url": "http://127.0.0.1:9/v1"}, "no server with completions answers"),
+        ({"model": "other"}, "serves tiny, got policy.model=other"),
+        ({"chat": True}, "compare with a server"),
+        ({"attempts": 0}, "policy.attempts"),
+        ({"key_variable": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(knobs: dict, message: str) -> None:
+    with serving(FakeServer(vanilla())) as url, pytest.raises(UserError, match=message):
+        asking(**{"url": url, **knobs}).generate(PROMPT, LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("other prompt", "read 1 tokens of a prompt of"),
+        ("other vocabulary", "gave token 50000, and pair.target has 40"),
+    ],
+)
+def test_a_server_of_another_model_is_refused(fault: str, message: str) -> None:
+    with (
+        serving(FakeServer(vanilla(), fault=fault)) as url,
+        pytest.raises(UserError, match=message),
+    ):
+        asking(url).generate(PROMPT, LIMIT)
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    with pytest.raises(UserError, match="decoder-only"):
+        asking("http://127.0.0.1:9/v1", family="t5")
+
+
+def test_sampling_settings_body_and_stop_strings_are_sent() -> None:
+    server = FakeServer(vanilla())
+    with serving(server) as url:
+        decoder = asking(url, body={"speculative.n_max": 0})
+        decoder.generate(PROMPT, LIMIT, temperature=0.7, top_k=5, top_p=0.9, seed=3, stop="w7")
+    sent = server.requests[0]
+    assert (sent["temperature"], sent["top_k"], sent["top_p"]) == (0.7, 5, 0.9)
+    assert sent["seed"] == 3 and sent["stop"] == ["w7"] and sent["speculative.n_max"] == 0
+
+
+def test_the_chat_endpoint_gets_the_prompt_as_a_message() -> None:
+    server = FakeServer(vanilla())
+    with serving(server) as url:
+        tokens = asking(url, chat=True, baseline_body={}).generate("w5 w9 w12", LIMIT).token_ids
+    assert server.requests[0]["messages"] == [{"role": "user", "content": "w5 w9 w12"}]
+    assert tokens == vanilla().generate("w5 w9 w12", LIMIT).token_ids

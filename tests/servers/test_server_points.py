@@ -1,0 +1,188 @@
+"""Points whose policy is a server: beside the target, beside another server, with failures, started
+by the policy.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import bild_lab
+from bild_lab.engine.models.native import NativeModel
+from bild_lab.errors import UserError
+from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.measure.runner import run_point
+from bild_lab.lab.point.decoder import BASELINE
+from bild_lab.lab.point.prepare import Point, prepare
+from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.records import Sweep
+from tests.servers.fake_server import FakeServer, serving
+
+PROMPTS = ["w5 w9 w12", "w7 w8", "w21 w5 w6", "w11 w5 w6"]
+LIMIT = 12
+
+
+@pytest.fixture
+def llama(checkpoints: Path) -> str:
+    return str(checkpoints / "llama")
+
+
+@pytest.fixture
+def point_of(llama: str, tmp_path: Path) -> Callable[..., Point]:
+    file = tmp_path / "test.jsonl"
+    file.write_text("".join(json.dumps({"de": prompt, "en": "w7"}) + "\n" for prompt in PROMPTS))
+
+    def point(url: str, *words: str) -> Point:
+        return prepare(
+            compose_config(
+                [
+                    "policy=server",
+                    f"policy.url={url}",
+                    f"pair.target={llama}",
+                    "pair.draft=null",
+                    "dataset=multi30k",
+                    f"dataset.path={file}",
+                    f"decoding.max_new_tokens={LIMIT}",
+                    "measure.warmup=1",
+                    "measure.repeats=2",
+                    *words,
+                ]
+            )
+        )
+
+    return point
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Callable[[Point], Result]:
+    return lambda point: run_point(point, Sweep(tmp_path / "sweep"))
+
+
+def fake(llama: str, *arguments: object) -> FakeServer:
+    return FakeServer(bild_lab.load(llama, policy="vanilla"), *arguments)
+
+
+def test_a_server_is_timed_in_turn_with_the_target_and_certified(
+    llama: str, point_of: Callable[..., Point], measured: Callable[[Point], Result]
+) -> None:
+    with serving(fake(llama)) as url:
+        result = measured(point_of(url, "measure.certify=true"))
+    assert result.engine == "server" and result.agreement_with_target == 1.0
+    certificate = result.certificate
+    assert (certificate.equal, certificate.ties, certificate.defects) == (len(PROMPTS), 0, 0)
+    assert result.speedup.value > 0 and result.first_token_s == result.streamed.first_token_p50
+    assert result.counts.acceptance_rate == result.counts.accepted_share == pytest.approx(2 / 3)
+    assert (result.streamed.errors, result.streamed.retries) == (0, 0)
+    assert result.streamed.first_token_p50 <= result.streamed.first_token_p99
+    assert result.environment.servers["method"]["version"] == "0.32.0"
+    rows = read_examples(result.folder)
+    assert [len(row.reports) for row in rows] == [2] * len(PROMPTS)
+
+
+def test_another_models_text_is_a_defect(
+    llama: str, point_of: Callable[..., Point], measured: Callable[[Point], Result]
+) -> None:
+    with serving(fake(llama, "vllm", "other text")) as url:
+        result = measured(point_of(url, "measure.certify=true"))
+    assert result.certificate.defects == len(PROMPTS) and result.change.changed == 1.0
+
+
+@pytest.mark.parametrize("failed", [1, len(PROMPTS)])
+def test_texts_that_never_came_are_errors_and_no_speed(
+    llama: str,
+    point_of: Callable[..., Point],
+    measured: Callable[[Point], Result],
+    failed: int,
+) -> None:
+    server = fake(llama, "vllm", "500")
+    server.faults_left = 0
+    with serving(server) as url:
+        point = point_of(url, "measure.certify=true", "policy.attempts=1", "measure.warmup=0")
+        server.faults_left = failed
+        if failed == len(PROMPTS):
+            server.faults_left = -1
+            with pytest.raises(UserError, match="no text came.*the engine has died"):
+                measured(point)
+            return
+        result = measured(point)
+    assert result.streamed.errors == failed and result.certificate.unjudged == failed
+    assert result.certificate.equal == len(PROMPTS) - failed and result.change.changed == 0.0
+    rows = read_examples(result.folder)
+    answered_tokens = sum(len(row.token_ids) for row in rows if not row.reports[0]["error"])
+    assert result.tokens == answered_tokens
+    errors = [report["error"] for row in rows for report in row.reports if report["error"]]
+    assert len(errors) == failed and "the engine has died" in errors[0]
+
+
+def test_two_servers_are_compared_without_the_targets_weights(
+    llama: str,
+    point_of: Callable[..., Point],
+    measured: Callable[[Point], Result],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(fake(llama, "llama_cpp")) as url, serving(fake(llama, "plain")) as baseline_url:
+        point = point_of(url, f"policy.baseline_url={baseline_url}")
+        load = NativeModel.load
+
+        def load_in_the_server(model: NativeModel) -> None:
+            assert threading.current_thread() is not threading.main_thread(), "weights were read"
+            load(model)
+
+        monkeypatch.setattr(NativeModel, "load", load_in_the_server)
+        result = measured(point)
+    assert point.decoders[BASELINE].method.url == baseline_url
+    assert result.setting.baseline == "server" and result.speedup.value > 0
+    assert result.change.changed == 0.0 and result.agreement_with_target is None
+    assert result.counts.acceptance_rate is None and result.counts.drafted > 0
+    assert set(result.environment.servers) == {"method", "baseline"}
+
+
+def test_one_server_is_compared_with_itself_by_another_body(
+    llama: str, point_of: Callable[..., Point], measured: Callable[[Point], Result]
+) -> None:
+    server = fake(llama)
+    with serving(server) as url:
+        measured(point_of(url, "policy.baseline_body={speculative.n_max: 0}"))
+    switched_off = [body.get("speculative.n_max") for body in server.requests]
+    assert switched_off.count(0) == switched_off.count(None) > 0
+
+
+@pytest.mark.parametrize("word", ["measure.certify=true", "dataset.metric=log_probability"])
+def test_what_needs_the_target_is_refused_beside_another_server(
+    point_of: Callable[..., Point], word: str
+) -> None:
+    with pytest.raises(UserError, match="measure"):
+        point_of("http://127.0.0.1:9/v1", "policy.baseline_url=http://127.0.0.1:8/v1", word)
+
+
+@pytest.mark.slow
+def test_a_server_is_started_its_log_stays_with_the_point_and_it_ends(
+    llama: str, point_of: Callable[..., Point], measured: Callable[[Point], Result]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = f"{sys.executable} -m tests.servers.fake_server {port} {llama}"
+    point = point_of(f"http://127.0.0.1:{port}/v1", f"policy.launch='{command}'")
+    result = measured(point)
+    method = point.decoders["method"].method
+    assert result.change.changed == 0.0 and method.cpu_seconds() > 0
+    assert "asked /v1/completions" in (result.folder / "method_server.log").read_text()
+    method._process.stop()
+    assert not method._process.alive
+
+
+def test_a_server_that_does_not_start_says_what_its_log_says(
+    point_of: Callable[..., Point], measured: Callable[[Point], Result]
+) -> None:
+    command = f"{sys.executable} -c 'raise SystemExit(\"no weights here\")'"
+    point = point_of("http://127.0.0.1:9/v1")
+    point.decoders["method"].method.launch = command
+    with pytest.raises(RuntimeError, match="no weights here"):
+        measured(point)
