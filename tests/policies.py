@@ -31,6 +31,7 @@ DECODER_ONLY = {("bita", "t5"), ("medusa", "t5")}  # tests/engine/methods
 LLAMA_CPP = ("llama_cpp", "llama_cpp_prompt_lookup", "llama_cpp_speculative")
 # need `make peers` (tests/benchmark)
 EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative", *LLAMA_CPP)
+SERVER = "server"  # needs a server (tests/servers)
 REPLAYED = "answers"  # needs a file with an answer to every prompt (tests/engine/methods/test_replayed_answers.py)
 # they refuse to sample
 GREEDY_ONLY = {"bild_released", "synthetic", REPLAYED, *EXTERNAL}
@@ -38,7 +39,7 @@ RUNNABLE = [
     (policy, family)
     for policy in policy_names()
     for family in FAMILIES
-    if policy not in (*EXTERNAL, REPLAYED) and (policy, family) not in DECODER_ONLY
+    if policy not in (*EXTERNAL, REPLAYED, SERVER) and (policy, family) not in DECODER_ONLY
 ]
 
 
@@ -59,7 +60,11 @@ def parts(policy: str) -> dict[str, object]:
 @lru_cache
 def is_lossless(policy: str, temperature: float = 0.0) -> bool:
     """What the policy's method says of itself, built with the values of its file."""
-    if policy in (*EXTERNAL, REPLAYED):  # which says the same without its environment or file
+    if policy in (
+        *EXTERNAL,
+        REPLAYED,
+        SERVER,
+    ):  # which says the same without its environment or file
         return get_object(str(parts(policy)["_target_"])).lossless(None, Sampling(temperature))
     return load(tiny_checkpoints(), "llama", policy).method.lossless(Sampling(temperature))
 

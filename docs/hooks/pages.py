@@ -38,6 +38,7 @@ PAGES = {  # files outside docs that are pages of their own
     "bild_lab/lab/README.md": "wings/lab.md",
     "bild_lab/screening/README.md": "wings/screening.md",
     "bild_lab/benchmark/README.md": "wings/benchmark.md",
+    "bild_lab/servers/README.md": "wings/servers.md",
     "bild_lab/report/README.md": "wings/report.md",
     "bild_lab/training/README.md": "wings/training.md",
     "bild_lab/papers/README.md": "wings/papers.md",

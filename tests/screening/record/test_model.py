@@ -36,6 +36,7 @@ from tests.policies import (
     EXTERNAL,
     FAMILIES,
     REPLAYED,
+    SERVER,
     in_memory,
     is_peer,
     shipped,
@@ -80,7 +81,9 @@ KNOBS: dict[str, Callable[[random.Random], Any]] = {
 }
 STATES = ("calm", "eagle", "eagle3", "ppd")  # read states inside the model
 RECORDED = [
-    one for one in policy_names() if one not in (*EXTERNAL, REPLAYED, *STATES) and not is_peer(one)
+    one
+    for one in policy_names()
+    if one not in (*EXTERNAL, REPLAYED, SERVER, *STATES) and not is_peer(one)
 ]
 Models = tuple[Any, Any, Any]
 
