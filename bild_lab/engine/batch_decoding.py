@@ -6,13 +6,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
 
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.models.device import free_bytes
 from bild_lab.engine.models.native.layers import SPARE_ROWS, cache_bytes
-from bild_lab.engine.protocols import DecodesBatches, Method
+from bild_lab.engine.protocols import DecodesBatches, Method, WaitsElsewhere
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
@@ -46,6 +51,8 @@ def decode_batch(
     """
     if isinstance(method, DecodesBatches):
         return _run_batched(method, requests, batch.size, on_end)
+    if isinstance(method, WaitsElsewhere):
+        return _run_concurrently(method, requests, batch.size, on_end, make_trace)
 
     def loop(request: Request) -> tuple[list[int], Trace]:
         trace = make_trace()
@@ -72,11 +79,56 @@ def _run_batched(
     return texts
 
 
+def _run_concurrently(
+    method: WaitsElsewhere,
+    requests: Sequence[Request],
+    size: int,
+    on_end: Callable[[int], None],
+    make_trace: Callable[[], Trace],
+) -> list[BatchedText]:
+    """Ask for all texts, with at most `size` of them on their way; answers are read at the end,
+    outside the clock.
+
+    With an arrival rate a text's seconds begin when it arrives, also if it waits for its place.
+    """
+    traces = [make_trace() for _ in requests]
+    begun = time.perf_counter()
+    arrivals = arrival_times(method.arrival_rate, len(requests))
+
+    def ask(index: int) -> tuple[Any, float]:
+        started = time.perf_counter()
+        if arrivals is not None:
+            started = begun + arrivals[index]
+            time.sleep(max(0.0, started - time.perf_counter()))
+        answer = method.ask(requests[index], traces[index])
+        on_end(index)
+        return answer, time.perf_counter() - started
+
+    with ThreadPoolExecutor(size) as pool:
+        answers = list(pool.map(ask, range(len(requests))))
+    share_s = (time.perf_counter() - begun) / max(1, len(requests))
+    texts = []
+    for request, trace, (answer, latency_s) in zip(requests, traces, answers, strict=True):
+        tokens = method.read(request, trace, answer)
+        emitted = tokens[request.limits.prompt_length :]
+        texts.append(BatchedText(emitted, trace, latency_s, share_s))
+    return texts
+
+
+def arrival_times(rate: float | None, count: int) -> Float[np.ndarray, " count"] | None:
+    """Seconds at which requests arrive: at random, `rate` of them a second (a Poisson process). The
+    same for every method; None without a rate.
+    """
+    if rate is None:
+        return None
+    return np.random.default_rng(ARRIVAL_SEED).exponential(1 / rate, count).cumsum()
+
+
 def why_not_in_batches(method: Method, models: Sequence[LoadedModel]) -> str | None:
     """Why this method over these models decodes one text at a time, or None if it decodes
     batches.
     """
-    if isinstance(method, DecodesBatches):
+    if isinstance(method, DecodesBatches | WaitsElsewhere):
         return None
     if method.draft_shape is None:
         return f"it is a loop of its own, on {method.engine}"
@@ -87,6 +139,7 @@ def why_not_in_batches(method: Method, models: Sequence[LoadedModel]) -> str | N
     return None
 
 
+ARRIVAL_SEED = 0
 UNTIMED_BATCH = 16  # how many texts decode at once where no clock runs
 MEMORY_SHARE = 0.9  # the share of the free memory that caches may take
 GIB = 2**30

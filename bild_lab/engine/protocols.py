@@ -208,6 +208,23 @@ class Streams(Protocol):
 
 
 @runtime_checkable
+class WaitsElsewhere(Protocol):
+    """A method that waits for another machine, so that several texts of a batch can wait at once.
+
+    arrival_rate: how many requests a second are sent in a batch, at random times; None: each as
+    soon as one of the batch has ended.
+    """
+
+    arrival_rate: float | None
+
+    def ask(self, request: Request, trace: Trace) -> Any:
+        """Wait for an answer. Several threads may ask."""
+
+    def read(self, request: Request, trace: Trace, answer: Any) -> list[int]:
+        """The prompt's tokens followed by the emitted tokens of an answer. Not timed."""
+
+
+@runtime_checkable
 class DecodesBatches(Protocol):
     """A method with batches of its own, such as Transformers' `generate`: its texts begin and end
     together.

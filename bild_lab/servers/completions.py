@@ -57,7 +57,8 @@ class CompletionsClient:
     def __init__(self, url: str, stall_s: float, headers: Mapping[str, str] | None = None) -> None:
         self.url = url.rstrip("/")
         timeout = httpx.Timeout(stall_s, connect=CONNECT_S)
-        self._client = httpx.Client(timeout=timeout, headers=dict(headers or {}))
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._client = httpx.Client(timeout=timeout, limits=limits, headers=dict(headers or {}))
 
     def models(self) -> list[str]:
         """The names of the models that it serves. Raises UserError if it cannot be reached."""

@@ -15,7 +15,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import EngineReport, Trace
-from bild_lab.errors import UserError, require_flag, require_whole
+from bild_lab.errors import UserError, require_finite, require_flag, require_whole
 from bild_lab.servers.completions import CompletionsClient, RequestError, ServerAnswer
 from bild_lab.servers.server_process import ServerProcess, server_process
 
@@ -60,6 +60,7 @@ class Server:
         key_variable: str | None = None,
         baseline_url: str | None = None,
         baseline_body: Mapping[str, Any] | None = None,
+        arrival_rate: float | None = None,
     ) -> None:
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             raise UserError(
@@ -68,6 +69,7 @@ class Server:
             )
         require_flag("policy.chat", chat)
         require_whole("policy.attempts", attempts, 1)
+        require_finite("policy.stall_s", stall_s, 0, above=True)
         if target.checkpoint.encoder_decoder:
             raise UserError(
                 "a server of completions runs decoder-only models, got"
@@ -80,6 +82,9 @@ class Server:
                 " here does not read; compare with a server, policy.baseline_url=URL or"
                 " policy.baseline_body"
             )
+        if arrival_rate is not None:
+            require_finite("policy.arrival_rate", arrival_rate, 0, above=True)
+        self.arrival_rate = arrival_rate
         self.target, self.url, self.launch = target, url, launch
         self.precision = precision or _name(target)
         self._model, self._chat, self._body = model, chat, dict(body or {})
@@ -111,8 +116,16 @@ class Server:
         The seconds of failed attempts, and those that find token ids for a text, are paused.
         """
         self.prepare(request)
-        answer, attempt, error = None, 0, None
-        while answer is None and attempt < self._attempts:
+        answer = self.ask(request, trace)
+        started = time.perf_counter()
+        tokens = self.read(request, trace, answer)
+        trace.paused_s += time.perf_counter() - started
+        return tokens
+
+    def ask(self, request: Request, trace: Trace) -> ServerAnswer | None:
+        """The server's answer, after some attempts; None if it gave none, as the trace then says."""
+        attempt, error = 0, None
+        while attempt < self._attempts:
             attempt += 1
             started = time.perf_counter()
             try:
@@ -120,15 +133,18 @@ class Server:
             except RequestError as failure:
                 error = str(failure)
                 trace.paused_s += time.perf_counter() - started
+                continue
+            trace.report = EngineReport(tuple(answer.pieces_s), answer.rounds, attempt)
+            return answer
+        trace.report = EngineReport(attempts=attempt, error=error)
+        return None
+
+    def read(self, request: Request, trace: Trace, answer: ServerAnswer | None) -> list[int]:
+        """The prompt and an answer's tokens. Raises UserError for another model's answer."""
         if answer is None:
-            trace.report = EngineReport(attempts=attempt, error=error)
             return list(request.source.prompt)
-        started = time.perf_counter()
         self._require_same_prompt(request, answer)
-        tokens = self._tokens(request, answer)
-        trace.report = EngineReport(tuple(answer.pieces_s), answer.rounds, attempt)
-        trace.paused_s += time.perf_counter() - started
-        return tokens
+        return self._tokens(request, answer)
 
     @property
     def about(self) -> dict[str, Any]:

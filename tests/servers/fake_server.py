@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 import bild_lab
@@ -31,7 +31,8 @@ class FakeServer:
     """What a server does. dialect: vllm, sglang, llama_cpp, or plain, which gives text alone.
 
     fault: what it does badly, and how many requests it does so: -1 for all. requests: the bodies
-    that it got.
+    that it got. arrived_s: when they came. most_at_work: on how many it
+    worked at once.
     """
 
     decoder: Decoder
@@ -39,6 +40,10 @@ class FakeServer:
     fault: str | None = None
     faults_left: int = -1
     requests: list[dict[str, Any]] = field(default_factory=list)
+    arrived_s: list[float] = field(default_factory=list)
+    at_work: int = 0
+    most_at_work: int = 0
+    lock: Lock = field(default_factory=Lock)
     released: Event = field(default_factory=Event)
 
     def takes_fault(self) -> str | None:
@@ -50,7 +55,16 @@ class FakeServer:
     def events(self, body: dict[str, Any], fault: str | None) -> Iterator[dict[str, Any] | str]:
         """The stream's objects, and its last word."""
         prompt = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
-        generation = self.decoder.generate(prompt, body["max_tokens"], stop=body.get("stop", ()))
+        with self.lock:
+            self.at_work += 1
+            self.most_at_work = max(self.most_at_work, self.at_work)
+        if fault == "slow":
+            time.sleep(0.2)
+        with self.lock:
+            generation = self.decoder.generate(
+                prompt, body["max_tokens"], stop=body.get("stop", ())
+            )
+            self.at_work -= 1
         tokens = list(generation.token_ids)
         ended = len(tokens) < body["max_tokens"]
         if fault == "other text":
@@ -123,7 +137,9 @@ def handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            server.requests.append(body)
+            with server.lock:
+                server.requests.append(body)
+                server.arrived_s.append(time.perf_counter())
             fault = server.takes_fault()
             if fault == "500":
                 self._send(500, {"error": {"message": "the engine has died"}})

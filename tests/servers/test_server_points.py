@@ -144,6 +144,17 @@ def test_two_servers_are_compared_without_the_targets_weights(
     assert set(result.environment.servers) == {"method", "baseline"}
 
 
+def test_a_batch_is_timed_as_requests_at_once_beside_a_batch_of_the_target(
+    llama: str, point_of: Callable[..., Point], measured: Callable[[Point], Result]
+) -> None:
+    server = fake(llama, "vllm", "slow")
+    with serving(server) as url:
+        result = measured(point_of(url, "runtime.batch=4", "measure.repeats=1"))
+    assert server.most_at_work == 4 and result.setting.batch == 4
+    assert result.change.changed == 0.0 and result.streamed.first_token_p50 >= 0.2
+    assert result.latency_s.median >= 0.2 > result.latency_s.total / len(PROMPTS) / 4
+
+
 def test_one_server_is_compared_with_itself_by_another_body(
     llama: str, point_of: Callable[..., Point], measured: Callable[[Point], Result]
 ) -> None:
