@@ -2,6 +2,7 @@
 
 Points are matched by policy and knobs, examples by their ids, and intervals are paired. For each point the verdict says
 whether B is faster or slower, better or worse than A, or neither. latex=true prints a table for a paper too.
+format=spec_bench prints Spec-Bench's own table of one sweep: python scripts/compare.py outputs/NAME format=spec_bench
 """
 
 from __future__ import annotations
@@ -12,15 +13,34 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.markup import escape
 
-from bild_lab.errors import UserError, require_flag
+from bild_lab.errors import UserError, require_choice, require_flag
 from bild_lab.lab.config.command_line import words_as_list
 from bild_lab.lab.config.compose import hydra_main
 from bild_lab.lab.config.console import output, status_line
 from bild_lab.lab.config.entrypoint import refusing, run_application
 
+PAIRS, SPEC_BENCH = "pairs", "spec_bench"
+
+
+def print_spec_bench(cfg: DictConfig) -> None:
+    """Print Spec-Bench's table of a sweep. Raises UserError for bad input."""
+    from bild_lab.lab.store.records import Sweep
+    from bild_lab.report.spec_bench import spec_bench_table
+
+    if len(cfg.sweeps) != 1:
+        raise UserError(
+            f"format={SPEC_BENCH} prints one sweep, got {len(cfg.sweeps)}; python scripts/compare.py"
+            f" outputs/NAME format={SPEC_BENCH}"
+        )
+    print(spec_bench_table(Sweep(Path(str(cfg.sweeps[0])).expanduser()).finished()))
+
 
 def compare(cfg: DictConfig) -> None:
     """Compare, print, and write the table and the page. Raises UserError for bad input."""
+    require_choice("format", cfg.format, (PAIRS, SPEC_BENCH))
+    if cfg.format == SPEC_BENCH:
+        print_spec_bench(cfg)
+        return
     names = tuple(str(name) for name in cfg.sweeps)
     if len(names) != 2:
         raise UserError(

@@ -1,0 +1,56 @@
+"""Spec-Bench's table: means over questions, turns together, MT-Bench's categories as one task."""
+
+from __future__ import annotations
+
+import pytest
+
+from bild_lab.errors import UserError
+from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
+from bild_lab.report.spec_bench import questions_per_s, spec_bench_row, speedup_of_means
+
+
+def example(
+    id: str, category: str, tokens: int, seconds: float, baseline_s: float, turn: int = 1
+) -> MeasuredExample:
+    return MeasuredExample(
+        id=id,
+        category=category,
+        turn=turn,
+        prediction="",
+        token_ids=[7] * tokens,
+        latency_s=[seconds, 9 * seconds, seconds],
+        rounds=[MeasuredRound(drafted=[7, 7, 7], accepted=2, next_token=7)],
+        baseline_prediction="",
+        baseline_token_ids=[7] * tokens,
+        baseline_latency_s=[baseline_s],
+    )
+
+
+EXAMPLES = [
+    example("81", "writing", 100, 1.0, 2.0),
+    example("81", "writing", 20, 2.0, 4.0, turn=2),  # the question: 120 tokens in 3 s, 6 s
+    example("120", "math", 10, 1.0, 1.0),
+    example("7", "translation", 30, 1.0, 3.0),
+]
+
+
+def test_a_questions_turns_count_together_and_repeats_by_their_median() -> None:
+    assert questions_per_s(EXAMPLES[:3]) == [120 / 3, 10.0]
+    assert questions_per_s(EXAMPLES[:3], baseline=True) == [120 / 6, 10.0]
+
+
+def test_a_speedup_is_a_ratio_of_means_over_questions() -> None:
+    """Neither the mean of ratios (1.5) nor that of all tokens over all seconds (1.75)."""
+    assert speedup_of_means(EXAMPLES[:3]) == pytest.approx((40 + 10) / (20 + 10))
+
+
+def test_the_row_has_each_task_accepted_tokens_and_all_questions() -> None:
+    mt_bench, translation, *others, accepted, overall = spec_bench_row(EXAMPLES)
+    assert (mt_bench, translation, accepted) == ("1.67×", "3.00×", "3.00")
+    assert others == ["–"] * 4
+    assert overall == "2.00×"  # (40 + 10 + 30) / (20 + 10 + 10)
+
+
+def test_another_datasets_categories_are_refused() -> None:
+    with pytest.raises(UserError, match="no category 'coding_2'"):
+        spec_bench_row([*EXAMPLES, example("1", "coding_2", 1, 1.0, 1.0)])
