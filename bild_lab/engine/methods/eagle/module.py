@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
 
 EAGLE, EAGLE3 = "eagle", "eagle3"
+JOINED, APART = "joined", "apart"  # by one norm over all states, or by one a layer
+STATE_NORMS = {JOINED: "norm_before_fc", APART: "fc_norm"}  # as speculators' configuration says
 VARIANTS = (EAGLE, EAGLE3)
 TRAIN = (
     "python scripts/train_module.py module=eagle name=eagle model.path=DIR dataset=NAME"
@@ -84,6 +86,16 @@ LAYER_KEYS = (
     *("rms_norm_eps", "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters"),
 )
 
+UNKNOWN_ATTENTION: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "layer_types=sliding_attention": lambda layer: (
+        "sliding_attention" in (layer.get("layer_types") or ())
+    ),
+    "partial_rotary_factor": lambda layer: (
+        (layer.get("partial_rotary_factor") or 1.0) != 1.0
+        or ((layer.get("rope_parameters") or {}).get("partial_rotary_factor") or 1.0) != 1.0
+    ),
+}
+
 # what a row's own keys and values are stored with, and all those that it attends to
 Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -96,7 +108,10 @@ class EagleConfig:
     width of the target's states. target_layers: after how many of the target's layers these states
     are taken (EAGLE-3), 0 for the embeddings. draft_vocabulary: how many tokens its head knows;
     None for the target's head. bias: of the fusion and of queries, keys and values, in this order.
-    normed_residual: the residual sum starts from the normed states.
+    normed_residual: the residual sum starts from the normed states. state_norm: the target's states
+    are normed before their fusion, JOINED or APART; None: as they are. feeds_normed: the layer's
+    output is normed before it goes to the head and back into the layer (EAGLE-3.1). head_norms:
+    queries and keys are normed by head, as in Qwen3.
     embeds: it has an embedding of its own. base: the model's path and the fingerprint of its
     weights, if known.
     """
@@ -108,6 +123,9 @@ class EagleConfig:
     draft_vocabulary: int | None = None
     bias: tuple[bool, bool] = (False, False)
     normed_residual: bool = False
+    state_norm: str | None = None
+    feeds_normed: bool = False
+    head_norms: bool = False
     embeds: bool = False
     base: Mapping[str, Any] = field(default_factory=dict)
 
@@ -143,10 +161,19 @@ class Eagle(nn.Module):
         self.up_proj = nn.Linear(dim, layer.intermediate_size, bias=False)
         self.down_proj = nn.Linear(layer.intermediate_size, dim, bias=False)
         self.post_attention_layernorm = nn.Parameter(torch.ones(dim))
+        if config.head_norms:
+            self.q_norm = nn.Parameter(torch.ones(layer.head_dim))
+            self.k_norm = nn.Parameter(torch.ones(layer.head_dim))
         if third:
             self.input_layernorm = nn.Parameter(torch.ones(dim))
             self.hidden_norm = nn.Parameter(torch.ones(dim))
             self.norm = nn.Parameter(torch.ones(dim))
+            if config.state_norm == JOINED:
+                self.input_norm = nn.Parameter(torch.ones(states))
+            elif config.state_norm == APART:
+                target_layers = config.target_layers
+                norms = [nn.Parameter(torch.ones(config.target_size)) for _ in target_layers]
+                self.fc_norm = nn.ParameterList(norms)
             self.lm_head = nn.Linear(dim, config.draft_vocabulary, bias=False)
             # id minus own id
             self.register_buffer("d2t", torch.zeros(config.draft_vocabulary, dtype=torch.long))
@@ -180,6 +207,10 @@ class Eagle(nn.Module):
         }
         if config.variant == EAGLE3:
             written["draft_vocab_size"] = config.draft_vocabulary
+            written["norm_before_residual"] = config.normed_residual
+            written["norm_output"] = config.feeds_normed
+            if config.state_norm is not None:
+                written[STATE_NORMS[config.state_norm]] = True
             written["eagle_config"] = {
                 "use_aux_hidden_state": True,
                 AUX_LAYERS: list(config.target_layers),
@@ -200,7 +231,17 @@ class Eagle(nn.Module):
     def fused(self, states: Float[Tensor, "*rows states"]) -> Float[Tensor, "*rows dim"]:
         """The target's states as wide as the layer's own output. EAGLE-1 takes them as they are."""
         states = states.to(self.fc.weight.dtype)
-        return self.fc(states) if self.config.variant == EAGLE3 else states
+        if self.config.variant == EAGLE:
+            return states
+        if self.config.state_norm == JOINED:
+            states = self._normed(states, self.input_norm)
+        elif self.config.state_norm == APART:
+            parts = states.chunk(len(self.fc_norm), -1)
+            normed = [
+                self._normed(part, norm) for part, norm in zip(parts, self.fc_norm, strict=True)
+            ]
+            states = torch.cat(normed, -1)
+        return self.fc(states)
 
     def forward(
         self,
@@ -217,21 +258,26 @@ class Eagle(nn.Module):
         """
         x, residual = self._joined(embedded, states)
         rotation = self._rotation(x, positions)
-        new = rotate(self._heads(self.k_proj(x)), *rotation), self._heads(self.v_proj(x))
+        queries, own_keys = self._heads(self.q_proj(x)), self._heads(self.k_proj(x))
+        if self.config.head_norms:
+            queries = self._normed(queries, self.q_norm)
+            own_keys = self._normed(own_keys, self.k_norm)
+        new = rotate(own_keys, *rotation), self._heads(self.v_proj(x))
         keys, values = store(*(projected.transpose(1, 2) for projected in new))
-        queries = rotate(self._heads(self.q_proj(x)), *rotation).transpose(1, 2)
+        queries = rotate(queries, *rotation).transpose(1, 2)
         mixed = scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, enable_gqa=keys.shape[1] != queries.shape[1]
         )
         x = residual + self.o_proj(mixed.transpose(1, 2).flatten(2))
         normed = self._normed(x, self.post_attention_layernorm)
-        return x + self.down_proj(silu(self.gate_proj(normed)) * self.up_proj(normed))
+        output = x + self.down_proj(silu(self.gate_proj(normed)) * self.up_proj(normed))
+        return self._normed(output, self.norm) if self.config.feeds_normed else output
 
     def head_logits(self, states: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows own"]:
         """Scores of the tokens that the head knows."""
         if self.config.variant == EAGLE:
             return states @ self._target[1][: self.config.vocabulary].to(states.dtype).mT
-        return self.lm_head(self._normed(states, self.norm))
+        return self.lm_head(states if self.config.feeds_normed else self._normed(states, self.norm))
 
     def logits(self, states: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
         """Scores of the target's tokens; those that the head does not know have −inf."""
@@ -362,10 +408,21 @@ def _own_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return named
 
 
+def _state_norm(weights: Mapping[str, Tensor]) -> str | None:
+    """Which norm of the target's states these weights hold."""
+    if "input_norm" in weights:
+        return JOINED
+    return APART if any(name.startswith("fc_norm.") for name in weights) else None
+
+
 def _released_name(name: str, prefix: str) -> str:
     block = name.partition(".")[0]
     if block in ("q_proj", "k_proj", "v_proj", "o_proj"):
         return f"{prefix}self_attn.{name}"
+    if block in ("q_norm", "k_norm"):
+        return f"{prefix}self_attn.{name}.weight"
+    if block in ("input_norm", "fc_norm"):
+        return f"{name}.weight"
     if block in ("gate_proj", "up_proj", "down_proj"):
         return f"{prefix}mlp.{name}"
     if block in ("post_attention_layernorm", "input_layernorm", "hidden_norm"):
@@ -386,6 +443,11 @@ def _config(folder: Path, weights: Mapping[str, Tensor], depth: int) -> EagleCon
                 f"an EAGLE has silu as its activation, got {layer['hidden_act']} in {path};"
                 f" {KIND.remedy}"
             )
+        for key, meaning in UNKNOWN_ATTENTION.items():
+            if meaning(layer):
+                raise UserError(
+                    f"an EAGLE whose attention has {key} is not known, got {path}; {KIND.remedy}"
+                )
         config = LlamaConfig(
             **{key: layer[key] for key in LAYER_KEYS if key in layer}, num_hidden_layers=1
         )
@@ -413,6 +475,9 @@ def _config(folder: Path, weights: Mapping[str, Tensor], depth: int) -> EagleCon
         ),
         bias=("fc.bias" in weights, "q_proj.bias" in weights),
         normed_residual=bool(values.get("norm_before_residual", False)),
+        state_norm=_state_norm(weights),
+        feeds_normed=bool(values.get("norm_output", False)),
+        head_norms="q_norm" in weights,
         embeds="embed_tokens" in weights,
         base=values.get("base") or {},
     )

@@ -1,0 +1,145 @@
+"""EAGLE-3 in speculators' layout, with the norms of 3.1, beside that package's own forward.
+
+The package asks for another version of Transformers than ours, so it is not installed by default:
+pip install --no-deps --target DIR speculators openai loguru distro jiter pydantic-settings
+python-dotenv hs-connectors, and PYTHONPATH=DIR.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bild_lab.engine.methods.eagle.module import APART, EAGLE3, JOINED, Eagle, read_eagle
+from bild_lab.errors import UserError
+from tests.engine.methods.modules.test_eagle import MODEL, scores
+from tests.engine.methods.modules.tiny import random_eagle
+
+WIDTH, LAYERS, VOCABULARY, KNOWN, STEPS = 24, 3, 40, 20, 3
+NORMS = {
+    "plain": {},
+    "residual": {"norm_before_residual": True},
+    "joined": {"norm_before_fc": True},
+    "apart": {"fc_norm": True},
+    "3.1": {"norm_output": True, "fc_norm": True},
+    "all of 3.1": {"norm_output": True, "norm_before_fc": True, "norm_before_residual": True},
+}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"state_norm": JOINED},
+        {"state_norm": APART, "feeds_normed": True},
+        {"head_norms": True, "normed_residual": True},
+    ],
+)
+def test_norms_are_written_and_read_again(tmp_path: Path, others: dict) -> None:
+    eagle = random_eagle(EAGLE3, MODEL.config, known=KNOWN, **others)
+    eagle.save(tmp_path)
+    again = read_eagle(tmp_path, 3)
+    assert again.config == eagle.config and torch.equal(scores(again), scores(eagle))
+    plain = random_eagle(EAGLE3, MODEL.config, known=KNOWN)
+    assert not torch.equal(scores(plain), scores(eagle))
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ({"layer_types": ["sliding_attention"], "sliding_window": 8}, "sliding_attention"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ],
+)
+def test_attention_that_is_not_known_is_refused(layer: dict, message: str, tmp_path: Path) -> None:
+    random_eagle(EAGLE3, MODEL.config, known=KNOWN).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **layer}))
+    with pytest.raises(UserError, match=message):
+        read_eagle(tmp_path, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("norms", NORMS)
+def test_drafts_are_those_of_the_packages_own_forward(
+    norms: str, kind: str, tmp_path: Path
+) -> None:
+    eagle3 = pytest.importorskip("speculators.models.eagle3.core")
+    package = package_model(eagle3, kind, NORMS[norms])
+    folder = tmp_path / "eagle"
+    folder.mkdir()
+    tensors = {name: value.contiguous() for name, value in package.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    config = package.config.to_dict()
+    config["transformer_layer_config"] = package.config.transformer_layer_config.to_dict()
+    (folder / "config.json").write_text(json.dumps(config, default=str))
+    eagle = read_eagle(folder, 8).eval()
+    generator = torch.Generator().manual_seed(1)
+    length = 7
+    states = torch.randn(1, length, LAYERS * WIDTH, generator=generator)
+    tokens = torch.randint(3, VOCABULARY, (1, length), generator=generator)
+    with torch.no_grad():
+        drafted = package(states, tokens, torch.zeros(1, length), ttt_steps=STEPS)
+        ours = drafted_by(eagle, states, tokens)
+    assert [step.tolist() for step in drafted] == [step.tolist() for step in ours]
+
+
+def package_model(eagle3: object, kind: str, norms: dict) -> torch.nn.Module:
+    """A model of the package with random weights."""
+    from transformers import LlamaConfig, Qwen3Config
+
+    layer = {"llama": LlamaConfig, "qwen3": Qwen3Config}[kind](
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        attn_implementation="eager",
+    )
+    config = eagle3.Eagle3SpeculatorConfig(
+        transformer_layer_config=layer,
+        draft_vocab_size=KNOWN,
+        eagle_aux_hidden_state_layer_ids=[1, 3, 5],
+        **norms,
+    )
+    torch.manual_seed(0)
+    model = eagle3.Eagle3DraftModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
+            parameter.copy_((parameter.ndim == 1) + scale * torch.randn(parameter.shape))
+        model.d2t.copy_(torch.arange(KNOWN))
+    return model
+
+
+def drafted_by(eagle: Eagle, states: torch.Tensor, tokens: torch.Tensor) -> list[torch.Tensor]:
+    """What our layer drafts at every position, as ids of its head, in the package's steps: each
+    attends to the first step's pairs up to its position, and to its own position's later pairs, and
+    is given the text's own next token.
+    """
+    length = tokens.shape[1]
+    keys, values = [], []
+    positions = 1 + torch.arange(length)[None]
+    text = tokens
+    hidden, steps = eagle.fused(states), []
+    for step in range(STEPS):
+
+        def store(new_keys: torch.Tensor, new_values: torch.Tensor) -> tuple:
+            keys.append(new_keys)
+            values.append(new_values)
+            return torch.cat(keys, 2), torch.cat(values, 2)
+
+        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        own = torch.eye(length, dtype=torch.bool)
+        mask = torch.cat([causal, *[own] * step], 1)[None, None]
+        hidden = eagle(eagle.embed(text), hidden, positions + step, store, mask)
+        steps.append(eagle.head_logits(hidden).argmax(-1))
+        text = torch.cat([text[:, 1:], text.new_zeros(1, 1)], 1)
+    return steps
