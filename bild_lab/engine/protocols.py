@@ -157,6 +157,17 @@ class External(Protocol):
 
 
 @runtime_checkable
+class Served(Protocol):
+    """A method of a server, about which a result says more."""
+
+    def about(self) -> Mapping[str, Any]:
+        """What answered: its address, model and version."""
+
+    def log(self) -> str | None:
+        """What it printed, if the method started it."""
+
+
+@runtime_checkable
 class BringsBaseline(Protocol):
     """A method that may be compared with another of its own class, in place of the baseline of the
     measurement.

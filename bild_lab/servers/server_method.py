@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 from bild_lab.engine.methods.replayed_answers import written_answer
@@ -146,16 +145,16 @@ class Server:
         self._require_same_prompt(request, answer)
         return self._tokens(request, answer)
 
-    @property
     def about(self) -> dict[str, Any]:
         """What answered: for a result's environment."""
         facts = {"url": self.url, "model": self._served_model, "version": self._client.version()}
         return {**facts, "launch": self.launch} if self.launch else facts
 
-    @property
-    def log_file(self) -> Path | None:
-        """The log of a server that this policy started."""
-        return None if self.launch is None else self._process.log
+    def log(self) -> str | None:
+        """What the server printed, if this policy started it."""
+        if self.launch is None:
+            return None
+        return self._process.log.read_text(encoding="utf-8", errors="replace")
 
     def cpu_seconds(self) -> float:
         return 0.0 if "_process" not in self.__dict__ else self._process.cpu_seconds()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bild_lab.engine.batch_decoding import require_room
-from bild_lab.engine.protocols import External, Method, Replays
+from bild_lab.engine.protocols import External, Method, Replays, Served
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.lab.measure.prediction import PROFILE, speculation_profile
@@ -101,12 +101,9 @@ def _load_weights(
 
 def _server_logs(methods: Mapping[str, Method]) -> dict[str, str]:
     """The logs of servers that policies started, by the names of their files."""
-    logs = {name: getattr(method, "log_file", None) for name, method in methods.items()}
-    return {
-        f"{name}_server.log": log.read_text(encoding="utf-8", errors="replace")
-        for name, log in logs.items()
-        if log is not None
-    }
+    served = {name: method for name, method in methods.items() if isinstance(method, Served)}
+    logs = {f"{name}_server.log": method.log() for name, method in served.items()}
+    return {name: log for name, log in logs.items() if log is not None}
 
 
 def _runs_transformers(decoder: Decoder) -> bool:
@@ -167,7 +164,7 @@ def _time_quietly(
         load_facts["busy_elsewhere_percent"] = round(other_load.percent(), 1)
         load_facts |= clock.facts
         servers = {
-            name: method.about for name, method in methods.items() if hasattr(method, "about")
+            name: method.about() for name, method in methods.items() if isinstance(method, Served)
         }
         load_facts |= {"servers": servers} if servers else {}
     return timed, load_facts
