@@ -94,7 +94,7 @@ FIGURES = {
     "bita_tab3_8": _bita(cells.prompt_design),
     "bita_tab4_9": _bita(cells.tree),
     "bita_tab7": PaperFigure(cells.by_category),
-    "bita_fig7": _bita(cells.policy, cells.pair),
+    "bita_fig7": _bita(cells.released_or_trained, cells.pair),
     "bita_fig8": _bita(cells.prompt_tokens),
     "bita_fig9": _bita(cells.mask_tokens),
     "ppd_tab1": _match_rates(positions=False),

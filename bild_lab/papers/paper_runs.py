@@ -70,9 +70,10 @@ Words = tuple[str, ...]  # of a command line
 class RunSetting:
     """What the points of a run have in common: models, data, precision and lengths.
 
-    points: how many there are, 0 for a command that answers or trains. at_once: texts that a
-    command that answers decodes together, else 0. templates: in how many each is asked. copies: of
-    the weights, in memory. spread: over all GPUs.
+    drafts: the small models, and the released heads that draft beside a target. points: how many
+    there are, 0 for a command that answers or trains. at_once: texts that a command that answers
+    decodes together, else 0. templates: in how many each is asked. copies: of the weights, in
+    memory. spread: over all GPUs.
     """
 
     target: str | None
@@ -215,6 +216,8 @@ def setting_of(cfg: DictConfig, points: int) -> RunSetting:
         if model_path or pair is None
         else [pair.target, pair.draft, pair.get("second_draft")]
     )
+    if (heads := OmegaConf.select(cfg, "policy.heads")) in hub()["models"]:
+        models.append(heads)
     frozen = trained is None or "answers" in cfg  # of conf/shared/frozen.yaml
     chat_templates = cfg.dataset.get("chat_template") if "dataset" in cfg else None
     return RunSetting(
