@@ -15,6 +15,7 @@ from typing import Any
 from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.schemas import PICTURE_KINDS
+from bild_lab.lab.metrics.sentence_data import FALLBACK
 from bild_lab.lab.schema.formatting import number
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
@@ -223,6 +224,7 @@ def _drawn(
         f"{published.paper}. The paper's hardware: {published.hardware}. Here: {where}.",
         published.given,
         f"Of the {count} printed numbers {comparison.missing} were not measured." if count else "",
+        *sentence_notes(results),
         *notes(results),
         (
             "Small scale: other models, data and hardware than the paper's, so a verdict says how"
@@ -292,6 +294,17 @@ def _product(first: Speedup, second: Speedup) -> Speedup:
     down = math.hypot(math.log(first.value / first.low), math.log(second.value / second.low))
     up = math.hypot(math.log(first.high / first.value), math.log(second.high / second.value))
     return Speedup(value, value * math.exp(-down), value * math.exp(up))
+
+
+def sentence_notes(points: Sequence[Result]) -> list[str]:
+    """A sentence on points whose sentences were split without NLTK's data; none usually."""
+    count = sum(FALLBACK in (point.quality.signature or "") for point in points)
+    if not count:
+        return []
+    return [
+        f"In {count} of {len(points)} points ROUGE-Lsum split sentences by a short list of"
+        " abbreviations, as NLTK's punkt_tab was not there, which the papers' scripts take."
+    ]
 
 
 def _over_generate(

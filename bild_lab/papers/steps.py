@@ -161,6 +161,11 @@ def _figure_step(graph: Mapping[str, Step], item: str, goals: Sequence[Words], s
     )
 
 
+def times_generate(command: str) -> bool:
+    """Whether a command only times `generate` beside our baseline: no figure is drawn of it alone."""
+    return "experiment=" in command and "/generate" in command
+
+
 def output_folders(values: Any) -> list[str]:
     """The folders of `outputs` that paths among these values lie in, each once, in their order.
 
