@@ -25,7 +25,7 @@ from bild_lab.papers.drawings import written
 from bild_lab.papers.figures import FIGURES, GENERATE, draw_figure, over_generate
 from bild_lab.papers.published import AGREES, SCALES, load_published, published_names
 from tests.papers.samples import RUNS, bild, bita, outputs_of, points, store
-from tests.report.sample import sample_result, with_speedup
+from tests.report.sample import sample_result, with_quality, with_speedup
 
 
 def test_every_published_figure_can_be_drawn_and_every_drawing_has_its_numbers() -> None:
@@ -258,3 +258,12 @@ def test_a_figure_tells_its_speedups_over_vanilla_and_over_generate(tmp_path: Pa
         told and "`vanilla` itself is 1.25 times as fast as `generate`, on the first 200" in below
     )
     assert "| greedy speedup | 2.00 |" in above and "| greedy speedup | 2.50 |" in below
+
+
+def test_a_figure_says_where_sentences_were_split_without_nltks_data(tmp_path: Path) -> None:
+    for splitter, told in (("punkt_tab", False), ("punkt_abbreviations", True)):
+        signed = with_quality(bita(), signature=f"rouge_score|sentences:{splitter}")
+        store(tmp_path / splitter / "bita_tab1_small", [("user", signed, ())])
+        drawn = draw_figure("bita_tab1", tmp_path / splitter, tmp_path / splitter)
+        text = drawn.path.with_suffix(".md").read_text()
+        assert ("In 1 of 1 points ROUGE-Lsum split sentences by a short list" in text) == told
