@@ -73,13 +73,17 @@ def nltks_server(folder: Path, damaged: bool = False) -> Iterator[str]:
         server.server_close()
 
 
-def test_what_was_fetched_splits_sentences_and_the_scores_name_it(tmp_path: Path) -> None:
+def test_what_was_fetched_splits_sentences_and_the_scores_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served = tmp_path / "served"
     served.mkdir()
     assert splitter_name() == FALLBACK and sentence_lines(TEXT).count("\n") == 2
     with nltks_server(served) as index:
         assert fetch_sentence_data(index) is None
     assert (FOLDER / "tokenizers" / PACKAGE / "english").is_dir()
+    monkeypatch.setattr(nltk.data, "path", [])  # as in another process
+    sentence_data.english_splitter.cache_clear()
     assert splitter_name() == PACKAGE and sentence_lines(TEXT).count("\n") == 1
     assert f"sentences:{PACKAGE}" in score("rougeLsum", [TEXT], [[TEXT]]).signature
     assert fetch_sentence_data("http://127.0.0.1:9/") is None  # which is not asked again
