@@ -10,8 +10,7 @@
 
 A step that is done is skipped, so the same command goes on where it was stopped. One that cannot run here says why,
 and what does not depend on it still runs. force=true also tries what should not fit. Other KEY=VALUE go to every step
-that has the key, such as dataset.limit=100. Where ROUGE-Lsum scores summaries, run=true first fetches NLTK's sentence
-splitter into outputs/nltk_data. launcher=slurm submits the steps as jobs, each after those that it waits
+that has the key, such as dataset.limit=100. launcher=slurm submits the steps as jobs, each after those that it waits
 for; slurm.KEY=VALUE are sbatch's options, gpu= the nodes' GPU. Memory is a closed form, times are estimates.
 
 pins asks the hub for today's commit of every repository that an experiment reads, or of these IDs alone. The commits go

@@ -224,8 +224,8 @@ def _drawn(
         f"{published.paper}. The paper's hardware: {published.hardware}. Here: {where}.",
         published.given,
         f"Of the {count} printed numbers {comparison.missing} were not measured." if count else "",
-        *sentence_notes(results),
         *notes(results),
+        *sentence_notes(results),
         (
             "Small scale: other models, data and hardware than the paper's, so a verdict says how"
             " different two numbers are, not that either is wrong. Numbers are compared with the"
@@ -240,6 +240,17 @@ def _drawn(
     ]
     write_atomically(path.with_suffix(".md"), ("\n\n".join(filter(None, parts)) + "\n").encode())
     return Drawn(scale, path, comparison, kinds)
+
+
+def _where(points: Sequence[Any]) -> str:
+    """The models, data, examples and hardware of the points."""
+    settings = [point.setting for point in points if isinstance(point, Result)]
+    titles = [
+        f"{setting_title(setting)}, {setting.dtype}, {setting.hardware or setting.device}"
+        for setting in settings
+    ]
+    known = list(dict.fromkeys(titles or [f"match rates on {dataset}" for dataset, _ in points]))
+    return "; ".join(known[:3]) + (f" and {len(known) - 3} others" if len(known) > 3 else "")
 
 
 def against_generate(published: Published, outputs: Path, scale: str) -> list[Result]:
@@ -352,17 +363,6 @@ def _range(values: Sequence[float]) -> str:
     digits = 0 if isinstance(values[0], int) else 2
     ends = dict.fromkeys(number(value, digits) for value in (min(values), max(values)))
     return " to ".join(ends)
-
-
-def _where(points: Sequence[Any]) -> str:
-    """The models, data, examples and hardware of the points."""
-    settings = [point.setting for point in points if isinstance(point, Result)]
-    titles = [
-        f"{setting_title(setting)}, {setting.dtype}, {setting.hardware or setting.device}"
-        for setting in settings
-    ]
-    known = list(dict.fromkeys(titles or [f"match rates on {dataset}" for dataset, _ in points]))
-    return "; ".join(known[:3]) + (f" and {len(known) - 3} others" if len(known) > 3 else "")
 
 
 def _nothing(name: str, published: Published, outputs: Path, scales: Sequence[str]) -> str:

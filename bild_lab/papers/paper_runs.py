@@ -70,10 +70,9 @@ Words = tuple[str, ...]  # of a command line
 class RunSetting:
     """What the points of a run have in common: models, data, precision and lengths.
 
-    drafts: the small models, and the released heads that draft beside a target. points: how many
-    there are, 0 for a command that answers or trains. at_once: texts that a command that answers
-    decodes together, else 0. templates: in how many each is asked. copies: of the weights, in
-    memory. spread: over all GPUs.
+    points: how many there are, 0 for a command that answers or trains. at_once: texts that a
+    command that answers decodes together, else 0. templates: in how many each is asked. copies: of
+    the weights, in memory. spread: over all GPUs.
     """
 
     target: str | None
@@ -216,6 +215,7 @@ def setting_of(cfg: DictConfig, points: int) -> RunSetting:
         if model_path or pair is None
         else [pair.target, pair.draft, pair.get("second_draft")]
     )
+    # released heads draft beside a target, as a small model does
     if (heads := OmegaConf.select(cfg, "policy.heads")) in hub()["models"]:
         models.append(heads)
     frozen = trained is None or "answers" in cfg  # of conf/shared/frozen.yaml

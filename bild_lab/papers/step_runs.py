@@ -16,7 +16,7 @@ from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.papers.machine import Machine, blocked_by
 from bild_lab.papers.paper_runs import hours_of, needs
-from bild_lab.papers.steps import OUTPUTS, Step, times_generate
+from bild_lab.papers.steps import OUTPUTS, Step
 
 PACKAGE = Path(__file__).resolve().parents[1]
 STAMPS = OUTPUTS / ".steps"
@@ -111,7 +111,7 @@ def _status(step: Step, machine: Machine, statuses: Mapping[str, str]) -> str:
     """The status of a step. statuses: of the steps before it, by their commands."""
     blocked = [command for command in step.after if statuses[command] not in (DONE, TO_DO)]
     if step.figure is not None:
-        if all(command in blocked for command in step.after if not times_generate(command)):
+        if all(command in blocked for command in step.drawn):
             return "no step of it can run"
     elif blocked:
         return f"it waits for {blocked[0]}"
