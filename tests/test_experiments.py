@@ -326,6 +326,7 @@ def test_bilds_figures_have_the_drafters_that_their_rows_are_named_after(name: s
         pair
         for scale in SCALES
         for command in commands(name, scale)
+        if not command.startswith("bild/generate")  # which drafts nothing
         for pair in values(command, "pair")
     }
     files = [OmegaConf.load(config_dir() / f"pair/{pair}.yaml") for pair in pairs]
