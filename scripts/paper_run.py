@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import TYPE_CHECKING
 
 import yaml
 from rich.markup import escape
@@ -35,8 +36,12 @@ from bild_lab.lab.config.compose import config_dir
 from bild_lab.lab.config.console import console, output, status_line
 from bild_lab.lab.config.entrypoint import run_application
 
+if TYPE_CHECKING:
+    from bild_lab.papers.steps import Step
+
 FLAGS = ("true", "false")
 SLURM = "slurm."
+ROUGE_LSUM = "rougeLsum"
 PINS = "pins"  # the word for pinning in place of an item
 
 
@@ -135,6 +140,31 @@ def pin(names: Sequence[str]) -> None:
         )
 
 
+def sentences_line(steps: Sequence[Step], run: bool) -> str | None:
+    """The line about NLTK's sentence splitter; None if no step scores by ROUGE-Lsum. run: fetch its
+    data first.
+    """
+    from bild_lab.lab.metrics.sentence_data import FOLDER, PACKAGE, fetch_sentence_data
+    from bild_lab.lab.metrics.writing import splitter_name
+
+    data = [setting.dataset for step in steps for setting in step.settings]
+    metrics = [
+        metric for one in data for metric in (one.get("metric"), *(one.get("metrics") or ()))
+    ]
+    if ROUGE_LSUM not in metrics:
+        return None
+    if splitter_name() == PACKAGE:
+        return f"done: NLTK's {PACKAGE} splits sentences for ROUGE-Lsum"
+    without = "sentences are split by a short list of abbreviations, as points and figures say"
+    if not run:
+        return (
+            f"to do: run=true fetches NLTK's {PACKAGE} for ROUGE-Lsum; without internet {without}"
+        )
+    if (reason := fetch_sentence_data()) is not None:
+        return f"not done, as NLTK's {PACKAGE} cannot be fetched ({reason}): {without}"
+    return f"done: NLTK's {PACKAGE} was fetched into {FOLDER}"
+
+
 def main() -> None:
     if sys.argv[1:2] == [PINS]:
         pin(sys.argv[2:])
@@ -148,6 +178,8 @@ def main() -> None:
 
     machine = machine_of(options.gpu, options.force)
     steps = steps_of(options.item, options.scale, options.overrides)
+    if (sentences := sentences_line(steps, options.run)) is not None:
+        output.print(escape(f"0 sentences: {sentences}"))
     if options.run:
         status_line.leave()
         submits = (

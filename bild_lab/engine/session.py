@@ -469,9 +469,9 @@ class LoadedModel(Model, Protocol):
         tokenizer.
         """
 
-    def require_layers(self, what: str) -> None:
+    def require_layers(self, what: str, at_once: bool = False) -> None:
         """Raise UserError unless the layers can be run one by one. what: the method that needs it,
-        for the message.
+        for the message. at_once: in several forwards at a time.
         """
 
     def require_blocks(self, what: str) -> None:

@@ -157,6 +157,12 @@ def lenience(point: Result) -> str | None:
     return f"lenience {point.knobs['lenience']:g}" if point.policy == "speculative" else None
 
 
+def released_or_trained(point: Result) -> str | None:
+    """The policy, and of Medusa whether its heads are the authors' or were trained here."""
+    trained = point.policy == "medusa" and "heads" in point.facts["trained"]
+    return f"{point.policy}, trained here" if trained else point.policy
+
+
 def prompt_design(point: Result) -> str | None:
     """BiTA's kinds of prompt, as the adapter was trained."""
     return PROMPTS[_adapter(point, "prompt")] if point.policy == "bita" else None

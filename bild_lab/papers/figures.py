@@ -4,6 +4,8 @@ ours.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,15 +15,22 @@ from typing import Any
 from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.schemas import PICTURE_KINDS
+from bild_lab.lab.metrics.sentence_data import FALLBACK
+from bild_lab.lab.schema.formatting import number
+from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import setting_title
+from bild_lab.lab.store.records import Sweep
 from bild_lab.papers import cells, match_rates
 from bild_lab.papers import drawings as draw
 from bild_lab.papers.published import (
     AGREES,
+    PAPER_BASELINES,
     SCALES,
+    SPEEDUP,
     UNKNOWN,
     Comparison,
+    MeasuredNumber,
     Published,
     compare,
     load_published,
@@ -29,6 +38,13 @@ from bild_lab.papers.published import (
 )
 from bild_lab.report.provenance import caption, notes
 from bild_lab.report.style import VECTOR
+
+GENERATE = "_generate_"  # in the names of folders whose points are timed against `generate`
+# keys of a setting on which it depends how fast a target decodes alone
+TIMED_ALIKE = (
+    "weights", "weight_bits", "dtype", "compile", "batch", "device", "device_map", "hardware", "threads",
+    "dataset", "split", "prompt_template", "chat_template", "max_source_tokens", "decoding", "processors",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -94,7 +110,7 @@ FIGURES = {
     "bita_tab3_8": _bita(cells.prompt_design),
     "bita_tab4_9": _bita(cells.tree),
     "bita_tab7": PaperFigure(cells.by_category),
-    "bita_fig7": _bita(cells.policy, cells.pair),
+    "bita_fig7": _bita(cells.released_or_trained, cells.pair),
     "bita_fig8": _bita(cells.prompt_tokens),
     "bita_fig9": _bita(cells.mask_tokens),
     "ppd_tab1": _match_rates(positions=False),
@@ -163,6 +179,7 @@ def draw_figure(
                 name,
                 published,
                 points,
+                against_generate(published, outputs, candidate),
                 candidate,
                 folder / (name if candidate == "paper" else f"{name}_small"),
                 kinds,
@@ -172,7 +189,8 @@ def draw_figure(
 
 def measured(figure: PaperFigure, published: Published, outputs: Path, scale: str) -> list[Any]:
     """The figure's points in its folders; empty if they give no number and no text."""
-    points = figure.read([outputs / name for name in published.folders[scale]])
+    names = [name for name in published.folders[scale] if GENERATE not in name]
+    points = figure.read([outputs / name for name in names])
     if figure.borrowed:
         panels = {
             panel for panel, row in cells.curves(points, figure.row) if row not in figure.borrowed
@@ -183,7 +201,13 @@ def measured(figure: PaperFigure, published: Published, outputs: Path, scale: st
 
 
 def _drawn(
-    name: str, published: Published, points: list[Any], scale: str, path: Path, kinds: Sequence[str]
+    name: str,
+    published: Published,
+    points: list[Any],
+    generate_points: Sequence[Result],
+    scale: str,
+    path: Path,
+    kinds: Sequence[str],
 ) -> Drawn:
     figure = FIGURES[name]
     results = [point for point in points if isinstance(point, Result)]
@@ -201,6 +225,7 @@ def _drawn(
         published.given,
         f"Of the {count} printed numbers {comparison.missing} were not measured." if count else "",
         *notes(results),
+        *sentence_notes(results),
         (
             "Small scale: other models, data and hardware than the paper's, so a verdict says how"
             " different two numbers are, not that either is wrong. Numbers are compared with the"
@@ -211,6 +236,7 @@ def _drawn(
         f"Drawn by `python scripts/figures.py {name} scale={scale}`.",
         f"![{published.item}]({path.name}.{kinds[0]})",
         markdown(comparison),
+        *_over_generate(name, published, results, generate_points, scale),
     ]
     write_atomically(path.with_suffix(".md"), ("\n\n".join(filter(None, parts)) + "\n").encode())
     return Drawn(scale, path, comparison, kinds)
@@ -225,6 +251,118 @@ def _where(points: Sequence[Any]) -> str:
     ]
     known = list(dict.fromkeys(titles or [f"match rates on {dataset}" for dataset, _ in points]))
     return "; ".join(known[:3]) + (f" and {len(known) - 3} others" if len(known) > 3 else "")
+
+
+def against_generate(published: Published, outputs: Path, scale: str) -> list[Result]:
+    """The points of `vanilla` whose baseline is `generate` of Transformers, the papers' own."""
+    folders = [outputs / name for name in published.folders[scale] if GENERATE in name]
+    return [point for folder in folders for point in Sweep(folder).results()]
+
+
+def over_generate(points: Sequence[Result], generate_points: Sequence[Result]) -> list[Result]:
+    """The points with their speeds over `generate`; those with models, data or a machine that it was
+    not timed with are left out.
+
+    A speed over `generate` is that over `vanilla`, times that of `vanilla` over `generate`. Their
+    intervals are of two runs, so on a logarithmic scale they add in squares.
+    """
+    known = {_timed_alike(point): point for point in generate_points if point.speedup.value}
+    faster = []
+    for point in points:
+        vanilla = known.get(_timed_alike(point))
+        if vanilla is None or point.speedup.value is None:
+            continue
+        ratio = vanilla.tokens_per_s_ratio or vanilla.speedup.value
+        categories = {
+            name: replace(category, tokens_per_s_ratio=_times(category.tokens_per_s_ratio, ratio))
+            for name, category in (point.categories or {}).items()
+        }
+        faster.append(
+            replace(
+                point,
+                speedup=_product(point.speedup, vanilla.speedup),
+                tokens_per_s_ratio=_times(point.tokens_per_s_ratio, ratio),
+                categories=categories or None,
+            )
+        )
+    return faster
+
+
+def _timed_alike(point: Result) -> str:
+    """What two points have in common whose baselines are equally fast."""
+    return json.dumps([point.setting.get(key) for key in TIMED_ALIKE], sort_keys=True, default=str)
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _product(first: Speedup, second: Speedup) -> Speedup:
+    """A speedup over what another one is over."""
+    value = first.value * second.value
+    if None in (first.low, first.high, second.low, second.high):
+        return Speedup(value)
+    down = math.hypot(math.log(first.value / first.low), math.log(second.value / second.low))
+    up = math.hypot(math.log(first.high / first.value), math.log(second.high / second.value))
+    return Speedup(value, value * math.exp(-down), value * math.exp(up))
+
+
+def sentence_notes(points: Sequence[Result]) -> list[str]:
+    """A sentence on points whose sentences were split without NLTK's data; none usually."""
+    count = sum(FALLBACK in (point.quality.signature or "") for point in points)
+    if not count:
+        return []
+    return [
+        f"In {count} of {len(points)} points ROUGE-Lsum split sentences by a short list of"
+        " abbreviations, as NLTK's punkt_tab was not there, which the papers' scripts take."
+    ]
+
+
+def _over_generate(
+    name: str,
+    published: Published,
+    points: Sequence[Result],
+    generate_points: Sequence[Result],
+    scale: str,
+) -> list[str]:
+    """The figure's speedups once more, over `generate`, and what the printed ones are over; nothing
+    for a figure without speedups.
+    """
+    figure = FIGURES[name]
+    if not _speedups(figure, points):
+        return []
+    paper = PAPER_BASELINES[name.partition("_")[0]]
+    printed = f"; printed ones are over {paper}" if published.printed else ""
+    over = over_generate(points, generate_points)
+    if not (numbers := _speedups(figure, over)):
+        return [f"Speedups are over `vanilla`{printed}. Over `generate` they were not measured."]
+    alike = {_timed_alike(point) for point in over}
+    ratios = [point for point in generate_points if _timed_alike(point) in alike]
+    comparison = compare(numbers, replace(published, orders=[]), scale)
+    return [
+        f"Speedups above are over `vanilla`{printed}. Here they are over `generate` of Transformers:"
+        f" `vanilla` itself is {_range([point.speedup.value for point in ratios])} times as fast as"
+        f" `generate`, on the first {_range([point.setting.n_examples for point in ratios])}"
+        " examples.",
+        markdown(comparison),
+    ]
+
+
+def _speedups(figure: PaperFigure, points: Sequence[Result]) -> list[MeasuredNumber]:
+    """The figure's numbers that are relative to a baseline's time, beside no formula."""
+    numbers = figure.numbers(list(points)) if points else []
+    return [
+        replace(measured_number, formula=None)
+        for measured_number in numbers
+        if SPEEDUP in measured_number.quantity
+    ]
+
+
+def _range(values: Sequence[float]) -> str:
+    """The smallest and the largest of these, or the one that there is."""
+    digits = 0 if isinstance(values[0], int) else 2
+    ends = dict.fromkeys(number(value, digits) for value in (min(values), max(values)))
+    return " to ".join(ends)
 
 
 def _nothing(name: str, published: Published, outputs: Path, scales: Sequence[str]) -> str:

@@ -215,6 +215,9 @@ def setting_of(cfg: DictConfig, points: int) -> RunSetting:
         if model_path or pair is None
         else [pair.target, pair.draft, pair.get("second_draft")]
     )
+    # released heads draft beside a target, as a small model does
+    if (heads := OmegaConf.select(cfg, "policy.heads")) in hub()["models"]:
+        models.append(heads)
     frozen = trained is None or "answers" in cfg  # of conf/shared/frozen.yaml
     chat_templates = cfg.dataset.get("chat_template") if "dataset" in cfg else None
     return RunSetting(

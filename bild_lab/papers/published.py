@@ -19,6 +19,14 @@ FOLDER = Path(__file__).parent / "published"
 SCALES = ("paper", "small")
 FORMULA_TOLERANCE = 0.1  # as a share of the value that the formula gives
 QUALITY = "quality"  # comparable only between texts of the same data set
+SPEEDUP = "speedup"  # a part of the name of every quantity that is relative to a baseline's time
+# by paper: what its printed speedups are over
+PAPER_BASELINES = {
+    "bild": "the large model alone, decoded by the authors' code on Transformers (§4.1)",
+    "bita": "the decoding loop of Transformers (§4.1.3)",
+    "ppd": "the target alone, by theory",
+    "spec": "the target alone in T5X on a TPU (§4.1)",
+}
 
 AGREES, HIGHER, LOWER = "agrees", "higher", "lower"
 HOLDS, WITHIN, FAILS, UNKNOWN = "holds", "within the intervals", "does not hold", "not measured"

@@ -64,11 +64,15 @@ def recipes_of(configuration: DictConfig) -> list[Recipe]:
 
 
 def _early_exit(dataset: str) -> Iterator[Recipe]:
-    """mT5-small with a loss over layers (BiLD §7.2.1); CALM until its BLEU matches the other's."""
+    """mT5-small with a loss over layers (BiLD §7.2.1); CALM until its BLEU matches the other's.
+
+    Rates and CALM's end are chosen on all of validation: on 200 sentences BLEU is known to ±2.5.
+    """
     trained = (
         "model.path=google/mt5-small",
         f"dataset={dataset}",
         f"train.learning_rate={EARLY_EXIT_LEARNING_RATES}",
+        "validation.limit=null",
     )
     early_exit = f"{dataset}_early_exit"
     yield Recipe(early_exit, "scripts/finetune.py", (*trained, "train.loss=early_exit"))

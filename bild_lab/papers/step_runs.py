@@ -111,7 +111,7 @@ def _status(step: Step, machine: Machine, statuses: Mapping[str, str]) -> str:
     """The status of a step. statuses: of the steps before it, by their commands."""
     blocked = [command for command in step.after if statuses[command] not in (DONE, TO_DO)]
     if step.figure is not None:
-        if len(blocked) == len(step.after):
+        if all(command in blocked for command in step.drawn):
             return "no step of it can run"
     elif blocked:
         return f"it waits for {blocked[0]}"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,14 @@ class Step:
     settings: tuple[RunSetting, ...] = ()
     configuration: str = field(default="", repr=False)
     figure: str | None = None
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """Of a figure's step, the commands of the steps whose points it draws: not those that time
+        `generate` beside our baseline, of which alone nothing is drawn.
+        """
+        timing = re.compile(r"experiment=\w+/generate")
+        return tuple(command for command in self.after if not timing.search(command))
 
 
 def steps_of(name: str, scale: str = "paper", overrides: Sequence[str] = ()) -> list[Step]:

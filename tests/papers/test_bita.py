@@ -96,7 +96,7 @@ def test_what_reaches_bitas_targets_is_the_released_evaluations(
     assert point.examples[0].prompt == wanted
     assert list(request.source.prompt) == text.tokenizer(wanted)["input_ids"]
     assert request.limits.max_new_tokens == ASKED[data][2]
-    assert (cfg.dataset.limit, cfg.dataset.turns) == (80, 2 if data == "mt_bench" else 1)
+    assert (cfg.dataset.limit, cfg.dataset.turns) == (None, 2 if data == "mt_bench" else 1)
     assert point.setting["dtype"] == "float16" and point.setting.get("device_map") == TARGETS[pair]
     cached_examples.cache_clear()
 
@@ -138,6 +138,8 @@ def test_what_bitas_experiments_read_is_made_by_their_recipes(name: str) -> None
                 *(str(cfg.policy.get(key)) for key in ("adapter", "heads")),
             ]
             folders = FOLDERS.findall(" ".join(paths).replace("${pair.name}", pair))
+            # whole files, and what tells the speed of `generate`
+            assert cfg.dataset.limit == (200 if cfg.measure.baseline == "hf_generate" else None)
             untrained = {"bita_falcon_40b"} & set(folders)  # no adapter can be trained for it
             recipes = recipes_of(cfg)
             assert unmade(folders, recipes) == untrained

@@ -303,7 +303,8 @@ def test_a_claim_is_judged_within_one_regime(caplog: pytest.LogCaptureFixture) -
 
     def verdicts(*several: Result) -> set[str]:
         measured = figure.numbers(in_one_regime([known("vicuna_7b", one) for one in several]))
-        return {line.verdict for line in compare(measured, published, "paper").claims}
+        claims = compare(measured, published, "paper").claims
+        return {line.verdict for line in claims if line.order.claim == "BiTA beats Medusa"}
 
     assert verdicts(under("false", bita(2.0)), under("false", bita(1.5, "medusa"))) == {"holds"}
     assert not caplog.records
@@ -311,3 +312,10 @@ def test_a_claim_is_judged_within_one_regime(caplog: pytest.LogCaptureFixture) -
         "not measured"
     }
     assert "1 points with another runtime.compile" in caplog.text
+
+
+def test_medusas_released_heads_and_those_trained_here_are_two_rows() -> None:
+    """Ours have a configuration in their folder; the authors' layout has none of these."""
+    ours = replace(bita(1.6, "medusa"), facts={"pair": "user", "trained": {"heads": {"heads": 3}}})
+    rows_of = [rows.released_or_trained(one) for one in (bita(), bita(1.7, "medusa"), ours)]
+    assert rows_of == ["bita", "medusa", "medusa, trained here"]

@@ -4,6 +4,7 @@ verdict.
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -17,12 +18,14 @@ from PIL import Image
 import scripts.figures
 from bild_lab.errors import UserError
 from bild_lab.lab.config.entrypoint import run_application
+from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
 from bild_lab.papers import step_runs
 from bild_lab.papers.drawings import written
-from bild_lab.papers.figures import FIGURES, draw_figure
+from bild_lab.papers.figures import FIGURES, GENERATE, draw_figure, over_generate
 from bild_lab.papers.published import AGREES, SCALES, load_published, published_names
-from tests.papers.samples import bild, outputs_of, store
+from tests.papers.samples import RUNS, bild, bita, outputs_of, points, store
+from tests.report.sample import sample_result, with_quality, with_speedup
 
 
 def test_every_published_figure_can_be_drawn_and_every_drawing_has_its_numbers() -> None:
@@ -83,7 +86,7 @@ def test_without_outputs_the_message_names_what_to_run(name: str, tmp_path: Path
 
 
 def test_curves_of_another_figures_folder_alone_are_no_panel(tmp_path: Path) -> None:
-    own, borrowed = load_published("bild_fig5").folders["small"]
+    own, borrowed, _ = load_published("bild_fig5").folders["small"]
     others = [
         ("toy_aligned", bild(1.6, setting={"dataset": dataset}), ()) for dataset in ("toy", "wmt")
     ]
@@ -195,13 +198,72 @@ def test_only_what_is_missing_is_run_and_a_command_that_fails_is_named(
     def run(command: list[str], check: bool) -> subprocess.CompletedProcess:
         ran.append(command[4:])
         if len(ran) > 1:
-            outputs_of("spec_tab4", tmp_path / "outputs", "small")
+            outputs_of("spec_fig2_4", tmp_path / "outputs", "small")
         return subprocess.CompletedProcess(command, int(len(ran) == 1))
 
     monkeypatch.setattr(step_runs.subprocess, "run", run)
-    words = ["spec_tab4", "scale=small", "run=true"]
+    words = ["spec_fig2_4", "scale=small", "run=true"]
     assert script(words, monkeypatch) == 2
-    assert "failed with status 1: python run.py experiment=spec/tab2" in capsys.readouterr().err
+    assert "failed with status 1: python run.py experiment=spec/fig2_4" in capsys.readouterr().err
     assert script(words, monkeypatch) == script(words, monkeypatch) == 0
-    assert ran == [["experiment=spec/tab2", "scale=small"]] * 2
-    assert (tmp_path / "outputs" / "figures" / "spec_tab4_small.png").is_file()
+    assert ran == [["experiment=spec/fig2_4", "scale=small"]] * 2
+    assert (tmp_path / "outputs" / "figures" / "spec_fig2_4_small.png").is_file()
+
+
+def generate(speedup: float, **setting: object) -> Result:
+    """The point of vanilla that is timed against `generate`."""
+    own = {"baseline": "hf_generate", "n_examples": 200, **setting}
+    return sample_result("vanilla", {}, speedup, setting=own, tokens_per_s_ratio=speedup)
+
+
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_every_item_with_a_speedup_times_the_papers_own_baseline(name: str) -> None:
+    quantities = {number.quantity for number in FIGURES[name].numbers(points(name))}
+    published, timed = load_published(name), any("speedup" in one for one in quantities)
+    for scale in SCALES:
+        assert any(GENERATE in folder for folder in published.folders[scale]) == timed
+        written = [one for one in published.commands[scale] if "/generate" in one]
+        assert bool(written) == timed, published.commands[scale]
+
+
+def test_a_speed_over_generate_is_that_over_vanilla_times_vanillas() -> None:
+    fast = with_speedup(bild(2.0), low=1.8, high=2.3)
+    vanilla = with_speedup(generate(1.5), low=1.4, high=1.6)
+    (one,) = over_generate([fast], [vanilla])
+    wide = ((2 / 1.8, 1.5 / 1.4), (2.3 / 2, 1.6 / 1.5))
+    down, up = (math.exp(math.hypot(*map(math.log, pair))) for pair in wide)
+    found = (one.speedup.value, one.speedup.low, one.speedup.high)
+    assert found == pytest.approx((3.0, 3 / down, 3 * up))
+    assert over_generate([bita(2.0)], [vanilla])[0].categories["coding"].tokens_per_s_ratio == 3.75
+    for key, other in {
+        "dtype": "float16",
+        "dataset": "wmt",
+        "weights": "x",
+        "compile": "x",
+    }.items():
+        assert over_generate([fast], [generate(1.5, **{key: other})]) == []
+
+
+def test_a_figure_tells_its_speedups_over_vanilla_and_over_generate(tmp_path: Path) -> None:
+    outputs_of("bita_tab1", tmp_path, "small")
+    text = draw_figure("bita_tab1", tmp_path, tmp_path).path.with_suffix(".md").read_text()
+    printed = "printed ones are over the decoding loop of Transformers (§4.1.3)"
+    assert f"Speedups are over `vanilla`; {printed}. Over `generate` they were not" in text
+    store(tmp_path / "bita_generate_small", [("user", generate(1.25), ())])
+    drawn = draw_figure("bita_tab1", tmp_path, tmp_path)
+    assert {line.cell.value for line in drawn.comparison.lines} == {2.0}
+    text = drawn.path.with_suffix(".md").read_text()
+    above, told, below = text.partition(f"Speedups above are over `vanilla`; {printed}.")
+    assert (
+        told and "`vanilla` itself is 1.25 times as fast as `generate`, on the first 200" in below
+    )
+    assert "| greedy speedup | 2.00 |" in above and "| greedy speedup | 2.50 |" in below
+
+
+def test_a_figure_says_where_sentences_were_split_without_nltks_data(tmp_path: Path) -> None:
+    for splitter, told in (("punkt_tab", False), ("punkt_abbreviations", True)):
+        signed = with_quality(bita(), signature=f"rouge_score|sentences:{splitter}")
+        store(tmp_path / splitter / "bita_tab1_small", [("user", signed, ())])
+        drawn = draw_figure("bita_tab1", tmp_path / splitter, tmp_path / splitter)
+        text = drawn.path.with_suffix(".md").read_text()
+        assert ("In 1 of 1 points ROUGE-Lsum split sentences by a short list" in text) == told

@@ -14,9 +14,10 @@ from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
+from bild_lab.lab.metrics import sentence_data
 from bild_lab.papers.paper_runs import RunSetting, commands, hub, items_of, needs, settings_of
 from bild_lab.papers.published import load_published, published_names
-from bild_lab.papers.steps import steps_of
+from bild_lab.papers.steps import Step, steps_of
 from scripts import paper_run
 
 
@@ -177,7 +178,8 @@ def test_the_script_tells_what_a_figure_or_an_experiment_needs(
 ) -> None:
     code, told = command(paper_run, "bild/fig2", "gpu=t4", config=None)
     assert code == 0
-    first, *_, drawn = [line for line in told.splitlines() if line[:1].isdigit()]
+    sentences, first, *_, drawn = [line for line in told.splitlines() if line[:1].isdigit()]
+    assert sentences.startswith("0 sentences: ")
     assert first.startswith("1 to do: python run.py experiment=bild/fig2; writes bild_fig2_paper; ")
     assert "GB of memory (fits in 16 GB)" in first and "GB to download" in first and " h" in first
     assert (
@@ -211,3 +213,23 @@ def test_a_data_set_that_is_a_script_is_read_from_the_hubs_conversion() -> None:
 
 def dataset_names() -> list[str]:
     return sorted(file.stem for file in (config_dir() / "dataset").glob("*.yaml"))
+
+
+def test_a_listing_says_what_splits_sentences_and_a_run_fetches_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def line(
+        run: bool, reason: str | None, here: str = "punkt_abbreviations", **data: object
+    ) -> str:
+        monkeypatch.setattr("bild_lab.lab.metrics.writing.splitter_name", lambda: here)
+        monkeypatch.setattr(sentence_data, "fetch_sentence_data", lambda: reason)
+        step = Step("python run.py", "x", (), (), settings=(setting(dataset=data),))
+        return str(paper_run.sentences_line([step], run))
+
+    summaries = {"metric": "rougeLsum"}
+    assert line(False, None, metric="bleu") == line(True, None, metric="bleu") == "None"
+    assert line(False, None, **summaries).startswith("to do: run=true fetches NLTK's punkt_tab")
+    assert line(False, None, "punkt_tab", **summaries).startswith("done: NLTK's punkt_tab splits")
+    assert "was fetched into outputs/nltk_data" in line(True, None, metrics=["bleu", "rougeLsum"])
+    offline = line(True, "no route to host", **summaries)
+    assert "(no route to host): sentences are split by a short list of abbreviations" in offline

@@ -26,6 +26,7 @@ import pytest
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.store.hashing import data_hash
 from tests.loopback_hub import REPOSITORY, loopback_hub
+from tests.papers.rehearsal_heads import released_heads
 from tests.papers.rehearsal_hub import ROWS, TABLES, checkpoints, datasets
 
 pytestmark = pytest.mark.slow
@@ -105,7 +106,8 @@ class Rehearsal:
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with loopback_hub(datasets(), checkpoints(tmp_path_factory.mktemp("models"))) as url:
+    models = checkpoints(tmp_path_factory.mktemp("models")) | released_heads()
+    with loopback_hub(datasets(), models) as url:
         yield url
 
 
@@ -156,6 +158,7 @@ def seen(file: Path, family: str, knobs: Mapping[str, set[str]]) -> Seen:
         json.loads(line) for line in (file.parent / "examples.jsonl").read_text().splitlines()
     ]
     drafts = Counter(len(each["drafted"]) for one in examples for each in one["rounds"])
+    values["baseline"] = setting["baseline"]
     values["tokens a draft"] = drafts.most_common(1)[0][0] if drafts else None
     answers = {one["id"]: one.get("baseline_prediction", "").strip() for one in examples}
     asked, known = [one["prompt"] for one in examples], prompts(family, setting["dataset"], answers)
@@ -279,6 +282,9 @@ def test_an_item_runs_from_download_to_figure_and_asks_as_its_paper_does(
     for folder, entries in table.get("points", {}).items():
         found, should = compared(rehearsal, folder, entries)
         assert found == should, folder
+    for folder, count in table.get("validated", {}).items():
+        metrics = json.loads((rehearsal.folder / f"outputs/{folder}/metrics.json").read_text())
+        assert metrics["validation_examples"] == count and len(metrics["learning_rates"]) == 4
     for pair in table.get("calibrated", []):
         require_answers(rehearsal, pair, pair.partition("_")[0])
     for folder, rates in table.get("rates", {}).items():

@@ -67,6 +67,7 @@ def test_a_step_whose_recipe_is_gone_says_what_nothing_writes(
         (step.writes, state[:14]) for step, state in plan(steps_of("bild_fig8", "small"), HERE)
     ]
     assert states == [
+        ("bild_generate_small", "to do"),
         ("toy_aligned", "nothing writes"),
         ("bild_fig4_small", "it waits for p"),
         ("figures/bild_fig8", "no step of it "),
@@ -85,7 +86,7 @@ def test_a_folder_is_read_where_a_value_is_a_path_in_it() -> None:
 
 @pytest.mark.slow
 def test_falcon_is_refused_before_it_answers_any_question_for_an_adapter() -> None:
-    measured, drawn = plan(
+    _, measured, drawn = plan(
         steps_of("bita_tab7", "paper", ["pair=falcon_40b"]), replace(HERE, tries=True)
     )
     assert measured[1].startswith("nothing writes outputs/bita_falcon_40b: put it there")

@@ -23,6 +23,15 @@ from bild_lab.errors import UserError, require_whole
 from bild_lab.files import NamesFile
 
 MAX_NODES = 1024  # a full tree grows exponentially with its depth
+# the tree of Medusa's authors for the heads that they released for Vicuna, 63 nodes of mc_sim_7b_63
+# in medusa/model/medusa_choices.py: the ranks of each branch's candidates, one digit a rank
+MEDUSA_TREE = "mc_sim_7b_63"
+MEDUSA_BRANCHES = (
+    "0 1 2 3 4 5 6 7 8 9"
+    " 00 01 02 03 04 05 06 07 08 09 10 11 12 13 14 15 16 20 21 22 30 31 40 50 60 70 80 90"
+    " 000 001 002 003 004 005 006 007 008 009 010 011 012 020 021 030 040 050 060 070 100 101 200"
+    " 0000 0001"
+).split()
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,22 @@ def full_tree(widths: Sequence[int]) -> list[CandidateNode]:
     return nodes
 
 
+def branch_nodes(branches: Sequence[str]) -> list[CandidateNode]:
+    """The nodes of a tree whose branches are texts, one digit a rank, each after its parent."""
+    node_of_branch = {"": ROOT} | {branch: node for node, branch in enumerate(branches)}
+    return [
+        CandidateNode(len(branch) - 1, int(branch[-1]), node_of_branch[branch[:-1]])
+        for branch in branches
+    ]
+
+
+def medusa_tree(widths: Sequence[int]) -> list[CandidateNode]:
+    """The tree of Medusa's authors, as deep as there are widths; how many candidates a depth has is
+    its own.
+    """
+    return [node for node in branch_nodes(MEDUSA_BRANCHES) if node.depth < len(widths)]
+
+
 TreeBuilder = Callable[[Sequence[int]], list[CandidateNode]]
 TREE_BUILDERS: dict[str, TreeBuilder] = {
     "efficient_tree": efficient_tree,
@@ -84,7 +109,8 @@ TREE_BUILDERS: dict[str, TreeBuilder] = {
     "narrowing_tree": narrowing_tree,
 }
 TreeFile = Annotated[
-    str, NamesFile((*TREE_BUILDERS, "straightforward", "chain", "dynamic", "eagle_tree"))
+    str,
+    NamesFile((*TREE_BUILDERS, MEDUSA_TREE, "straightforward", "chain", "dynamic", "eagle_tree")),
 ]
 
 
@@ -148,6 +174,23 @@ def trees_by_depth(
         probes_of_node = probes if probe_nodes else 0
         trees.append(ProbedTree(nodes, (probes, *[probes_of_node] * len(nodes))))
     return tuple(trees)
+
+
+def medusa_trees(max_depth: int, max_probes: int, vocabulary: int) -> tuple[ProbedTree, ...]:
+    """The trees of Medusa's authors, by how many positions have candidates.
+
+    max_depth, max_probes: what the heads or the adapter were trained for. Raises UserError for fewer
+    depths or tokens than the tree has.
+    """
+    nodes = branch_nodes(MEDUSA_BRANCHES)
+    depth = 1 + max(node.depth for node in nodes)
+    width = 1 + max(node.rank for node in nodes)
+    if max_depth < depth or vocabulary < width:
+        raise UserError(
+            f"{MEDUSA_TREE} takes the {width} most likely tokens of {depth} positions ahead, got"
+            f" {vocabulary} tokens and {max_depth} positions; choose another policy.tree"
+        )
+    return trees_by_depth(medusa_tree, [width] * depth, min(max_probes, depth))
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, Draft, Tree
 from bild_lab.engine.methods.candidate_trees import (
+    MEDUSA_TREE,
     TREE_BUILDERS,
     ProbedTree,
     TreeFile,
     TreeLayout,
     candidate_widths,
     efficient_tree,
+    medusa_trees,
     read_trees,
     trees_by_depth,
 )
@@ -186,10 +188,12 @@ def named_trees(
     """The trees of this kind or file. Raises UserError for anything else."""
     if tree == STRAIGHTFORWARD and max_probes:
         return trees_by_depth(efficient_tree, [1] * max_depth, max_depth, probe_nodes=False)
+    if tree == MEDUSA_TREE:
+        return medusa_trees(max_depth, max_probes, vocabulary_size)
     if not isinstance(tree, str) or not (
         tree in TREE_BUILDERS or Path(tree).expanduser().is_file()
     ):
-        kinds = [*TREE_BUILDERS, *([STRAIGHTFORWARD] if max_probes else [])]
+        kinds = [*TREE_BUILDERS, MEDUSA_TREE, *([STRAIGHTFORWARD] if max_probes else [])]
         raise UserError(
             f"tree must be one of {', '.join(kinds)} or the file of a fitted tree, got {tree!r}"
         )

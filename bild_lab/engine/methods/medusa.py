@@ -268,9 +268,10 @@ class MedusaDrafter(CandidateDrafter):
     heads with a shared matrix as one; residual blocks and a Markov head are not. Heads beyond the
     tree's depth do not run.
 
-    tree: full_tree (the paper's Cartesian product), efficient_tree or narrowing_tree (BiTA's), or a
-    file of `scripts/fit_tree.py`. top_k: candidates of each head, one number or one for each of the
-    first heads; not for a file.
+    tree: full_tree (the paper's Cartesian product), mc_sim_7b_63 (the authors' for the heads that
+    they released), efficient_tree or narrowing_tree (BiTA's), or a file of `scripts/fit_tree.py`.
+    top_k: candidates of each head, one number or one for each of the first heads; not for
+    mc_sim_7b_63 or a file.
     """
 
     required_outputs = OutputSpec(head_input=True)

@@ -24,7 +24,7 @@ from transformers import PreTrainedConfig
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.checkpoint.hub import hub_problem, require_hub
 from bild_lab.errors import UserError
-from bild_lab.files import write_atomically
+from bild_lab.files import pin_of, write_atomically
 
 if TYPE_CHECKING:
     from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
@@ -199,7 +199,8 @@ def write_module(
 
 
 def released_folder(path: str, kind: FolderKind, files: Sequence[str]) -> Path:
-    """The folder itself, or where the hub's files are. files: patterns of what is fetched.
+    """The folder itself, or where the hub's files are, at their commit if `pins.yaml` has one. files:
+    patterns of what is fetched.
 
     Raises UserError if none.
     """
@@ -212,9 +213,15 @@ def released_folder(path: str, kind: FolderKind, files: Sequence[str]) -> Path:
     ):
         return folder
     offline = hub_problem() is not None  # files downloaded before can still be used
+    pin = pin_of("models", path, None)
     try:
         return Path(
-            snapshot_download(path, allow_patterns=[kind.config, *files], local_files_only=offline)
+            snapshot_download(
+                path,
+                revision=None if pin is None else pin["revision"],
+                allow_patterns=[kind.config, *files],
+                local_files_only=offline,
+            )
         )
     except LocalEntryNotFoundError:
         require_hub(f"the {kind.noun} {path}", "give a local folder instead: policy.heads=DIR")

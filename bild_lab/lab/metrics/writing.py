@@ -14,14 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import regex
 
 from bild_lab.errors import UserError
-
-if TYPE_CHECKING:
-    from nltk.tokenize.punkt import PunktSentenceTokenizer
+from bild_lab.lab.metrics.sentence_data import english_splitter
 
 References = Sequence[Sequence[str]]
 
@@ -218,13 +216,6 @@ def rouge_tokenizer(name: str) -> Any:
     return None if name == ASCII else WordTokenizer(name)
 
 
-# words whose full stop ends no sentence, where NLTK's own list of 156 is not installed
-ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof st jr sr gen col lt sgt capt rev hon gov sen rep vs inc ltd co corp jan feb"
-    " mar apr jun jul aug sept oct nov dec u.s u.k u.n d.c p.m a.m e.g i.e ph.d".split()
-)
-
-
 # a mark that ends a sentence: with a space after it, or in Chinese and Japanese without
 _ENDS = re.compile(r"(?<=[.!?…।॥؟۔።։])\s+|(?<=[。！？｡])\s*(?=\S)")
 
@@ -237,27 +228,12 @@ def sentence_lines(text: str, english: bool = True) -> str:
     """
     if not english:
         return "\n".join(_ENDS.split(text.strip()))
-    return "\n".join(_splitter()[0].tokenize(text.strip()))
+    return "\n".join(english_splitter()[0].tokenize(text.strip()))
 
 
 def splitter_name(english: bool = True) -> str:
     """What splits sentences here, for a metric's signature."""
-    return _splitter()[1] if english else "marks"
-
-
-@lru_cache(maxsize=1)
-def _splitter() -> tuple[PunktSentenceTokenizer, str]:
-    """NLTK's Punkt with its English data, which is what `nltk.sent_tokenize` is; without data, with
-    `ABBREVIATIONS`.
-    """
-    from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer, PunktTokenizer
-
-    try:
-        return PunktTokenizer("english"), "punkt_tab"
-    except LookupError:
-        parameters = PunktParameters()
-        parameters.abbrev_types = set(ABBREVIATIONS)
-        return PunktSentenceTokenizer(parameters), "punkt_abbreviations"
+    return english_splitter()[1] if english else "marks"
 
 
 # minus and plus of typesetting

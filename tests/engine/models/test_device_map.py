@@ -143,9 +143,32 @@ def test_what_cannot_be_combined_is_refused(
         load(checkpoints, "llama", "bild", **options)
 
 
-def test_a_policy_that_runs_layers_of_its_own_asks_for_one_device(checkpoints: Path) -> None:
+LAYERS = {  # of the policies that run some of the target's layers, their knobs
+    "layer_skip": {"skipped_layers": [1], "skipped_attention": [0]},
+    "early_exit_speculative": {"exit_layer": 1},
+    "bild_early_exit": {"exit_layer": 1},
+    "calm": {"threshold": 0.5},
+}
+
+
+@pytest.mark.fast("llama-layer_skip")
+@pytest.mark.parametrize("policy", LAYERS)
+def test_layers_of_a_spread_target_draft_as_those_on_one_device(
+    policy: str, scarce: str, checkpoints: Path
+) -> None:
+    """Self-SpecDec skips layers and blocks of Llama-2-70B, which lies on several GPUs."""
+    knobs = LAYERS[policy]
+    spread = load(checkpoints, scarce, policy, device_map="auto", **knobs)
+    whole = load(checkpoints, scarce, policy, engine="hf", **knobs)
+    here, there = spread.generate(PROMPT, 24), whole.generate(PROMPT, 24)
+    assert here.token_ids == there.token_ids
+    assert here.trace.rounds == there.trace.rounds
+    assert spread.target.parts["disk"] >= 2
+
+
+def test_a_policy_that_runs_layers_at_once_asks_for_one_device(checkpoints: Path) -> None:
     with pytest.raises(UserError, match=r"is spread over devices; leave out runtime\.device_map"):
-        load(checkpoints, "llama", "early_exit_speculative", device_map="auto")
+        load(checkpoints, "llama", "ppd", device_map="auto")
 
 
 @pytest.fixture

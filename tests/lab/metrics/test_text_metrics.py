@@ -12,9 +12,9 @@ from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics import writing
 from bild_lab.lab.metrics.bootstrap import mean_metric
 from bild_lab.lab.metrics.quality import score
+from bild_lab.lab.metrics.sentence_data import english_splitter
 from bild_lab.lab.metrics.text_metrics import METRICS, ROUGE, Metric, equals, metric_named
 from bild_lab.lab.metrics.writing import Writing, sentence_lines, splitter_name
 
@@ -154,7 +154,7 @@ def test_the_short_list_splits_nearly_as_nltks_data_where_it_is_there(
         asked.append(language)
         raise LookupError(language)
 
-    writing._splitter.cache_clear()
+    english_splitter.cache_clear()
     monkeypatch.setattr("nltk.tokenize.punkt.PunktTokenizer", missing)
     text = (
         "Mr. Brown of the U.S. team met Prof. Li, e.g. at 5 p.m. on Feb. 3. They won! Did they?"
@@ -163,7 +163,7 @@ def test_the_short_list_splits_nearly_as_nltks_data_where_it_is_there(
     assert sentence_lines(text).splitlines()[1:] == ["They won!", "Did they?", "Yes."]
     assert asked == ["english"] and splitter_name() == "punkt_abbreviations"
     monkeypatch.undo()
-    writing._splitter.cache_clear()
+    english_splitter.cache_clear()
 
 
 def test_an_exact_answer_may_differ_in_white_space_only() -> None:

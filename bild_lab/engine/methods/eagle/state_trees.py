@@ -18,6 +18,7 @@ from bild_lab.engine.methods.candidate_trees import (
     TREE_BUILDERS,
     CandidateNode,
     TreeFile,
+    branch_nodes,
     candidate_widths,
     efficient_tree,
     read_trees,
@@ -287,8 +288,4 @@ def named_nodes(
 
 def published_tree() -> list[CandidateNode]:
     """EAGLE-1's tree for 7B models: 25 nodes, 5 deep."""
-    node_of_branch = {"": ROOT} | {branch: node for node, branch in enumerate(BRANCHES)}
-    return [
-        CandidateNode(len(branch) - 1, int(branch[-1]), node_of_branch[branch[:-1]])
-        for branch in BRANCHES
-    ]
+    return branch_nodes(BRANCHES)

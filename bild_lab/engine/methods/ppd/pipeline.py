@@ -83,7 +83,7 @@ class PredictivePipeline(TokenLoop):
     heads: Annotated[str, NamesFile((SHARED,))] = SHARED
 
     def __post_init__(self) -> None:
-        self.target.require_layers("ppd")
+        self.target.require_layers("ppd", at_once=True)
         if self.target.compiled:
             raise UserError(
                 "ppd runs parts of the target's layers, which are not compiled; set"

@@ -85,8 +85,7 @@ class HuggingFaceModel:
             else module_over(self.checkpoint, self.lent)
         )
         module = loaded.to(self.device).eval()
-        for check_weights in self._checks:
-            check_weights(module, self.checkpoint.path)
+        self._check_weights(module)
         return module
 
     @cached_property
@@ -158,11 +157,11 @@ class HuggingFaceModel:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def require_layers(self, what: str) -> None:
+    def require_layers(self, what: str, at_once: bool = False) -> None:
         """Raise UserError unless the layers can be found; once weights are loaded, also check that
         they give the same.
 
-        what: the method that needs them, for the message.
+        what: the method that needs them, for the message. at_once: in several forwards at a time.
         """
         if not SlotCache(self.checkpoint.config).cuts:
             raise UserError(NO_SINGLE_LAYERS.format(self.checkpoint.config.model_type))
@@ -178,6 +177,11 @@ class HuggingFaceModel:
         """As `require_layers`, for attention and feed-forward separately."""
         self.require_layers(what)
         self._require(require_same_by_blocks)
+
+    def _check_weights(self, module: PreTrainedModel) -> None:
+        """What policies require of the weights, as soon as they are loaded."""
+        for check_weights in self._checks:
+            check_weights(module, self.checkpoint.path)
 
     def _require(self, check_weights: Callable[[PreTrainedModel, str], None]) -> None:
         """Check the weights now, or as soon as they are loaded."""
@@ -332,7 +336,8 @@ class SpreadModel(HuggingFaceModel):
     order.
 
     device_map: one of DEVICE_MAPS, or the device of every part. Parts in memory or on disk are
-    copied to `device` to run. Its layers cannot be run one by one.
+    copied to `device` to run. Its layers run in one forward at a time, as Accelerate copies their
+    inputs and weights around it.
     """
 
     device_map: str | dict[str, str | int] = "auto"
@@ -350,6 +355,7 @@ class SpreadModel(HuggingFaceModel):
                 f" room on {drafter_device}, where drafters lie; free that device, or leave it out"
                 " of CUDA_VISIBLE_DEVICES"
             )
+        self._check_weights(module)
         return module
 
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
@@ -359,8 +365,10 @@ class SpreadModel(HuggingFaceModel):
             self._refuse("this drafter reads the target's vocabulary matrices")
         return super().vocabulary_weights()
 
-    def require_layers(self, what: str) -> None:
-        self._refuse(f"{what} runs some of the target's layers")
+    def require_layers(self, what: str, at_once: bool = False) -> None:
+        if at_once:
+            self._refuse(f"{what} runs the target's layers in several forwards at a time")
+        super().require_layers(what)
 
     def _refuse(self, what: str) -> NoReturn:
         raise UserError(

@@ -167,10 +167,11 @@ class NativeModel:
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         return self.transformers.source(prompt, max_tokens)
 
-    def require_layers(self, what: str) -> None:
+    def require_layers(self, what: str, at_once: bool = False) -> None:
         """Nothing to check: every native decoder can run its layers one by one."""
 
-    require_blocks = require_layers
+    def require_blocks(self, what: str) -> None:
+        """Nothing to check, as for the layers."""
 
     def with_backend(self, **backend: Any) -> NativeModel:
         """A model of the same weights in memory that another backend runs. backend: keywords of

@@ -172,3 +172,19 @@ def test_an_ngram_ends_with_an_end_token_and_the_others_go_on() -> None:
     draft = drafter.propose([1, 2])
     assert draft.token_list == [3, 5, 4, 6]
     assert draft.parents.tolist() == draft.known_parents == [ROOT, 0, 0, 2]
+
+
+@pytest.mark.parametrize(("window", "rows"), [(7, 56), (15, 120)])
+def test_a_pass_has_as_many_rows_as_the_released_code(window: int, rows: int) -> None:
+    """(W + G)(N - 1) with the last token among them, of lade/decoding.py, once all levels and
+    n-grams are there.
+    """
+    drafter = LookaheadDrafter(StubModel(after), window, 5, window)
+    drafter = drafter.start(Request(Source((1, 2)), Limits(2, 50)), SESSION)
+    drafter._levels = [[3] * window] * 4
+    drafter._pool = {2: dict.fromkeys((one, 3, 4, 5) for one in range(window))}
+    draft = drafter.propose([1, 2])
+    assert (len(draft.token_list), 1 + len(draft.token_list) + len(draft.probes)) == (
+        4 * window,
+        rows,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,19 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.methods.bita import BitaTarget, MaskTokenDrafter
 from bild_lab.engine.methods.candidate_trees import (
+    MEDUSA_TREE,
     CandidateNode,
     ProbedTree,
     TreeBuilder,
     efficient_tree,
     full_tree,
+    medusa_trees,
     narrowing_tree,
     read_trees,
     trees_by_depth,
     trees_to_content,
 )
-from bild_lab.engine.methods.candidates import TokenTrees
+from bild_lab.engine.methods.candidates import TokenTrees, named_trees
 from bild_lab.engine.methods.medusa import MedusaDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
@@ -257,3 +260,50 @@ def test_a_tree_without_nodes_runs_no_head() -> None:
         Request(Source((START, 5)), Limits(2, 6, NEVER)), trace
     )
     assert [each.layers for each in trace.forwards] == [None] * 6
+
+
+def branch(nodes: tuple[CandidateNode, ...], index: int) -> list[int]:
+    """The ranks from the root to a node, as Medusa's code lists its choices."""
+    node = nodes[index]
+    before = [] if node.parent == ROOT else branch(nodes, node.parent)
+    return [*before, node.rank]
+
+
+def test_medusas_tree_is_the_list_of_its_authors() -> None:
+    """The hash is of the sorted list of medusa/model/medusa_choices.py of FasterDecoding/Medusa at
+    commit 11af0aa.
+    """
+    trees = named_trees(MEDUSA_TREE, 3, max_depth=5, max_probes=0, vocabulary_size=32000)
+    nodes = trees[-1].nodes
+    choices = sorted((branch(nodes, index) for index in range(len(nodes))), key=sorted_as_theirs)
+    digits = " ".join("".join(map(str, choice)) for choice in choices)
+    assert sha256(digits.encode()).hexdigest()[:16] == "41346531655af4c2"
+    assert [len(tree.nodes) for tree in trees] == [0, 10, 38, 61, 63]
+    assert trees[-1].rows == 64 and not any(trees[-1].probes)
+    assert medusa_trees(4, 3, 32000)[-1].rows == 64 * 4  # a row's masks follow it, as in BiTA
+
+
+def sorted_as_theirs(choice: list[int]) -> tuple[int, list[int]]:
+    return len(choice), choice
+
+
+def test_medusas_tree_is_refused_for_fewer_heads_or_tokens_than_it_has() -> None:
+    for depth, tokens in ((3, 32000), (5, 9)):
+        with pytest.raises(UserError, match=f"mc_sim_7b_63 takes the 10 .* got {tokens} tokens"):
+            named_trees(MEDUSA_TREE, 3, depth, 0, tokens)
+
+
+@pytest.mark.parametrize("engine", ["native", "hf"])
+def test_medusas_tree_drafts_what_the_heads_find_likely_and_keeps_the_targets_text(
+    engine: str,
+) -> None:
+    module = tiny_llama(4).double()
+    heads = random_heads(module.config, module.lm_head.weight, heads=5).double()
+    source, target, trace = Source((START, 5, 9)), in_memory(module, engine), Trace()
+    drafter = MedusaDrafter(target, heads.requires_grad_(False), MEDUSA_TREE, 3)
+    limits = Limits(len(source.prompt), 16, NEVER)
+    text = DraftThenVerify(target, drafter, ExactMatch()).decode(Request(source, limits), trace)
+    assert text == autoregressive(
+        uncached(module, source), source.prompt, finished(source, 16, NEVER)
+    )
+    assert [len(each.drafted) for each in trace.rounds[:2]] == [0, 63]
