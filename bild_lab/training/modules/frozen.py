@@ -18,14 +18,14 @@ from transformers import TrainingArguments
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.precision import resolve_dtype
-from bild_lab.errors import UserError, require_model_path, require_whole
+from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.config.console import output, status_line
 from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import cut_sources
 from bild_lab.lab.point.identity import sweep_folder
-from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.load import configured_checkpoint, load_model
 from bild_lab.lab.store.records import require_writable
 from bild_lab.ranks import launched, process_group
 from bild_lab.training.answers import Calibration, read_calibrations
@@ -221,8 +221,10 @@ def frozen_model(cfg: DictConfig, spec: ModuleSpec) -> Checkpoint:
     folder = sweep_folder(cfg)
     require_writable(folder)
     TrainingFolder(folder, spec.result_name).require_free()
-    require_model_path("model.path", cfg.model.path)
-    base = OneRowCheckpoint(cfg.model.path, cfg.model.revision)
+    configured = configured_checkpoint(cfg)
+    base = OneRowCheckpoint(
+        configured.path, configured.revision, allow_pickles=configured.allow_pickles
+    )
     base.check()
     spec.check(base.config)
     return base
@@ -260,17 +262,20 @@ def own_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
             " them as calibration=DIR"
         )
     dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), cfg.answers
-    dataset = for_model(dataset, Checkpoint(cfg.model.path, cfg.model.revision))
+    answering = configured_checkpoint(cfg)
+    dataset = for_model(dataset, answering)
     folder = sweep_folder(cfg) / "calibration"
     status_line.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):
         device = process_group(recipe.on_cpu).device
-        dtype = resolve_dtype(
-            settings.dtype, Checkpoint(cfg.model.path, cfg.model.revision), device
-        )
-        where = (str(device), dtype, "auto")
         target = load_model(
-            cfg.model.path, cfg.model.revision, *where, device_map=placed.device_map
+            answering.path,
+            answering.revision,
+            str(device),
+            resolve_dtype(settings.dtype, answering, device),
+            "auto",
+            device_map=placed.device_map,
+            allow_pickles=answering.allow_pickles,
         )
         count = lambda prompt: target.checkpoint.source(prompt).length  # noqa: E731
         examples = cut_sources(load_examples(dataset), dataset.max_source_tokens, count)

@@ -54,10 +54,9 @@ from bild_lab.errors import UserError, require_unicode
 from bild_lab.files import file_digest, pin_of, shipped_folder
 
 PICKLE_REMEDY = (
-    "set runtime.allow_pickles=true (in scripts/finetune.py model.allow_pickles=true) to read"
-    " tensors from them, and nothing else, or give a revision that has safetensors, or save them"
-    " anew with Transformers: AutoModelForCausalLM or AutoModelForSeq2SeqLM,"
-    " .from_pretrained(DIR).save_pretrained(NEW_DIR)"
+    "set runtime.allow_pickles=true to read tensors from them, and nothing else, or give a revision"
+    " that has safetensors, or save them anew with Transformers: AutoModelForCausalLM or"
+    " AutoModelForSeq2SeqLM, .from_pretrained(DIR).save_pretrained(NEW_DIR)"
 )
 REMOTE_CODE = (
     "runs Python code of its own; look at it first, then set runtime.trust_remote_code=true"
