@@ -84,10 +84,10 @@ def alignment(cfg: DictConfig) -> Alignment:
 
 def commands(job: Alignment) -> list[str]:
     """Commands that measure the target with its aligned drafter."""
-    target, draft = job.calibration.target, job.folder / "checkpoint"
+    target, draft = job.target, job.folder / "checkpoint"
     revision = [] if target.revision is None else [f"pair.target_revision={target.revision}"]
     pair = [f"pair.target={target.path}", *revision, f"pair.draft={draft}", "pair.aligned=true"]
-    shared = [*pair, *job.calibration.dataset_words]
+    shared = [*pair, *target.switches, *job.calibration.dataset_words]
     speculative = ["policy=speculative", "policy.window=3,5,7", *shared]
     thresholds = ["policy.fallback=0.1,0.2,0.3,0.5,0.7,0.9", "policy.rollback=0.69,1,1.5,2,3,5"]
     return [

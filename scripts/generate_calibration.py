@@ -10,6 +10,7 @@ Several devices share the work:
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
@@ -111,12 +112,9 @@ def print_summary(job: CalibrationJob, answered: int) -> None:
         " each process"
     )
     output.print(escape(f"{job.folder}: {what}, {counts}; {speed}"))
-    output.print(
-        escape(
-            "align with: python scripts/align.py name=aligned model.path=SMALL"
-            f" calibration={job.folder}"
-        )
-    )
+    words = ["name=aligned", "model.path=SMALL", f"calibration={job.folder}"]
+    words += job.target.checkpoint.switches
+    output.print(escape(f"align with: python scripts/align.py {shlex.join(words)}"))
 
 
 @hydra_main("calibration")

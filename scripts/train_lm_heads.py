@@ -45,7 +45,7 @@ def train(cfg: DictConfig) -> None:
         f"layers=[{layers}]",
         f"heads=[shared,{place}]",
     ]
-    compared = shlex.join([*words, *job.calibration.dataset_words])
+    compared = shlex.join([*words, *job.base.switches, *job.calibration.dataset_words])
     output.print(escape(f"compare with the shared head: python scripts/match_rates.py {compared}"))
 
 

@@ -134,7 +134,8 @@ class FrozenJob(TrainingJob):
         )
         pair = [f"pair.target={self.base.path}", *revision, "pair.draft=null"]
         words = self.spec.words(self.folder / self.spec.result_name)
-        return f"python run.py {shlex.join([*words, *pair, *self.calibration.dataset_words])}"
+        said = [*words, *pair, *self.base.switches, *self.calibration.dataset_words]
+        return f"python run.py {shlex.join(said)}"
 
     @property
     def identity(self) -> dict[str, Any]:

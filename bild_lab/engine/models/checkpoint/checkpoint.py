@@ -104,6 +104,11 @@ class Checkpoint:
         return not self.in_folder and not named_as_folder
 
     @property
+    def switches(self) -> tuple[str, ...]:
+        """What a command that is to read it must also say."""
+        return ("runtime.allow_pickles=true",) if self.allow_pickles else ()
+
+    @property
     def pin(self) -> Mapping[str, str] | None:
         """The commit and date that the revision is pinned to on the hub; None without a pin."""
         return pin_of("models", self.path, self.revision) if self.on_hub else None
