@@ -28,7 +28,7 @@ from bild_lab import files
 from scripts import paper_run
 files.PINS = Path(sys.argv.pop())
 try:
-    paper_run.pin(sys.argv[1:])
+    paper_run.pin_named(sys.argv[1:])
 except Exception as error:
     print(error)
 """
