@@ -37,6 +37,7 @@ from bild_lab.engine.methods.ppd.pipeline import SHARED
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.models.checkpoint.gguf_file import recognized
+from bild_lab.engine.models.checkpoint.hub import commits_read
 from bild_lab.engine.models.checkpoint.precision import resolve_dtype
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.request import Request
@@ -421,7 +422,12 @@ def write(
         )
         write_json(
             folder / METRICS,
-            {"settings": settings, **counts, "environment": environment(target.device)},
+            {
+                "settings": settings,
+                **counts,
+                "environment": environment(target.device),
+                "commits": commits_read(),
+            },
         )
 
 
