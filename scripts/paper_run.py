@@ -158,6 +158,23 @@ def steps_with_access(options: PaperRunOptions, logged_in: bool) -> tuple[list[S
     return steps, [OPTIONAL_ANSWERS[name] for name in left_out]
 
 
+def require_one_model(steps: Sequence[Step], overrides: Sequence[str]) -> None:
+    """Raise UserError if answers from a file would be learned as those of several models."""
+    if not any(word.startswith("calibration=") and ".json" in word for word in overrides):
+        return
+    models = dict.fromkeys(
+        setting.target
+        for step in steps
+        if "calibration=" in step.command
+        for setting in step.settings
+    )
+    if len(models) > 1:
+        raise UserError(
+            "a file of calibration=[…] has the answers of one model, but the trainings are of"
+            f" {', '.join(map(str, models))}; choose one with pair=NAME"
+        )
+
+
 def main() -> None:
     if sys.argv[1:2] == [PINS]:
         pin_named(sys.argv[2:])
@@ -170,6 +187,7 @@ def main() -> None:
 
     machine = machine_of(options.gpu, options.force)
     steps, left_out = steps_with_access(options, machine.gated)
+    require_one_model(steps, options.overrides)
     pins = pin_step(steps, options.run)
     if options.run:
         # a step is done with the pins that it was made with

@@ -60,7 +60,8 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
         own_answers,
         placement_of,
     )
-    from bild_lab.training.modules.layer_heads import SELF, LayerHeadsSpec, reference_answers
+    from bild_lab.training.modules.layer_heads import SELF, LayerHeadsSpec
+    from bild_lab.training.modules.references import reference_answers
     from bild_lab.training.reports import dataset_words, training_logger
 
     if cfg.layers is None:

@@ -28,7 +28,7 @@ from bild_lab.lab.point.identity import sweep_folder
 from bild_lab.lab.point.load import configured_checkpoint, load_model
 from bild_lab.lab.store.records import require_writable
 from bild_lab.ranks import launched, process_group
-from bild_lab.training.answers import Calibration, read_calibrations
+from bild_lab.training.answers import Calibration, joined, read_calibration
 from bild_lab.training.batches import BatchOrder, spread_evenly
 from bild_lab.training.calibration import CalibrationJob, generate_calibration
 from bild_lab.training.folder import TrainingFolder
@@ -41,6 +41,7 @@ from bild_lab.training.modules.predictors import (
     RandomContexts,
     collate,
 )
+from bild_lab.training.modules.references import RELEASED_SUFFIXES, released_answers
 from bild_lab.training.modules.states import BasePlacement, ModuleSpec, OneRowCheckpoint
 from bild_lab.training.reports import (
     answers_bar,
@@ -204,6 +205,7 @@ def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
             "answers": {
                 "folder": str(job.calibration.folder),
                 "hash": job.calibration.manifest["hash"],
+                "commits": job.calibration.manifest.get("commits", {}),
             },
             "train_examples": len(train),
             "held_out_examples": len(held_out),
@@ -253,8 +255,7 @@ def own_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
     they are missing.
     """
     if cfg.calibration:
-        folders = [cfg.calibration] if isinstance(cfg.calibration, str) else cfg.calibration
-        return read_calibrations([Path(folder) for folder in folders])
+        return given_answers(cfg, recipe)
     placed = placement_of(cfg)
     if placed.sharded:
         raise UserError(
@@ -287,7 +288,21 @@ def own_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
         with answers_bar() as report:
             generate_calibration(job, report)
     load_model.cache_clear()  # the training needs the memory
-    return read_calibrations([folder])
+    return read_calibration(folder)
+
+
+def given_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
+    """The answers in the folders and files of `calibration`, as those of one model."""
+    base = configured_checkpoint(cfg)
+    paths = [cfg.calibration] if isinstance(cfg.calibration, str) else cfg.calibration
+    return joined(
+        [
+            released_answers(base, Path(path), recipe.max_target_tokens)
+            if Path(path).suffix in RELEASED_SUFFIXES
+            else read_calibration(Path(path))
+            for path in paths
+        ]
+    )
 
 
 def train_and_report(job: FrozenJob) -> None:

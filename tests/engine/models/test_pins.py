@@ -43,7 +43,8 @@ words = [f"pair.target=me/model", "pair.draft=null", "policy=vanilla", "dataset=
 words += ["dataset.source_column=translation.de", "dataset.path=null"]
 for more in ([], ["pair.target_revision=main", "dataset.hub_revision=main"]):
     point = prepare(compose_config([*words, *more]))
-    print(json.dumps([point.setting["weights"], point.examples[0].source, point.facts.get("pins"), point.facts["commits"]]))
+    source, facts = point.examples[0].source, point.facts
+    print(json.dumps([point.setting["weights"], source, facts.get("pins"), facts["commits"]]))
 """
 
 
