@@ -4,6 +4,7 @@ verdict.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -20,9 +21,9 @@ from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.store.records import Sweep
 from bild_lab.papers import step_runs
 from bild_lab.papers.drawings import written
-from bild_lab.papers.figures import FIGURES, draw_figure
+from bild_lab.papers.figures import FIGURES, answers_left_out, draw_figure
 from bild_lab.papers.published import AGREES, SCALES, load_published, published_names
-from tests.papers.samples import bild, outputs_of, store
+from tests.papers.samples import bild, bita, outputs_of, store
 
 
 def test_every_published_figure_can_be_drawn_and_every_drawing_has_its_numbers() -> None:
@@ -99,6 +100,19 @@ def test_curves_of_another_figures_folder_alone_are_no_panel(tmp_path: Path) -> 
         "bild_no_rollback",
         "vanilla",
     }
+
+
+def test_a_figure_says_which_answers_its_adapters_did_not_learn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    points = [bita(adapter=f"outputs/{name}/adapter") for name in ("with", "without", "gone")]
+    for name, data in {"with": "9 answers to lima + cip", "without": "9 answers to cip"}.items():
+        (tmp_path / "outputs" / name).mkdir(parents=True)
+        (tmp_path / f"outputs/{name}/metrics.json").write_text(json.dumps({"data": data}))
+    (told,) = answers_left_out(points)
+    assert told.startswith("1 of the 2 trained modules learned no answers to GAIR/lima")
+    assert answers_left_out([points[0], points[2], bild(1.5)]) == []
 
 
 @pytest.mark.slow
