@@ -80,12 +80,17 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def pickled(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """A checkpoint whose weights are in `pytorch_model.bin` instead of `model.safetensors`."""
-    written = io.BytesIO()
-    torch.save(load(files["model.safetensors"]), written)
     return {
         **{name: files[name] for name in files if name != "model.safetensors"},
-        "pytorch_model.bin": written.getvalue(),
+        "pytorch_model.bin": pickle_of(load(files["model.safetensors"])),
     }
+
+
+def pickle_of(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The tensors as PyTorch pickles them."""
+    written = io.BytesIO()
+    torch.save(dict(tensors), written)
+    return written.getvalue()
 
 
 def commit_of(repository: str, branch: str = "main") -> str:

@@ -13,6 +13,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from bild_lab import files
+from bild_lab.errors import UserError
 from bild_lab.papers import repositories
 from bild_lab.papers.machine import Machine, blocked_by
 from bild_lab.papers.repositories import (
@@ -23,6 +24,7 @@ from bild_lab.papers.repositories import (
     state_of,
 )
 from bild_lab.papers.steps import Step, steps_of
+from scripts.paper_run import pin_step, require_one_model
 from tests.loopback_hub import commit_of, loopback_hub, printed_in_a_fresh_process
 
 VICUNA, LLAMA = "lmsys/vicuna-13b-v1.3", "meta-llama/Llama-2-7b-chat-hf"
@@ -205,8 +207,6 @@ def test_a_run_pins_what_it_reads_and_nothing_else(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_hub")
 def test_a_run_without_a_hub_says_so_and_goes_on(pins: Path) -> None:
-    from scripts.paper_run import pin_step
-
     step = Step("python run.py", "x", (), (), repositories=(Repository("models", VICUNA),))
     assert pin_step([step], run=True).startswith("not done, as the hub cannot be reached")
     assert yaml.safe_load(pins.read_text())["models"] == {}
@@ -225,3 +225,20 @@ def test_trainings_learn_the_other_answers_where_limas_may_not_be_read() -> None
     models = [one for step in switched for one in step.repositories if one.kind == "models"]
     assert models and all(repository.allow_pickles for repository in models)
     assert obstacle_in(models, logged_in=True, tries=False) is None
+
+
+@pytest.mark.slow
+def test_released_answers_take_the_place_of_answering_and_are_of_one_model() -> None:
+    given = ["calibration=[released/a.jsonl,released/b.jsonl]"]
+    steps = steps_of("bita_tab1", "paper", [*given, "pair=llama2_7b_chat"])
+    assert [step.writes for step in steps] == [
+        "bita_llama2_7b_chat",
+        "bita_tab1_paper",
+        "figures/bita_tab1",
+    ]
+    assert "released/a.jsonl,released/b.jsonl" in steps[0].command and not steps[0].reads
+    require_one_model(steps, given)
+    both = [*steps, *steps_of("bita_tab1", "paper", [*given, "pair=vicuna_33b"])]
+    with pytest.raises(UserError, match=r"are of meta-llama.*, lmsys/vicuna-33b-v1.3; choose one"):
+        require_one_model(both, given)
+    require_one_model(both, ["pair=vicuna_33b"])
