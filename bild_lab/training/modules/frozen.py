@@ -255,7 +255,7 @@ def own_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
     they are missing.
     """
     if cfg.calibration:
-        return given_answers(cfg, recipe)
+        return configured_answers(cfg, recipe)
     placed = placement_of(cfg)
     if placed.sharded:
         raise UserError(
@@ -291,7 +291,7 @@ def own_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
     return read_calibration(folder)
 
 
-def given_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
+def configured_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
     """The answers in the folders and files of `calibration`, as those of one model."""
     base = configured_checkpoint(cfg)
     paths = [cfg.calibration] if isinstance(cfg.calibration, str) else cfg.calibration
