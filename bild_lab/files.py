@@ -70,6 +70,11 @@ def pin_of(kind: str, name: str, revision: str | None) -> Mapping[str, str] | No
     return _pins(PINS)[kind].get(name if revision is None else f"{name}@{revision}")
 
 
+def forget_pins() -> None:
+    """Read `pins.yaml` anew at the next question."""
+    _pins.cache_clear()
+
+
 @lru_cache(maxsize=1)
 def _pins(file: Path) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
     return yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader)  # every value as text

@@ -10,6 +10,7 @@ Several devices train together:
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +49,8 @@ def run(cfg: DictConfig) -> None:
 
 def alignment(cfg: DictConfig) -> Alignment:
     """The configuration, typed."""
-    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
     from bild_lab.lab.point.identity import sweep_folder
+    from bild_lab.lab.point.load import configured_checkpoint
     from bild_lab.lab.store.records import require_writable
     from bild_lab.training.align import Alignment
     from bild_lab.training.answers import read_calibration
@@ -65,12 +66,9 @@ def alignment(cfg: DictConfig) -> Alignment:
             raise UserError(f"{key} must be a folder, got {value!r}")
     recipe = typed(TrainSpec, cfg.train, "train")
     calibration = read_calibration(Path(cfg.calibration))
-    small = Checkpoint(cfg.model.path, cfg.model.revision)
-    unaligned = (
-        small
-        if cfg.unaligned.path is None
-        else Checkpoint(cfg.unaligned.path, cfg.unaligned.revision)
-    )
+    small = unaligned = configured_checkpoint(cfg)
+    if cfg.unaligned.path is not None:
+        unaligned = replace(small, path=cfg.unaligned.path, revision=cfg.unaligned.revision)
     return Alignment(
         calibration=calibration,
         small=small,
@@ -86,10 +84,10 @@ def alignment(cfg: DictConfig) -> Alignment:
 
 def commands(job: Alignment) -> list[str]:
     """Commands that measure the target with its aligned drafter."""
-    target, draft = job.calibration.target, job.folder / "checkpoint"
+    target, draft = job.target, job.folder / "checkpoint"
     revision = [] if target.revision is None else [f"pair.target_revision={target.revision}"]
     pair = [f"pair.target={target.path}", *revision, f"pair.draft={draft}", "pair.aligned=true"]
-    shared = [*pair, *job.calibration.dataset_words]
+    shared = [*pair, *target.switches, *job.calibration.dataset_words]
     speculative = ["policy=speculative", "policy.window=3,5,7", *shared]
     thresholds = ["policy.fallback=0.1,0.2,0.3,0.5,0.7,0.9", "policy.rollback=0.69,1,1.5,2,3,5"]
     return [

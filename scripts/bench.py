@@ -105,14 +105,16 @@ def pair_bench(
         typed(PairSpec, cfg.pair, "pair"),
         typed(DecodingSpec, cfg.decoding, "decoding"),
     )
-    target = loaded(pair.target, pair.target_revision, device, dtype)
+    runtime = typed(RuntimeSpec, cfg.runtime, "runtime")
+    target = loaded(pair.target, pair.target_revision, device, dtype, runtime)
     checkpoint = target[0].checkpoint
     checkpoint.check()
     dataset = for_model(typed(DatasetSpec, cfg.dataset, "dataset"), checkpoint)
     count = lambda prompt: checkpoint.source(prompt).length  # noqa: E731
     examples = cut_sources(load_examples(dataset), dataset.max_source_tokens, count)
-    draft = None if pair.draft is None else loaded(pair.draft, pair.draft_revision, device, dtype)
-    if draft is not None:
+    draft = None
+    if pair.draft is not None:
+        draft = loaded(pair.draft, pair.draft_revision, device, dtype, runtime)
         draft[0].checkpoint.check()
         draft = tuple(in_vocabulary_of(checkpoint, model) for model in draft)
     requests = []
@@ -164,12 +166,29 @@ def pair_bench(
     return bench_of(name, target, draft, tuple(requests), peer_builders, gguf_models, judge)
 
 
-def loaded(path: str, revision: str | None, device: torch.device, dtype: torch.dtype) -> Models:
-    """A checkpoint on both engines of ours that PyTorch runs."""
+def loaded(
+    path: str,
+    revision: str | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    runtime: RuntimeSpec,
+) -> Models:
+    """A checkpoint on both engines of ours that PyTorch runs. runtime: says what of it may be
+    read.
+    """
     from bild_lab.lab.point.load import load_model
 
     native, hf = (
-        load_model(path, revision, str(device), dtype, engine) for engine in ("native", "hf")
+        load_model(
+            path,
+            revision,
+            str(device),
+            dtype,
+            engine,
+            trust_remote_code=runtime.trust_remote_code,
+            allow_pickles=runtime.allow_pickles,
+        )
+        for engine in ("native", "hf")
     )
     native.load()
     hf.load()

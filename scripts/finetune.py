@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 from rich.markup import escape
 
-from bild_lab.errors import UserError, require_flag, require_model_path, require_whole
+from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.config.compose import hydra_main
 from bild_lab.lab.config.console import output, status_line
 from bild_lab.lab.config.entrypoint import refusing, run_application
@@ -105,7 +105,7 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
         typed(TrainSpec, {**values, "learning_rate": rate, **folders}, "train") for rate in rates
     ]
     recipe, rates = recipes[0], [spec.learning_rate for spec in recipes]
-    start = starting_point(cfg.model, recipe.max_target_tokens)
+    start = starting_point(cfg, recipe.max_target_tokens)
     if dataset.reference_column is None:
         raise UserError(
             f"dataset {dataset.name} has no answers to learn from; set dataset.reference_column"
@@ -135,21 +135,19 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
     return replace(job, recipe=recipe), rates
 
 
-def starting_point(model: DictConfig, max_target_tokens: int) -> StartingPoint:
+def starting_point(cfg: DictConfig, max_target_tokens: int) -> StartingPoint:
     """`conf/model` as where the training starts, checked."""
-    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+    from bild_lab.lab.point.load import configured_checkpoint
     from bild_lab.training.start import FreshModel, FromCheckpoint, FromScratch
 
-    if "path" not in model:
-        return FromScratch(typed(FreshModel, model, "model"), max_target_tokens)
-    if model.path is None:
+    if "path" not in cfg.model:
+        return FromScratch(typed(FreshModel, cfg.model, "model"), max_target_tokens)
+    if cfg.model.path is None:
         raise UserError(
             "set model.path=DIR_OR_HUB_ID to start from a checkpoint, or choose one such as"
             " model=t5_tiny"
         )
-    require_model_path("model.path", model.path)
-    require_flag("model.allow_pickles", model.allow_pickles)
-    return FromCheckpoint(Checkpoint(model.path, model.revision, allow_pickles=model.allow_pickles))
+    return FromCheckpoint(configured_checkpoint(cfg))
 
 
 def examples(

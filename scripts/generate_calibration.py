@@ -10,12 +10,13 @@ Several devices share the work:
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 from rich.markup import escape
 
-from bild_lab.errors import require_model_path, require_whole
+from bild_lab.errors import require_whole
 from bild_lab.lab.config.compose import hydra_main
 from bild_lab.lab.config.console import console, output
 from bild_lab.lab.config.entrypoint import refusing, run_application
@@ -54,13 +55,12 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     """The configuration, checked; no weights are read. device: this process's own."""
     import torch
 
-    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
     from bild_lab.engine.models.checkpoint.precision import resolve_dtype
     from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.data.prompts import cut_sources
     from bild_lab.lab.point.identity import sweep_folder
-    from bild_lab.lab.point.load import load_model
+    from bild_lab.lab.point.load import configured_checkpoint, load_model
     from bild_lab.lab.store.records import require_writable
     from bild_lab.training.calibration import CalibrationJob
     from bild_lab.training.modules.states import BasePlacement
@@ -69,14 +69,19 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     folder = sweep_folder(cfg)
     require_writable(folder)
-    require_model_path("model.path", cfg.model.path)
+    answering = configured_checkpoint(cfg)
     if cfg.runtime.threads is not None:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)
-    dtype = resolve_dtype(cfg.runtime.dtype, Checkpoint(cfg.model.path, cfg.model.revision), device)
-    device_map = BasePlacement(cfg.runtime.device_map).device_map
+    dtype = resolve_dtype(cfg.runtime.dtype, answering, device)
     target = load_model(
-        cfg.model.path, cfg.model.revision, str(device), dtype, "auto", device_map=device_map
+        answering.path,
+        answering.revision,
+        str(device),
+        dtype,
+        "auto",
+        device_map=BasePlacement(cfg.runtime.device_map).device_map,
+        allow_pickles=answering.allow_pickles,
     )
     target.checkpoint.check()
     dataset = for_model(dataset, target.checkpoint)
@@ -107,12 +112,9 @@ def print_summary(job: CalibrationJob, answered: int) -> None:
         " each process"
     )
     output.print(escape(f"{job.folder}: {what}, {counts}; {speed}"))
-    output.print(
-        escape(
-            "align with: python scripts/align.py name=aligned model.path=SMALL"
-            f" calibration={job.folder}"
-        )
-    )
+    words = ["name=aligned", "model.path=SMALL", f"calibration={job.folder}"]
+    words += job.target.checkpoint.switches
+    output.print(escape(f"align with: python scripts/align.py {shlex.join(words)}"))
 
 
 @hydra_main("calibration")

@@ -6,33 +6,36 @@
     python scripts/paper_run.py bild/fig4 gpu=t4                on a GPU that is not here
     python scripts/paper_run.py all                             every item; bild/thresholds: an experiment of no item
     python scripts/paper_run.py bild/fig4 run=true launcher=slurm slurm.partition=gpu slurm.gpus_per_node=1 gpu=a100
-    python scripts/paper_run.py pins [ID …]                     pins checkpoints and data sets to the hub's commits
+    python scripts/paper_run.py pins [ID …] [ID=BRANCH …]       pins checkpoints and data sets to the hub's commits
+    python scripts/paper_run.py ppd/tab1 runtime.allow_pickles=true   where weights are in pickles alone
 
 A step that is done is skipped, so the same command goes on where it was stopped. One that cannot run here says why,
 and what does not depend on it still runs. force=true also tries what should not fit. Other KEY=VALUE go to every step
 that has the key, such as dataset.limit=100. launcher=slurm submits the steps as jobs, each after those that it waits
 for; slurm.KEY=VALUE are sbatch's options, gpu= the nodes' GPU. Memory is a closed form, times are estimates.
 
-pins asks the hub for today's commit of every repository that an experiment reads, or of these IDs alone. The commits go
-to bild_lab/pins.yaml with their date and are read wherever a command names no other revision, such as
-pair.target_revision=main.
+The hub is asked whether this login may read what is gated, and which weights are in pickles alone; without a hub the
+cards of bild_lab/papers/hub.yaml answer. LIMA, which is gated, is left out of BiTA's trainings where it may not be
+read. calibration=[FILE.jsonl] takes BiTA's released answers of one pair, pair=NAME, in place of answering.
+
+pins asks the hub for today's commit of every repository that an experiment reads, or of these IDs alone; with ID=BRANCH
+the branch is read in place of main, such as one with safetensors. The commits go to bild_lab/pins.yaml with their date
+and are read wherever a command names no other revision, such as pair.target_revision=main. run=true pins what the item
+reads and is not pinned yet.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-import yaml
 from rich.markup import escape
 
 from bild_lab import files
 from bild_lab.errors import UserError
-from bild_lab.lab.config.compose import config_dir
 from bild_lab.lab.config.console import console, output, status_line
 from bild_lab.lab.config.entrypoint import run_application
 
@@ -42,6 +45,10 @@ if TYPE_CHECKING:
 FLAGS = ("true", "false")
 SLURM = "slurm."
 ROUGE_LSUM = "rougeLsum"
+LEFT_OUT = (
+    "it is gated, and this login may not read it, so adapters and heads learn the answers to the"
+    " other data sets; accept the terms on the page of {name}, then hf auth login, to learn all"
+)
 PINS = "pins"  # the word for pinning in place of an item
 
 
@@ -91,52 +98,81 @@ def parse(words: list[str]) -> PaperRunOptions:
     return PaperRunOptions(names[0], scale, gpu, run == "true", force == "true", slurm, overrides)
 
 
-def repositories() -> Iterator[tuple[str, str, str | None]]:
-    """The kind, id and branch (None: main) of every repository that an experiment reads."""
-    from bild_lab.papers.paper_runs import hub
-
-    yield from (
-        ("models", name, None) for name in hub()["models"] if not name.startswith("outputs/")
-    )
-    for file in sorted((config_dir() / "dataset").glob("*.yaml")):
-        dataset = yaml.safe_load(file.read_text(encoding="utf-8"))
-        if dataset.get("hub_id"):
-            yield "datasets", dataset["hub_id"], dataset.get("hub_revision")
-
-
-def pin(names: Sequence[str]) -> None:
-    """Pin these repositories, or all.
+def pin_named(words: Sequence[str]) -> None:
+    """Pin the repositories that the words name, or all.
 
     Raises UserError for an id that no experiment reads, and in the end for those that the hub does
     not have.
     """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HTTPError
+    from bild_lab.papers.repositories import named_repositories, pin
 
-    known = list(dict.fromkeys(repositories()))
-    if unknown := set(names) - {name for _, name, _ in known}:
-        raise UserError(
-            f"no experiment reads {', '.join(sorted(unknown))}; see bild_lab/papers/hub.yaml"
-        )
-    text = files.PINS.read_text(encoding="utf-8")
-    pins, failed = yaml.load(text, yaml.BaseLoader), []
-    for kind, name, branch in known:
-        if names and name not in names:
-            continue
-        status_line.enter(f"asking for {name}")
-        try:
-            commit = HfApi().repo_info(name, repo_type=kind.removesuffix("s"), revision=branch).sha
-        except (HTTPError, OSError) as error:
-            failed.append(f"{name} ({str(error).strip().splitlines()[0]})")
-            continue
-        key = name if branch is None else f"{name}@{branch}"
-        pins[kind][key] = {"revision": commit, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+    branches = named_repositories(words)
+    status_line.enter(f"asking for {len(branches)} repositories")
+    pinned, failed = pin(branches)
+    for key, commit in pinned.items():
         output.print(escape(f"{key}: {commit}"))
-    head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
-    files.write_atomically(files.PINS, (head + yaml.safe_dump(pins)).encode())
     if failed:
+        reasons = "; ".join(f"{key} ({reason})" for key, reason in failed.items())
+        raise UserError(f"not pinned: {reasons}; check the hub, names and access (`hf auth login`)")
+
+
+def pin_step(steps: Sequence[Step], run: bool) -> str:
+    """The line about the pins of what the steps read. run: pin first what is not pinned yet."""
+    from bild_lab.papers.repositories import hub_is_reachable, pin, unpinned
+
+    read = [repository for step in steps for repository in step.repositories]
+    missing = unpinned(read)
+    if not missing:
+        return f"done: all {len(set(read))} repositories are pinned" if read else "nothing to pin"
+    names = ", ".join(repository.key for repository in missing)
+    if not run:
+        are = "repository is" if len(missing) == 1 else "repositories are"
+        return f"to do: {len(missing)} {are} not pinned yet ({names}); run=true pins"
+    if not hub_is_reachable():
+        return f"not done, as the hub cannot be reached: read as they are on this day: {names}"
+    try:
+        pinned, failed = pin(dict.fromkeys(missing))
+    except OSError as error:
+        return f"not done, as {files.PINS} cannot be written ({error}); main is read as it is today"
+    told = [f"pinned {key} to {commit}" for key, commit in pinned.items()]
+    told += [f"{key} is not pinned: {reason}" for key, reason in failed.items()]
+    return "; ".join(told)
+
+
+def steps_with_access(options: PaperRunOptions, logged_in: bool) -> tuple[list[Step], list[str]]:
+    """The steps, without the answers that trainings can do without and this login may not read;
+    and the ids of these data sets.
+    """
+    from bild_lab.papers.recipes import OPTIONAL_ANSWERS
+    from bild_lab.papers.repositories import may_read, state_of
+    from bild_lab.papers.steps import steps_of
+
+    steps = steps_of(options.item, options.scale, options.overrides)
+    read = {repository.name: repository for step in steps for repository in step.repositories}
+    left_out = [
+        name
+        for name, hub_id in OPTIONAL_ANSWERS.items()
+        if hub_id in read and not may_read(state_of(read[hub_id]), logged_in)
+    ]
+    if left_out:
+        steps = steps_of(options.item, options.scale, options.overrides, left_out)
+    return steps, [OPTIONAL_ANSWERS[name] for name in left_out]
+
+
+def require_one_model(steps: Sequence[Step], overrides: Sequence[str]) -> None:
+    """Raise UserError if answers from a file would be learned as those of several models."""
+    if not any(word.startswith("calibration=") and ".json" in word for word in overrides):
+        return
+    models = dict.fromkeys(
+        setting.target
+        for step in steps
+        if "calibration=" in step.command
+        for setting in step.settings
+    )
+    if len(models) > 1:
         raise UserError(
-            f"not pinned: {'; '.join(failed)}; check the hub, names and access (`hf auth login`)"
+            "a file of calibration=[…] has the answers of one model, but the trainings are of"
+            f" {', '.join(map(str, models))}; choose one with pair=NAME"
         )
 
 
@@ -167,17 +203,24 @@ def sentences_line(steps: Sequence[Step], run: bool) -> str | None:
 
 def main() -> None:
     if sys.argv[1:2] == [PINS]:
-        pin(sys.argv[2:])
+        pin_named(sys.argv[2:])
         return
     options = parse(sys.argv[1:])
     status_line.enter("reading the experiments")
     from bild_lab.papers.machine import machine_of
     from bild_lab.papers.paper_runs import describe_needs, downloads, needs, unverified
     from bild_lab.papers.step_runs import plan, run_steps, submit_steps
-    from bild_lab.papers.steps import steps_of
 
     machine = machine_of(options.gpu, options.force)
-    steps = steps_of(options.item, options.scale, options.overrides)
+    steps, left_out = steps_with_access(options, machine.gated)
+    require_one_model(steps, options.overrides)
+    pins = pin_step(steps, options.run)
+    if options.run:
+        # a step is done with the pins that it was made with
+        steps, left_out = steps_with_access(options, machine.gated)
+    output.print(escape(f"0 pins: {pins}"))
+    for name in left_out:
+        output.print(escape(f"without {name}: {LEFT_OUT.format(name=name)}"))
     if (sentences := sentences_line(steps, options.run)) is not None:
         output.print(escape(f"0 sentences: {sentences}"))
     if options.run:

@@ -45,7 +45,7 @@ def train(cfg: DictConfig) -> None:
         f"layers=[{layers}]",
         f"heads=[shared,{place}]",
     ]
-    compared = shlex.join([*words, *job.calibration.dataset_words])
+    compared = shlex.join([*words, *job.base.switches, *job.calibration.dataset_words])
     output.print(escape(f"compare with the shared head: python scripts/match_rates.py {compared}"))
 
 
@@ -60,7 +60,8 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
         own_answers,
         placement_of,
     )
-    from bild_lab.training.modules.layer_heads import SELF, LayerHeadsSpec, reference_answers
+    from bild_lab.training.modules.layer_heads import SELF, LayerHeadsSpec
+    from bild_lab.training.modules.references import reference_answers
     from bild_lab.training.reports import dataset_words, training_logger
 
     if cfg.layers is None:

@@ -62,7 +62,8 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
             f"dataset {dataset.name} has no references to count; set dataset.reference_column"
         )
     examples = load_examples(dataset)
-    checkpoint = Checkpoint(pair.target, pair.target_revision)
+    # of which no weights are read
+    checkpoint = Checkpoint(pair.target, pair.target_revision, allow_pickles=True)
     checkpoint.check()
     texts = sum(len(example.references) for example in examples)
     status_line.enter("counting")

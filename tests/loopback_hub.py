@@ -26,6 +26,7 @@ from safetensors.torch import load
 OID = "0123456789abcdef0123456789abcdef01234567"  # of every folder
 CONVERSION = "refs/convert/parquet"
 REPOSITORY = Path(__file__).resolve().parents[1]
+NO_CONSENT: Mapping[str, Collection[str]] = {}
 NOTHING: Mapping[str, Mapping[str, bytes]] = {}
 _LOAD_ALL = """
 import json, sys
@@ -79,12 +80,17 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def pickled(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """A checkpoint whose weights are in `pytorch_model.bin` instead of `model.safetensors`."""
-    written = io.BytesIO()
-    torch.save(load(files["model.safetensors"]), written)
     return {
         **{name: files[name] for name in files if name != "model.safetensors"},
-        "pytorch_model.bin": written.getvalue(),
+        "pytorch_model.bin": pickle_of(load(files["model.safetensors"])),
     }
+
+
+def pickle_of(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The tensors as PyTorch pickles them."""
+    written = io.BytesIO()
+    torch.save(dict(tensors), written)
+    return written.getvalue()
 
 
 def commit_of(repository: str, branch: str = "main") -> str:
@@ -106,6 +112,7 @@ def loopback_hub(
     datasets: Mapping[str, Mapping[str, bytes]],
     models: Mapping[str, Mapping[str, bytes]] = NOTHING,
     gated: Collection[str] = (),
+    consent: Mapping[str, Collection[str]] = NO_CONSENT,
     truncated: Collection[str] = (),
     shortened: Collection[str] = (),
     fetched: list[str] | None = None,
@@ -114,15 +121,16 @@ def loopback_hub(
 
     A key `owner/name@refs/convert/parquet` is a branch, with its own files and commit; without it
     there is none. A repository with branches alone has an empty main.
-    gated: repositories whose files want a login and a permission, which nobody has. truncated:
-    names of files that end before the length they announce. shortened: of those that announce, when
-    asked for, half their length only.
+    gated: repositories whose files want a login and a permission. consent: by token, those of them
+    that it may read. truncated: names of files that end before the length they announce. shortened:
+    of those that announce, when asked for, half their length only.
     fetched: takes `owner/name@branch/path` of every file that was sent.
     """
 
     class Handler(_HubHandler):
         kinds = {"datasets": _by_branch(datasets), "models": _by_branch(models)}
-        withheld, cut, halved = frozenset(gated), frozenset(truncated), frozenset(shortened)
+        withheld, permitted = frozenset(gated), consent
+        cut, halved = frozenset(truncated), frozenset(shortened)
         sent = [] if fetched is None else fetched
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -151,6 +159,7 @@ class _HubHandler(BaseHTTPRequestHandler):
     kinds: Mapping[str, Mapping[str, Mapping[str, Mapping[str, bytes]]]] = {}
     sent: list[str] = []
     withheld: frozenset[str] = frozenset()
+    permitted: Mapping[str, Collection[str]] = NO_CONSENT
     cut: frozenset[str] = frozenset()
     halved: frozenset[str] = frozenset()
     protocol_version = "HTTP/1.1"
@@ -176,16 +185,23 @@ class _HubHandler(BaseHTTPRequestHandler):
         if revision not in known:
             return self._error("RevisionNotFound")
         files, commit = branches[known[revision]], commit_of(repository, known[revision])
-        if api:
+        refused = repository in self.withheld and repository not in self._permitted()
+        if api and rest[:1] != ["auth-check"]:
             return self._api(repository, commit, files, rest)
-        if repository in self.withheld:
+        if refused:
             return self._error("GatedRepo", 403 if "Authorization" in self.headers else 401)
+        if api:
+            return self._json({})
         path = "/".join(rest[2:])
         if self.command == "GET" and path in files:
             self.sent.append(f"{repository}@{known[revision]}/{path}")
         return self._file(files, commit, path)
 
     do_HEAD = do_GET
+
+    def _permitted(self) -> Collection[str]:
+        """The gated repositories that the request's token may read."""
+        return self.permitted.get(self.headers.get("Authorization", "").removeprefix("Bearer "), ())
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))

@@ -16,7 +16,7 @@ from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.schemas import PICTURE_KINDS
 from bild_lab.lab.metrics.sentence_data import FALLBACK
-from bild_lab.lab.schema.formatting import number
+from bild_lab.lab.schema.formatting import counted, number
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import setting_title
@@ -36,6 +36,7 @@ from bild_lab.papers.published import (
     load_published,
     markdown,
 )
+from bild_lab.papers.recipes import OPTIONAL_ANSWERS
 from bild_lab.report.provenance import caption, notes
 from bild_lab.report.style import VECTOR
 
@@ -226,6 +227,7 @@ def _drawn(
         f"Of the {count} printed numbers {comparison.missing} were not measured." if count else "",
         *notes(results),
         *sentence_notes(results),
+        *(answers_left_out(results) if scale == "paper" else []),
         (
             "Small scale: other models, data and hardware than the paper's, so a verdict says how"
             " different two numbers are, not that either is wrong. Numbers are compared with the"
@@ -240,6 +242,27 @@ def _drawn(
     ]
     write_atomically(path.with_suffix(".md"), ("\n\n".join(filter(None, parts)) + "\n").encode())
     return Drawn(scale, path, comparison, kinds)
+
+
+def answers_left_out(results: Sequence[Result]) -> list[str]:
+    """A sentence for each data set of `OPTIONAL_ANSWERS` whose answers an adapter or heads of these
+    points did not learn, as their training's metrics say.
+    """
+    learned: dict[Path, str] = {}
+    for result in results:
+        for folder in (result.knobs.get("adapter"), result.knobs.get("heads")):
+            file = Path(str(folder)).parent / "metrics.json"
+            if isinstance(folder, str) and file.is_file():
+                learned[file] = str(json.loads(file.read_text(encoding="utf-8")).get("data"))
+    sentences = []
+    for dataset, hub_id in OPTIONAL_ANSWERS.items():
+        if without := sum(dataset not in data for data in learned.values()):
+            trained = counted(len(learned), "trained module")
+            sentences.append(
+                f"{without} of the {trained} learned no answers to {hub_id}, which is gated; the"
+                " paper's learned them too (Table 5)."
+            )
+    return sentences
 
 
 def _where(points: Sequence[Any]) -> str:

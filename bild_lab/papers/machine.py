@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 
 from bild_lab.errors import require_choice
-from bild_lab.papers.paper_runs import ASSUMED_GPU, GPUS, hub, needs
+from bild_lab.papers.paper_runs import ASSUMED_GPU, GPUS, needs
+from bild_lab.papers.repositories import obstacle_in
 from bild_lab.papers.steps import Step
 
 
@@ -15,8 +16,8 @@ class Machine:
     """Where steps run. gpu: of paper_runs.GPUS, for estimates. room_gb: of its memory; None: there
     is no GPU here.
 
-    gpus: how many. tries: steps also start where they should not fit. gated: ids that want a login
-    may be read.
+    gpus: how many. tries: steps also start where they should not fit. gated: there is a login,
+    which repositories want that ask for consent.
     warning: that the estimates are of another GPU than the one here; empty if they are not.
     """
 
@@ -77,14 +78,12 @@ def blocked_by(step: Step, machine: Machine) -> str | None:
                 "it takes models of your own: give pair.target=DIR, and data in place of"
                 f" {setting.dataset['name']}"
             )
+    obstacle = obstacle_in(step.repositories, machine.gated, machine.tries)
+    if obstacle is not None:
+        return obstacle
     step_needs = [needs(setting, machine.gpu) for setting in step.settings]
     if machine.tries or not any(need.weights_gb for need in step_needs):
         return None
-    cards = {**hub()["models"], **hub()["datasets"]}
-    downloads = {name for need in step_needs for name in need.download_gb}
-    gated = sorted(name for name in downloads if cards[name].get("gated"))
-    if gated and not machine.gated:
-        return f"gated: accept the terms on the page of {gated[0]}, then hf auth login"
     if machine.room_gb is None:
         return "no GPU here; gpu=NAME says what one needs, force=true tries"
     for need in step_needs:

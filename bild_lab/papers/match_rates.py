@@ -36,14 +36,14 @@ from bild_lab.engine.methods.early_exit.layer_heads import (
 from bild_lab.engine.methods.ppd.pipeline import SHARED
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.vanilla import NoDraft
-from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.gguf_file import recognized
+from bild_lab.engine.models.checkpoint.hub import commits_read
 from bild_lab.engine.models.checkpoint.precision import resolve_dtype
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, OutputSpec, Rows, Session
-from bild_lab.errors import UserError, require_model_path, require_whole
+from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.config.console import output, progress_bar
 from bild_lab.lab.config.schemas import stop_strings, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
@@ -53,7 +53,7 @@ from bild_lab.lab.metrics.bootstrap import central_interval, resampled_sums
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.point.environment import environment
 from bild_lab.lab.point.identity import sweep_folder
-from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.load import configured_checkpoint, load_model
 from bild_lab.lab.schema.formatting import short_name
 from bild_lab.lab.store.hashing import data_hash, file_hash
 from bild_lab.lab.store.records import require_writable
@@ -384,15 +384,20 @@ def match_rates(cfg: DictConfig) -> None:
 
 def target_of(cfg: DictConfig) -> LoadedModel:
     """The model whose layers are measured. No weights are read."""
-    require_model_path("model.path", cfg.model.path)
+    checkpoint = configured_checkpoint(cfg)
     if cfg.runtime.threads is not None:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)
     device = resolve_device(cfg.runtime.device)
-    dtype = resolve_dtype(
-        cfg.runtime.dtype, recognized(Checkpoint(cfg.model.path, cfg.model.revision)), device
+    dtype = resolve_dtype(cfg.runtime.dtype, recognized(checkpoint), device)
+    target = load_model(
+        checkpoint.path,
+        checkpoint.revision,
+        str(device),
+        dtype,
+        "auto",
+        allow_pickles=checkpoint.allow_pickles,
     )
-    target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto")
     target.checkpoint.check()
     target.require_layers("measuring match rates")
     return target
@@ -417,7 +422,12 @@ def write(
         )
         write_json(
             folder / METRICS,
-            {"settings": settings, **counts, "environment": environment(target.device)},
+            {
+                "settings": settings,
+                **counts,
+                "environment": environment(target.device),
+                "commits": commits_read(),
+            },
         )
 
 

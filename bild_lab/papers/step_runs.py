@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from bild_lab.errors import UserError
-from bild_lab.files import write_atomically
+from bild_lab.files import PINS, write_atomically
 from bild_lab.papers.machine import Machine, blocked_by
 from bild_lab.papers.paper_runs import hours_of, needs
 from bild_lab.papers.steps import OUTPUTS, Step
@@ -47,7 +47,10 @@ def _stamp(step: Step) -> Path:
 @cache
 def _code_digest() -> str:
     files = sorted(
-        file for file in PACKAGE.rglob("*") if file.suffix in (".py", ".cpp", ".h", ".yaml")
+        file
+        for file in PACKAGE.rglob("*")
+        # the pins of what a step reads are a part of its configuration
+        if file.suffix in (".py", ".cpp", ".h", ".yaml") and file != PINS
     )
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 

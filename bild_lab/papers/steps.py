@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from graphlib import TopologicalSorter
@@ -34,6 +34,7 @@ from bild_lab.papers.paper_runs import (
 )
 from bild_lab.papers.published import SCALES, load_published, published_names
 from bild_lab.papers.recipes import recipes_of
+from bild_lab.papers.repositories import Repository, repositories_in
 
 OUTPUTS = Path("outputs")
 _ABSENT = object()
@@ -44,7 +45,8 @@ class Step:
     """One command line. writes: its folder in `outputs`. reads: the folders that it needs there.
 
     after: the commands of the steps that it waits for. missing: those of `reads` that no command
-    writes and that are not there. configuration: everything that the command was composed of.
+    writes and that are not there. repositories: those of the hub that it reads. configuration:
+    everything that the command was composed of, and the pins of what it reads.
     figure: of a step that draws one from whatever points there are, so it also runs where steps
     before it did not.
     """
@@ -55,6 +57,7 @@ class Step:
     after: tuple[str, ...]
     missing: tuple[str, ...] = ()
     settings: tuple[RunSetting, ...] = ()
+    repositories: tuple[Repository, ...] = ()
     configuration: str = field(default="", repr=False)
     figure: str | None = None
 
@@ -67,7 +70,12 @@ class Step:
         return tuple(command for command in self.after if not timing.search(command))
 
 
-def steps_of(name: str, scale: str = "paper", overrides: Sequence[str] = ()) -> list[Step]:
+def steps_of(
+    name: str,
+    scale: str = "paper",
+    overrides: Sequence[str] = (),
+    left_out: Collection[str] = (),
+) -> list[Step]:
     """Everything that makes an item, or all of them, in an order in which it can run; figures are
     last.
 
@@ -75,7 +83,8 @@ def steps_of(name: str, scale: str = "paper", overrides: Sequence[str] = ()) -> 
     written by the command with that name=NAME: one of the item's own, else a recipe of its
     experiment, else a command of another item. A sweep is a step for each value that needs other
     models or folders, so that a pair waits for its own training only.
-    overrides: KEY=VALUE, for every step that has the key.
+    overrides: KEY=VALUE, for every step that has the key. left_out: data sets of
+    `recipes.OPTIONAL_ANSWERS` that no training learns.
 
     Raises UserError for an unknown item or scale, and a key that no step has.
     """
@@ -83,7 +92,7 @@ def steps_of(name: str, scale: str = "paper", overrides: Sequence[str] = ()) -> 
     graph: dict[str, Step] = {}
     with found_configuration():
         for item in items_of(name):
-            _add_item(graph, item, commands(item, scale), scale, overrides)
+            _add_item(graph, item, commands(item, scale), scale, overrides, left_out)
     used_keys = {word.partition("=")[0] for command in graph for word in shlex.split(command)}
     for key in (word.partition("=")[0] for word in overrides):
         if key not in used_keys:
@@ -102,6 +111,7 @@ def _add_item(
     item_commands: Sequence[str],
     scale: str,
     overrides: Sequence[str],
+    left_out: Collection[str],
 ) -> None:
     """Add the steps of an item's commands, those that write what they read, and the figure's."""
     goals = [words for command in item_commands for words in _split_sweep(command, overrides)]
@@ -116,7 +126,7 @@ def _add_item(
             recipes = [
                 recipe.command
                 for configuration in configurations(words)[:1]
-                for recipe in recipes_of(configuration)
+                for recipe in recipes_of(configuration, left_out)
             ]
             writers = [*item_commands, *recipes, *_all_commands(scale)]
         step, predecessors = _step(words, writers, overrides)
@@ -144,6 +154,9 @@ def _step(
             predecessors += _split_sweep(writer, overrides)
         elif not (OUTPUTS / folder).exists():
             missing.append(folder)
+    lists = lists_of(words)
+    repositories = repositories_in(compositions, _policies(compositions, lists))
+    pins = {repository.key: repository.pin for repository in repositories if repository.pin}
     values = "".join(json.dumps(plain_values(cfg), default=str) for cfg in compositions)
     step = Step(
         command=shlex.join(words),
@@ -152,9 +165,16 @@ def _step(
         after=tuple(shlex.join(predecessor) for predecessor in predecessors),
         missing=tuple(missing),
         settings=tuple(settings_of(words)),
-        configuration=f"{values}{lists_of(words)}",
+        repositories=repositories,
+        configuration=f"{values}{lists}" + (json.dumps(pins) if pins else ""),
     )
     return step, predecessors
+
+
+def _policies(compositions: Sequence[DictConfig], lists: Mapping[str, Words]) -> list[str]:
+    """The policies that a command decodes with, by name."""
+    swept = [value.partition("=")[2] for value in lists.get("policy", ())]
+    return swept or [str(cfg.policy.name) for cfg in compositions if "policy" in cfg]
 
 
 def _figure_step(graph: Mapping[str, Step], item: str, goals: Sequence[Words], scale: str) -> Step:

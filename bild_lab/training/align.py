@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,11 @@ class Alignment:
     logger: Any = None  # of `conf/logger`; None: none
     teaching: Teaching = Teaching()
 
+    @property
+    def target(self) -> Checkpoint:
+        """The model that answered, which may be read from pickles if the drafter may."""
+        return replace(self.calibration.target, allow_pickles=self.small.allow_pickles)
+
     def check(self) -> None:
         """Raise UserError if training or comparing is not possible; reads no weights."""
         require_whole("held_out", self.held_out, 1)
@@ -69,7 +74,7 @@ class Alignment:
                 f" longest answer of {longest} tokens; set train.max_target_tokens={longest}"
             )
         if self.recipe.soft_targets or self.teaching.loss is not None or self.acceptance:
-            target = self.calibration.target
+            target = self.target
             target.check()
             if target.fingerprint != self.calibration.manifest["model"]["fingerprint"]:
                 raise UserError(
@@ -143,9 +148,7 @@ def align(job: Alignment) -> dict[str, Any] | None:
             recipe=job.recipe,
             folder=job.folder,
             start=FromCheckpoint(job.small),
-            teacher=(
-                job.calibration.target if job.recipe.soft_targets or job.teaching.loss else None
-            ),
+            teacher=(job.target if job.recipe.soft_targets or job.teaching.loss else None),
             teaching=job.teaching,
             max_source_tokens=dataset.max_source_tokens,
             title=f"aligning {job.small.path}",
@@ -181,7 +184,7 @@ def _compared(job: Alignment, held_out: Sequence[TargetAnswer]) -> list[dict[str
     device = torch.device("cpu") if job.recipe.on_cpu else resolve_device("auto")
     dtype = torch.bfloat16 if job.recipe.in_bfloat16 else torch.float32
     aligned = Checkpoint(str(job.folder / "checkpoint"))
-    target = HuggingFaceModel(job.calibration.target, device, dtype) if job.acceptance else None
+    target = HuggingFaceModel(job.target, device, dtype) if job.acceptance else None
     drafts = [HuggingFaceModel(draft, device, dtype) for draft in (job.unaligned, aligned)]
     return [
         agreement(draft, target, held_out, job.calibration.dataset.max_source_tokens)

@@ -122,13 +122,12 @@ def read_calibration(folder: Path) -> Calibration:
     return Calibration(folder, manifest, answers)
 
 
-def read_calibrations(folders: Sequence[Path]) -> Calibration:
-    """The answers of several folders as one, in turn, such as BiTA's to five data sets (Table 5).
+def joined(calibrations: Sequence[Calibration]) -> Calibration:
+    """The answers of several calibrations as those of one, in turn, such as BiTA's to five data
+    sets (Table 5).
 
-    Raises UserError for a folder that cannot be read, for answers of several models or to prompts
-    cut differently.
+    Raises UserError for answers of several models or to prompts cut differently.
     """
-    calibrations = [read_calibration(folder) for folder in folders]
     reference = calibrations[0]
     if len(calibrations) == 1:
         return reference
@@ -148,15 +147,19 @@ def read_calibrations(folders: Sequence[Path]) -> Calibration:
             )
     names = dict.fromkeys(calibration.dataset.name for calibration in calibrations)
     hashes = [calibration.manifest["hash"] for calibration in calibrations]
-    joined = {
+    together = {
         "dataset": {**reference.manifest["dataset"], "name": " + ".join(names)},
         "hash": content_hash({"several": hashes}),
         "count": sum(calibration.manifest["count"] for calibration in calibrations),
+        "commits": {
+            name: commit
+            for calibration in calibrations
+            for name, commit in calibration.manifest.get("commits", {}).items()
+        },
     }
     answers = tuple(answer for calibration in calibrations for answer in calibration.answers)
-    return Calibration(
-        Path(", ".join(map(str, folders))), {**reference.manifest, **joined}, answers
-    )
+    folders = ", ".join(str(calibration.folder) for calibration in calibrations)
+    return Calibration(Path(folders), {**reference.manifest, **together}, answers)
 
 
 def read_part(file: Path) -> Iterator[TargetAnswer]:

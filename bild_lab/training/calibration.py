@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from bild_lab.engine.methods.lookup.ngram import vocabulary_hash
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.hub import commits_read
 from bild_lab.engine.models.device import within_memory
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings, before_stop
@@ -216,9 +217,15 @@ def _write_manifest(job: CalibrationJob) -> None:
         "tokens_per_s": tokens / seconds,
         "batch_size": job.batch_size,
         "environment": environment(job.target.device),
+        "commits": commits_read(),
     }
     parts = {"parts": [file.name for file in files], "hash": contents_hash(answers)}
-    manifest = {**job.plan, **parts, "dataset_words": list(job.dataset_words)}
+    manifest = {
+        **job.plan,
+        **parts,
+        "dataset_words": list(job.dataset_words),
+        "commits": commits_read(),
+    }
     with writing(job.folder, _WHAT, _REMEDY):
         write_json(job.folder / "metrics.json", metrics)
         write_json(job.folder / MANIFEST, manifest)  # last, as it marks the data as finished

@@ -20,7 +20,7 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
 
-from bild_lab.engine.models.checkpoint.hub import no_progress_bars
+from bild_lab.engine.models.checkpoint.hub import commits_read, no_progress_bars
 from bild_lab.engine.models.device import within_memory
 from bild_lab.errors import UserError
 from bild_lab.files import holding
@@ -115,6 +115,7 @@ class TrainingRun:
             "processes": launched().count,
             "identity": self.identity,
             "environment": environment(arguments.device),
+            "commits": commits_read(),
             **self.job.provenance,
         }
         return folder.publish(objective.save, metrics)

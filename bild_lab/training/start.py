@@ -149,7 +149,10 @@ class FromScratch:
     def __init__(self, fresh: FreshModel, max_target_tokens: int) -> None:
         self._fresh, self._longest = fresh, max_target_tokens
         self.name, self.config = f"random weights ({fresh.name})", fresh.configuration()
-        self._shared = None if fresh.tokenizer is None else Checkpoint(fresh.tokenizer)
+        self._shared = None
+        if fresh.tokenizer is not None:
+            # of which no weights are read
+            self._shared = Checkpoint(fresh.tokenizer, allow_pickles=True)
         self.trains_tokenizer = self._shared is None
         if (shared := self._shared) is not None:
             shared.check()

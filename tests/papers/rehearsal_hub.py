@@ -1,7 +1,9 @@
 """What the hub of the rehearsals holds: tiny checkpoints under the published ids, and a few rows of
 each data set.
 
-Ids, configurations, layouts, configs and splits are those of `hub.yaml`. `rehearsal.yaml` scales
+Ids, configurations, layouts, configs and splits are those of `hub.yaml`: weights are pickles where its
+cards say so, large ones lie in shards, what is a script on main has its conversion on a branch, and
+what is gated wants a login with consent. `rehearsal.yaml` scales
 the widths down, not the depths, and has the rows. A token is a byte, so that prompts and answers
 are text.
 """
@@ -19,6 +21,7 @@ import pyarrow
 import pyarrow.parquet as pq
 import torch
 import yaml
+from safetensors.torch import load, save
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -32,10 +35,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from bild_lab.papers.paper_runs import hub
-from tests.loopback_hub import CONVERSION, contents, pickled
+from bild_lab.papers.paper_runs import hub, size_of
+from tests.loopback_hub import CONVERSION, contents, pickle_of, pickled
 
 TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("rehearsal.yaml").read_text())
+SHARDED_GB, SHARDED_MB = 10, 500  # what is larger lies in shards
 ROWS = {"train": 6, "validation": 3, "test": 2}
 LONGEST_CHAIN = 24  # tokens of a Llama's text
 # of weights, by a part of their name
@@ -125,12 +129,47 @@ def prefer_next(model: PreTrainedModel) -> None:
 
 
 def checkpoints(folder: Path) -> dict[str, Mapping[str, bytes]]:
-    """Every checkpoint of `hub.yaml` whose configuration is known; one of BiLD's with pickles
-    alone.
+    """Every checkpoint of `hub.yaml` whose configuration is known, in its format; where that is not
+    known, those for CNN/DailyMail in pickles and the others in safetensors.
     """
-    names = [name for name, card in hub()["models"].items() if card["stored"] and card["outline"]]
-    several = {name: tiny_checkpoint(name, folder / name) for name in names}
-    return several | {"kssteven/T5-large-cnndm": pickled(several["kssteven/T5-large-cnndm"])}
+    served = {}
+    for name, card in hub()["models"].items():
+        if not card["stored"] or not card["outline"]:
+            continue
+        pickles = card.get("format", "pickle" if "cnndm" in name else "safetensors") == "pickle"
+        large = card["stored"] * size_of(name).weights > SHARDED_GB * 1e9
+        files = tiny_checkpoint(name, folder / name)
+        served[name] = sharded(files, pickles) if large else pickled(files) if pickles else files
+    return served
+
+
+def sharded(files: Mapping[str, bytes], pickles: bool) -> dict[str, bytes]:
+    """A checkpoint whose weights are in two shards and their index."""
+    tensors = load(files["model.safetensors"])
+    stem, suffix = ("pytorch_model", "bin") if pickles else ("model", "safetensors")
+    names = [f"{stem}-{shard:05d}-of-00002.{suffix}" for shard in (1, 2)]
+    parts: tuple[dict[str, torch.Tensor], ...] = ({}, {})
+    places = {}
+    for number, (key, tensor) in enumerate(sorted(tensors.items())):
+        parts[number % 2][key] = tensor
+        places[key] = names[number % 2]
+    index = {"metadata": {"total_size": 0}, "weight_map": places}
+    others = {name: files[name] for name in files if name != "model.safetensors"}
+    written = {
+        name: pickle_of(part) if pickles else save(part, metadata={"format": "pt"})
+        for name, part in zip(names, parts, strict=True)
+    }
+    return {**others, **written, f"{stem}.{suffix}.index.json": json.dumps(index).encode()}
+
+
+def gated() -> list[str]:
+    """The repositories that want a login with consent."""
+    return [
+        name
+        for kind in ("models", "datasets")
+        for name, card in hub()[kind].items()
+        if card.get("gated")
+    ]
 
 
 def rows_of(dataset: str, split: str) -> list[dict[str, Any]]:
@@ -145,9 +184,15 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
     return file.getvalue()
 
 
+def shards(rows: list[dict[str, Any]], card: Mapping[str, Any], split: str) -> list[list[Any]]:
+    """The rows of each file of a split: the training texts of a large data set lie in two."""
+    middle = len(rows) // 2 if split == "train" and card["mb"] > SHARDED_MB else len(rows)
+    return [part for part in (rows[:middle], rows[middle:]) if part]
+
+
 def datasets() -> dict[str, dict[str, bytes]]:
-    """Each data set in its layout: parquet by split, a script's on the branch of its conversion, or
-    JSON.
+    """Each data set in its layout: parquet by split, large ones in shards, a script with the branch
+    of its conversion, or JSON.
     """
     found = {}
     for name in TABLES["rows"]:
@@ -156,16 +201,21 @@ def datasets() -> dict[str, dict[str, bytes]]:
         splits = {split: rows_of(name, split) for split in card["splits"]}
         if card.get("script"):
             files = {
-                f"{config}/{split}/0000.parquet": parquet(rows) for split, rows in splits.items()
+                f"{config}/{split}/{number:04d}.parquet": parquet(rows)
+                for split in splits
+                for number, rows in enumerate(shards(splits[split], card, split))
             }
+            found[name] = {f"{name.partition('/')[2]}.py": b"raise SystemExit('a script ran')"}
             found[f"{name}@{CONVERSION}"] = files
         elif config.endswith(".json"):
             found[name] = {config: json.dumps(splits["train"]).encode()}
         else:
-            files = {
-                f"{config}/{split}-00000-of-00001.parquet": parquet(rows)
-                for split, rows in splits.items()
-            }
+            files = {}
+            for split in splits:
+                parts = shards(splits[split], card, split)
+                for number, rows in enumerate(parts):
+                    place = f"{config}/{split}-{number:05d}-of-{len(parts):05d}.parquet"
+                    files[place] = parquet(rows)
             listed = "\n".join(
                 f"  - split: {split}\n    path: {config}/{split}-*" for split in splits
             )

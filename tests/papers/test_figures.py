@@ -4,6 +4,7 @@ verdict.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import subprocess
@@ -22,7 +23,13 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
 from bild_lab.papers import step_runs
 from bild_lab.papers.drawings import written
-from bild_lab.papers.figures import FIGURES, GENERATE, draw_figure, over_generate
+from bild_lab.papers.figures import (
+    FIGURES,
+    GENERATE,
+    answers_left_out,
+    draw_figure,
+    over_generate,
+)
 from bild_lab.papers.published import AGREES, SCALES, load_published, published_names
 from tests.papers.samples import RUNS, bild, bita, outputs_of, points, store
 from tests.report.sample import sample_result, with_quality, with_speedup
@@ -102,6 +109,19 @@ def test_curves_of_another_figures_folder_alone_are_no_panel(tmp_path: Path) -> 
         "bild_no_rollback",
         "vanilla",
     }
+
+
+def test_a_figure_says_which_answers_its_adapters_did_not_learn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    points = [bita(adapter=f"outputs/{name}/adapter") for name in ("with", "without", "gone")]
+    for name, data in {"with": "9 answers to lima + cip", "without": "9 answers to cip"}.items():
+        (tmp_path / "outputs" / name).mkdir(parents=True)
+        (tmp_path / f"outputs/{name}/metrics.json").write_text(json.dumps({"data": data}))
+    (told,) = answers_left_out(points)
+    assert told.startswith("1 of the 2 trained modules learned no answers to GAIR/lima")
+    assert answers_left_out([points[0], points[2], bild(1.5)]) == []
 
 
 @pytest.mark.slow

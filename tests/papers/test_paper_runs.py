@@ -177,10 +177,16 @@ def test_the_script_tells_what_a_figure_or_an_experiment_needs(
     command: Callable[..., tuple[int, str]],
 ) -> None:
     code, told = command(paper_run, "bild/fig2", "gpu=t4", config=None)
+    assert code == 0 and "1 kssteven/mT5-large-wmt2014-de-en has its weights in pickles" in told
+    code, told = command(
+        paper_run, "bild/fig2", "gpu=t4", "runtime.allow_pickles=true", config=None
+    )
     assert code == 0
-    sentences, first, *_, drawn = [line for line in told.splitlines() if line[:1].isdigit()]
+    pins, sentences, first, *_, drawn = [line for line in told.splitlines() if line[:1].isdigit()]
+    assert pins.startswith("0 pins: to do: ") and "kssteven/mT5-large-wmt2014-de-en" in pins
     assert sentences.startswith("0 sentences: ")
-    assert first.startswith("1 to do: python run.py experiment=bild/fig2; writes bild_fig2_paper; ")
+    assert first.startswith("1 to do: python run.py experiment=bild/fig2 ")
+    assert "; writes bild_fig2_paper; " in first
     assert "GB of memory (fits in 16 GB)" in first and "GB to download" in first and " h" in first
     assert (
         drawn

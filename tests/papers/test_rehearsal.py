@@ -22,29 +22,40 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.store.hashing import data_hash
-from tests.loopback_hub import REPOSITORY, loopback_hub
+from tests.loopback_hub import REPOSITORY, commit_of, loopback_hub
 from tests.papers.rehearsal_heads import released_heads
-from tests.papers.rehearsal_hub import ROWS, TABLES, checkpoints, datasets
+from tests.papers.rehearsal_hub import ROWS, TABLES, checkpoints, datasets, gated
 
 pytestmark = pytest.mark.slow
 
 ASKED, REHEARSALS = TABLES["asked"], TABLES["rehearsals"]
-PAPER_RUN = str(REPOSITORY / "scripts" / "paper_run.py")
 QUICK = [*TABLES["quick"], "policy.lenience=0.3"]
+# tokens of the hub: one that may read all, and one that LIMA's authors have not let in
+CONSENTED, WITHOUT_LIMA = "consented", "without lima"
+LIMA = "GAIR/lima"
 Seen = dict[str, Any]  # of a point: what reached its models
 
 
-FORKING = """
+OWN_PINS = """
 import os, runpy, sys, traceback
+from pathlib import Path
+from bild_lab import files
+files.PINS = Path("pins.yaml").absolute()
+from bild_lab.lab.config.entrypoint import run_application
+from scripts import paper_run
+"""  # what a run pins stays in its folder
+PLAIN = f"{OWN_PINS}run_application(paper_run.main, None)"
+FORKING = (
+    OWN_PINS
+    + """
 from types import SimpleNamespace
 import datasets, torch, transformers
 import bild_lab.lab.measure.runner, bild_lab.report.sweep, bild_lab.training.trainer
-from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.papers import figures, step_runs
-from scripts import paper_run
 
 def run(command, check):
     if (step := os.fork()) == 0:
@@ -62,19 +73,22 @@ def run(command, check):
 
 step_runs.subprocess = SimpleNamespace(run=run)
 run_application(paper_run.main, None)
-"""  # paper_run.py whose steps begin with the libraries loaded, which takes each seconds
+"""
+)  # paper_run.py whose steps begin with the libraries loaded, which takes each seconds
 
 
 class Rehearsal:
     """Runs items' commands in a folder and reads what they leave there."""
 
-    def __init__(self, folder: Path, endpoint: str) -> None:
+    def __init__(self, folder: Path, endpoint: str, token: str = CONSENTED) -> None:
         self.folder = folder
         switches = {
             "HF_ENDPOINT": endpoint,
             "HF_HOME": str(folder / "cache"),
             "HF_HUB_DISABLE_XET": "1",
+            "HF_TOKEN": token,
         }
+        (folder / "pins.yaml").write_text("models: {}\ndatasets: {}\n")
         self.environment = {
             **os.environ,
             **switches,
@@ -82,8 +96,8 @@ class Rehearsal:
             "OMP_NUM_THREADS": "1",
         }
 
-    def run(self, *words: str, script: Sequence[str] = ("-c", FORKING)) -> tuple[int, str]:
-        command = [sys.executable, *script, *words, "run=true", "force=true"]
+    def run(self, *words: str, script: str = FORKING) -> tuple[int, str]:
+        command = [sys.executable, "-c", script, *words, "run=true", "force=true"]
         done = subprocess.run(
             command,
             cwd=self.folder,
@@ -106,8 +120,9 @@ class Rehearsal:
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    consent = {CONSENTED: gated(), WITHOUT_LIMA: [name for name in gated() if name != LIMA]}
     models = checkpoints(tmp_path_factory.mktemp("models")) | released_heads()
-    with loopback_hub(datasets(), models) as url:
+    with loopback_hub(datasets(), models, gated=gated(), consent=consent) as url:
         yield url
 
 
@@ -219,12 +234,35 @@ def ordered(point: Seen) -> str:
     return json.dumps(point, sort_keys=True)
 
 
-def require_answers(rehearsal: Rehearsal, pair: str, family: str) -> None:
+def require_commits(rehearsal: Rehearsal) -> None:
+    """Everything that was read of the hub is stated with its commit, and pinned."""
+    pins = yaml.safe_load((rehearsal.folder / "pins.yaml").read_text())
+    pinned = {key: pin["revision"] for kind in pins.values() for key, pin in kind.items()}
+    assert pinned and all(
+        commit == commit_of(*filter(None, key.split("@"))) for key, commit in pinned.items()
+    )
+    for file in (rehearsal.folder / "outputs").glob("*/points/*/result.json"):
+        point = json.loads(file.read_text())
+        roles = (point["setting"].get(role) for role in ("target", "draft"))
+        models = {model for model in roles if model in pins["models"]}
+        read = point["facts"]["commits"]
+        assert read.items() <= pinned.items() and read.keys() & pins["datasets"].keys()
+        assert models <= read.keys(), file
+    for file in (rehearsal.folder / "outputs").glob("*/metrics.json"):
+        told = json.loads(file.read_text())
+        read = {**told["commits"], **told.get("answers", {}).get("commits", {})}
+        assert read.items() <= pinned.items() and read.keys() & pins["datasets"].keys(), file
+
+
+def require_answers(rehearsal: Rehearsal, pair: str, family: str, left_out: Sequence[str]) -> None:
     """The answers that an adapter learned: to which questions, in which templates, how long, how
     precise.
     """
     for data, question in TABLES["answers"]["questions"].items():
         folder = rehearsal.folder / f"outputs/calibration_{pair}_{data}"
+        assert folder.is_dir() is (data not in left_out)
+        if data in left_out:
+            continue
         manifest = json.loads((folder / "manifest.json").read_text())
         assert manifest["decoding"] == {
             "method": "greedy",
@@ -268,9 +306,11 @@ def require_rates(rehearsal: Rehearsal, name: str, rates: Mapping[str, Any]) -> 
 
 @pytest.mark.parametrize("name", REHEARSALS)
 def test_an_item_runs_from_download_to_figure_and_asks_as_its_paper_does(
-    name: str, rehearsal: Rehearsal
+    name: str, tmp_path: Path, endpoint: str
 ) -> None:
     table = REHEARSALS[name]
+    left_out = table.get("left_out", [])
+    rehearsal = Rehearsal(tmp_path, endpoint, WITHOUT_LIMA if left_out else CONSENTED)
     for item, title in table["items"].items():
         code, printed = rehearsal.run(item, *flat(table["overrides"]))
         assert code == 0, printed
@@ -279,6 +319,8 @@ def test_an_item_runs_from_download_to_figure_and_asks_as_its_paper_does(
             assert figure.startswith(f"# {title}") and (
                 item == "bild/fig10" or "| verdict |" in figure
             )
+            assert (f"learned no answers to {LIMA}" in figure) is bool(left_out)
+            assert (f"without {LIMA}: it is gated" in printed) is bool(left_out)
     for folder, entries in table.get("points", {}).items():
         found, should = compared(rehearsal, folder, entries)
         assert found == should, folder
@@ -286,9 +328,10 @@ def test_an_item_runs_from_download_to_figure_and_asks_as_its_paper_does(
         metrics = json.loads((rehearsal.folder / f"outputs/{folder}/metrics.json").read_text())
         assert metrics["validation_examples"] == count and len(metrics["learning_rates"]) == 4
     for pair in table.get("calibrated", []):
-        require_answers(rehearsal, pair, pair.partition("_")[0])
+        require_answers(rehearsal, pair, pair.partition("_")[0], left_out)
     for folder, rates in table.get("rates", {}).items():
         require_rates(rehearsal, folder, rates)
+    require_commits(rehearsal)
 
 
 def test_what_is_asked_otherwise_than_in_the_paper_is_found(rehearsal: Rehearsal) -> None:
@@ -304,7 +347,8 @@ def test_what_is_asked_otherwise_than_in_the_paper_is_found(rehearsal: Rehearsal
         "spec/tab5",
         *(f"{key}={value}" for key, value in faults.items()),
         *QUICK,
-        script=[PAPER_RUN],
+        *TABLES["pickles"],
+        script=PLAIN,
     )
     assert code == 0, printed
     (found,), (should, _) = compared(

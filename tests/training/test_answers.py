@@ -24,11 +24,12 @@ from bild_lab.training import answers
 from bild_lab.training.answers import (
     END,
     SCHEMA,
+    Calibration,
     TargetAnswer,
     contents_hash,
     greedy_answers,
+    joined,
     read_calibration,
-    read_calibrations,
 )
 from tests.tiny import save, tiny_t5
 
@@ -112,9 +113,13 @@ def written(folder: Path, *words: str, model: str = "one", **dataset: Any) -> Pa
     return folder
 
 
+def read_together(*folders: Path) -> Calibration:
+    return joined([read_calibration(folder) for folder in folders])
+
+
 def test_several_folders_are_one_with_all_their_answers_in_turn(tmp_path: Path) -> None:
     lima, cip = written(tmp_path / "lima", "a", "b"), written(tmp_path / "cip", "c")
-    both = read_calibrations([lima, cip])
+    both = read_together(lima, cip)
     assert [one.id for one in both.answers] == ["a", "b", "c"]
     assert (both.manifest["count"], both.dataset.name, both.dataset.split) == (
         3,
@@ -124,11 +129,11 @@ def test_several_folders_are_one_with_all_their_answers_in_turn(tmp_path: Path) 
     assert both.manifest["model"]["fingerprint"] == "one"
     assert str(lima) in str(both.folder) and str(cip) in str(both.folder)
     hashes = {
-        read_calibrations(given).manifest["hash"]
+        read_together(*given).manifest["hash"]
         for given in ([lima, cip], [cip, lima], [lima], [cip])
     }
     assert len(hashes) == 4
-    assert read_calibrations([lima]) == read_calibration(lima)
+    assert read_together(lima) == read_calibration(lima)
 
 
 def test_answers_of_two_models_or_to_prompts_cut_differently_are_not_mixed(tmp_path: Path) -> None:
@@ -138,8 +143,8 @@ def test_answers_of_two_models_or_to_prompts_cut_differently_are_not_mixed(tmp_p
         written(tmp_path / "longer", "c", max_source_tokens=9),
     )
     with pytest.raises(UserError, match="answers of one model, got .*first and .*other"):
-        read_calibrations([first, other])
+        read_together(first, other)
     with pytest.raises(
         UserError, match=r"one dataset.max_source_tokens, got None in .*first and 9 in .*longer"
     ):
-        read_calibrations([first, longer])
+        read_together(first, longer)

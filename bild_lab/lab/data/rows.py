@@ -8,7 +8,12 @@ from contextlib import nullcontext
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
-from bild_lab.engine.models.checkpoint.hub import hub_problem, offline_hub, require_hub
+from bild_lab.engine.models.checkpoint.hub import (
+    hub_problem,
+    note_commit,
+    offline_hub,
+    require_hub,
+)
 from bild_lab.errors import UserError
 from bild_lab.files import pin_of
 from bild_lab.lab.data.formats import SUFFIXES, Row, labels, read_rows, suffix_of
@@ -23,6 +28,7 @@ METADATA_FILES = {"dataset_infos.json", "dataset_info.json", "dataset_dict.json"
 REMEDY = f"give a local copy instead: dataset.path=DIR (a folder or a file: {' '.join(SUFFIXES)})"
 
 _SHARD = re.compile(r"-of-(\d+)")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def canonical_split(split: str) -> str:
@@ -165,21 +171,26 @@ def hub_rows(
     is missing, gated, a script, or has no such config, revision or split, and if a download stops
     early or a file is damaged.
     """
-    if (pin := pin_of("datasets", hub_id, revision)) is not None:
-        revision = pin["revision"]
+    pin = pin_of("datasets", hub_id, revision)
+    commit = revision if pin is None else pin["revision"]
     if data_dir:
-        folder = _folder(hub_id, data_dir.strip("/"), split, revision)
+        snapshot, folder = _folder(hub_id, data_dir.strip("/"), split, commit)
+        note_commit(hub_id, revision, snapshot.name)
         yield from local_rows(folder, split, [config] if config else [])
         return
-    dataset = _load(hub_id, {"name": config, "revision": revision, "split": split})
+    dataset = _load(hub_id, {"name": config, "revision": commit, "split": split})
+    for cached in dataset.cache_files[:1]:  # in a folder that is named after the commit
+        folder_name = Path(cached["filename"]).parent.name
+        if _COMMIT.fullmatch(folder_name):
+            note_commit(hub_id, revision, folder_name)
     label = labels(dataset.features or {})
     for index, row in enumerate(dataset):
         yield f"{hub_id} row {index}", label(row)
 
 
-def _folder(hub_id: str, data_dir: str, split: str, revision: str | None) -> Path:
-    """One folder of a dataset's repository, with the split's files, or one file, in the hub's
-    cache.
+def _folder(hub_id: str, data_dir: str, split: str, revision: str | None) -> tuple[Path, Path]:
+    """A commit's folder in the hub's cache, and in it one folder of a dataset's repository with the
+    split's files, or one file.
 
     With a `data_dir`, `datasets` 5.2 does not find its own cache again, and the files alone do not
     show whether the download was complete. `snapshot_download` keeps a list of the files. A cache
@@ -214,7 +225,7 @@ def _folder(hub_id: str, data_dir: str, split: str, revision: str | None) -> Pat
         raise UserError(
             _complaint(hub_id, {"data_dir": data_dir, "revision": revision}, error)
         ) from error
-    return Path(snapshot, data_dir)
+    return Path(snapshot), Path(snapshot, data_dir)
 
 
 def _files_of_split(hub_id: str, listed: Sequence[str], data_dir: str, split: str) -> list[str]:

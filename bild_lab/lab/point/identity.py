@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from bild_lab.engine.methods import bita, medusa
 from bild_lab.engine.methods.eagle import module as eagle
 from bild_lab.engine.methods.early_exit import layer_heads
+from bild_lab.engine.models.checkpoint.hub import commits_read
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.protocols import External
 from bild_lab.engine.sampling import Sampling
@@ -241,7 +242,8 @@ def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[
     that the knob names; of a fitted tree its file. versions: of the packages of a peer with its own
     environment. vocabularies: of each draft model with another vocabulary than the target's, how
     many pieces they share, and how it drafts. pins: the commit and date of each repository of the
-    hub that is pinned (`pins.yaml`).
+    hub that is pinned (`pins.yaml`). commits: what was read of each repository of the hub, pinned
+    or not.
     """
     dataset = specs.dataset
     pins = {model.checkpoint.path: model.checkpoint.pin for model in decoder.models}
@@ -266,7 +268,20 @@ def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[
         facts["vocabularies"] = decoder.vocabularies
     if pins:
         facts["pins"] = pins
+    if commits := _commits_of(decoder, dataset):
+        facts["commits"] = commits
     return facts
+
+
+def _commits_of(decoder: Decoder, dataset: DatasetSpec) -> dict[str, str]:
+    """The commit of each repository of the hub that a point reads, as `commits_read` has them."""
+    revisions = {model.checkpoint.path: model.checkpoint.revision for model in decoder.models}
+    if not dataset.path:
+        revisions[dataset.hub_id] = dataset.hub_revision
+    keys = {
+        name if revision is None else f"{name}@{revision}" for name, revision in revisions.items()
+    }
+    return {key: commit for key, commit in commits_read().items() if key in keys}
 
 
 def _settings_in(path: Path) -> dict[str, Any] | None:

@@ -32,7 +32,7 @@ from bild_lab.engine.protocols import BringsBaseline, External, Method, Replays
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings
 from bild_lab.engine.vocabularies import TranslatedModel, in_vocabulary_of
-from bild_lab.errors import UserError, require_choice
+from bild_lab.errors import UserError, require_choice, require_flag, require_model_path
 from bild_lab.lab.config.compose import compose_policy, knob_values, resolved_policy
 from bild_lab.lab.config.policies import describe_decoder, find_part
 from bild_lab.lab.config.schemas import DecodingSpec, PairSpec, RuntimeSpec, stop_strings, typed
@@ -312,6 +312,17 @@ def replays(policy: DictConfig) -> bool:
         isinstance(constructor, type) and issubclass(constructor, Replays)
         for constructor, _ in parts_of(resolved_policy(policy)["decoder"])
     )
+
+
+def configured_checkpoint(cfg: DictConfig) -> Checkpoint:
+    """The checkpoint of a command that has `model.path`, `model.revision` and
+    `runtime.allow_pickles`.
+
+    Raises UserError for a path or a switch that is none. Reads nothing.
+    """
+    require_model_path("model.path", cfg.model.path)
+    require_flag("runtime.allow_pickles", cfg.runtime.allow_pickles)
+    return Checkpoint(cfg.model.path, cfg.model.revision, allow_pickles=cfg.runtime.allow_pickles)
 
 
 @lru_cache(maxsize=4)

@@ -18,17 +18,17 @@ from transformers import TrainingArguments
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.precision import resolve_dtype
-from bild_lab.errors import UserError, require_model_path, require_whole
+from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.config.console import output, status_line
 from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import cut_sources
 from bild_lab.lab.point.identity import sweep_folder
-from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.load import configured_checkpoint, load_model
 from bild_lab.lab.store.records import require_writable
 from bild_lab.ranks import launched, process_group
-from bild_lab.training.answers import Calibration, read_calibrations
+from bild_lab.training.answers import Calibration, joined, read_calibration
 from bild_lab.training.batches import BatchOrder, spread_evenly
 from bild_lab.training.calibration import CalibrationJob, generate_calibration
 from bild_lab.training.folder import TrainingFolder
@@ -41,6 +41,7 @@ from bild_lab.training.modules.predictors import (
     RandomContexts,
     collate,
 )
+from bild_lab.training.modules.references import RELEASED_SUFFIXES, released_answers
 from bild_lab.training.modules.states import BasePlacement, ModuleSpec, OneRowCheckpoint
 from bild_lab.training.reports import (
     answers_bar,
@@ -134,7 +135,8 @@ class FrozenJob(TrainingJob):
         )
         pair = [f"pair.target={self.base.path}", *revision, "pair.draft=null"]
         words = self.spec.words(self.folder / self.spec.result_name)
-        return f"python run.py {shlex.join([*words, *pair, *self.calibration.dataset_words])}"
+        said = [*words, *pair, *self.base.switches, *self.calibration.dataset_words]
+        return f"python run.py {shlex.join(said)}"
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -203,6 +205,7 @@ def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
             "answers": {
                 "folder": str(job.calibration.folder),
                 "hash": job.calibration.manifest["hash"],
+                "commits": job.calibration.manifest.get("commits", {}),
             },
             "train_examples": len(train),
             "held_out_examples": len(held_out),
@@ -221,8 +224,10 @@ def frozen_model(cfg: DictConfig, spec: ModuleSpec) -> Checkpoint:
     folder = sweep_folder(cfg)
     require_writable(folder)
     TrainingFolder(folder, spec.result_name).require_free()
-    require_model_path("model.path", cfg.model.path)
-    base = OneRowCheckpoint(cfg.model.path, cfg.model.revision)
+    configured = configured_checkpoint(cfg)
+    base = OneRowCheckpoint(
+        configured.path, configured.revision, allow_pickles=configured.allow_pickles
+    )
     base.check()
     spec.check(base.config)
     return base
@@ -250,8 +255,7 @@ def own_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
     they are missing.
     """
     if cfg.calibration:
-        folders = [cfg.calibration] if isinstance(cfg.calibration, str) else cfg.calibration
-        return read_calibrations([Path(folder) for folder in folders])
+        return configured_answers(cfg, recipe)
     placed = placement_of(cfg)
     if placed.sharded:
         raise UserError(
@@ -260,17 +264,20 @@ def own_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
             " them as calibration=DIR"
         )
     dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), cfg.answers
-    dataset = for_model(dataset, Checkpoint(cfg.model.path, cfg.model.revision))
+    answering = configured_checkpoint(cfg)
+    dataset = for_model(dataset, answering)
     folder = sweep_folder(cfg) / "calibration"
     status_line.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):
         device = process_group(recipe.on_cpu).device
-        dtype = resolve_dtype(
-            settings.dtype, Checkpoint(cfg.model.path, cfg.model.revision), device
-        )
-        where = (str(device), dtype, "auto")
         target = load_model(
-            cfg.model.path, cfg.model.revision, *where, device_map=placed.device_map
+            answering.path,
+            answering.revision,
+            str(device),
+            resolve_dtype(settings.dtype, answering, device),
+            "auto",
+            device_map=placed.device_map,
+            allow_pickles=answering.allow_pickles,
         )
         count = lambda prompt: target.checkpoint.source(prompt).length  # noqa: E731
         examples = cut_sources(load_examples(dataset), dataset.max_source_tokens, count)
@@ -281,7 +288,21 @@ def own_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
         with answers_bar() as report:
             generate_calibration(job, report)
     load_model.cache_clear()  # the training needs the memory
-    return read_calibrations([folder])
+    return read_calibration(folder)
+
+
+def configured_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
+    """The answers in the folders and files of `calibration`, as those of one model."""
+    base = configured_checkpoint(cfg)
+    paths = [cfg.calibration] if isinstance(cfg.calibration, str) else cfg.calibration
+    return joined(
+        [
+            released_answers(base, Path(path), recipe.max_target_tokens)
+            if Path(path).suffix in RELEASED_SUFFIXES
+            else read_calibration(Path(path))
+            for path in paths
+        ]
+    )
 
 
 def train_and_report(job: FrozenJob) -> None:

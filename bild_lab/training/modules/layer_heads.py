@@ -4,8 +4,8 @@ Table 2).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,16 +17,12 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.methods.early_exit.layer_heads import LayerHeads, LayerHeadsConfig
-from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_depth
+from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.llama import norm_factor
 from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import UserError, require_choice
-from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.data.prompts import Example, cut_sources
-from bild_lab.training.answers import END, Calibration, TargetAnswer, contents_hash
-from bild_lab.training.batches import IGNORED, tokenize
-from bild_lab.training.modules.conversations import tokenize_conversations
+from bild_lab.training.batches import IGNORED
 from bild_lab.training.modules.predictors import (
     MATCH_RATE,
     OwnLoss,
@@ -39,7 +35,6 @@ from bild_lab.training.modules.states import (
     decoder_states,
     own_matrices,
 )
-from bild_lab.training.start import require_fitting_tokenizer, require_references
 
 DATA, SELF = "data", "self"
 ROWS = 2048  # rows of logits at a time: 0.25 GB in float32 for 32,000 tokens
@@ -192,39 +187,3 @@ class LayerHeadsModule(SmallModule):
     ) -> tuple[Float[Tensor, " n"], Int[Tensor, "n top"]]:
         logits = self.weights.logits(layer, hidden.to(self.weights.norms.dtype))
         return cross_entropy(logits.float(), labels, reduction="none"), first_choices(logits)
-
-
-def reference_answers(
-    base: Checkpoint, dataset: DatasetSpec, examples: Sequence[Example], max_target_tokens: int
-) -> Calibration:
-    """The dataset's references in the form of calibration data, for `labels=data`.
-
-    Later turns belong to one `Conversation` with the turns before them, of which only answers are
-    learned. Raises UserError for an example without a reference, or a tokenizer that does not fit
-    the model.
-    """
-    require_references(examples)
-    require_fitting_tokenizer(base.tokenizer, base.config, base.end_tokens, base.path)
-    if any(example.continues for example in examples):
-        answers = tuple(
-            tokenize_conversations(base, dataset.templates[0], examples, max_target_tokens)
-        )
-    else:
-        examples = cut_sources(
-            examples, dataset.max_source_tokens, lambda prompt: base.source(prompt).length
-        )
-        tokenized = tokenize(
-            examples, base.tokenizer, base.encoder_decoder, None, max_target_tokens
-        )
-        answers = tuple(
-            TargetAnswer(
-                example.id, example.prompt, example.references[0], row.answer.tolist(), END
-            )
-            for example, row in zip(examples, tokenized, strict=True)
-        )
-    manifest = {
-        "model": {"path": base.path, "revision": base.revision, "fingerprint": base.fingerprint},
-        "dataset": asdict(dataset),
-        "hash": contents_hash(answers),
-    }
-    return Calibration(Path(dataset.path or dataset.hub_id or dataset.name), manifest, answers)

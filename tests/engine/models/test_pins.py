@@ -28,7 +28,7 @@ from bild_lab import files
 from scripts import paper_run
 files.PINS = Path(sys.argv.pop())
 try:
-    paper_run.pin(sys.argv[1:])
+    paper_run.pin_named(sys.argv[1:])
 except Exception as error:
     print(error)
 """
@@ -43,7 +43,8 @@ words = [f"pair.target=me/model", "pair.draft=null", "policy=vanilla", "dataset=
 words += ["dataset.source_column=translation.de", "dataset.path=null"]
 for more in ([], ["pair.target_revision=main", "dataset.hub_revision=main"]):
     point = prepare(compose_config([*words, *more]))
-    print(json.dumps([point.setting["weights"], point.examples[0].source, point.facts.get("pins")]))
+    source, facts = point.examples[0].source, point.facts
+    print(json.dumps([point.setting["weights"], source, facts.get("pins"), facts["commits"]]))
 """
 
 
@@ -94,8 +95,10 @@ def test_a_pinned_commit_is_read_and_stated_and_another_revision_goes_before_it(
         pinned, free = map(
             json.loads, printed_in_a_fresh_process(READ, endpoint, tmp_path, str(file))[-2:]
         )
-    assert pinned == [old["model"], "Alt", {**pins["models"], **pins["datasets"]}]
-    assert free == [commit_of("me/model"), "Neu", None]
+    read = {f"me/{name}": commit for name, commit in old.items()}
+    assert pinned == [old["model"], "Alt", {**pins["models"], **pins["datasets"]}, read]
+    read = {f"me/{name}@main": commit_of(f"me/{name}") for name in old}
+    assert free == [commit_of("me/model"), "Neu", None, read]
 
 
 KINDS = (("model", "model"), ("dataset", "data"))

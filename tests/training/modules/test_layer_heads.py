@@ -33,7 +33,6 @@ from bild_lab.training.modules import layer_heads
 from bild_lab.training.modules.layer_heads import (
     LayerHeadsModule,
     LayerHeadsSpec,
-    reference_answers,
 )
 from bild_lab.training.modules.predictors import (
     AnsweredPrompt,
@@ -41,6 +40,7 @@ from bild_lab.training.modules.predictors import (
     choose_contexts,
     collate,
 )
+from bild_lab.training.modules.references import reference_answers
 from bild_lab.training.modules.states import OneRowCheckpoint, decoder_states
 from scripts import match_rates, train_lm_heads
 from tests.checkpoints import write_data

@@ -37,6 +37,7 @@ from bild_lab.engine.models.checkpoint.hub import (
     hub_problem,
     no_conversion_service,
     no_progress_bars,
+    note_commit,
     require_hub,
 )
 from bild_lab.engine.models.checkpoint.pieces import METASPACE, Pieces, begin_of_text, piece_of
@@ -54,10 +55,9 @@ from bild_lab.errors import UserError, require_unicode
 from bild_lab.files import file_digest, pin_of, shipped_folder
 
 PICKLE_REMEDY = (
-    "set runtime.allow_pickles=true (in scripts/finetune.py model.allow_pickles=true) to read"
-    " tensors from them, and nothing else, or give a revision that has safetensors, or save them"
-    " anew with Transformers: AutoModelForCausalLM or AutoModelForSeq2SeqLM,"
-    " .from_pretrained(DIR).save_pretrained(NEW_DIR)"
+    "set runtime.allow_pickles=true to read tensors from them, and nothing else, or give a revision"
+    " that has safetensors, or save them anew with Transformers: AutoModelForCausalLM or"
+    " AutoModelForSeq2SeqLM, .from_pretrained(DIR).save_pretrained(NEW_DIR)"
 )
 REMOTE_CODE = (
     "runs Python code of its own; look at it first, then set runtime.trust_remote_code=true"
@@ -103,6 +103,11 @@ class Checkpoint:
         """Whether the path can only be a hub id."""
         named_as_folder = self.path.startswith(("/", ".", "~")) or self.path.count("/") > 1
         return not self.in_folder and not named_as_folder
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """What a command that is to read it must also say."""
+        return ("runtime.allow_pickles=true",) if self.allow_pickles else ()
 
     @property
     def pin(self) -> Mapping[str, str] | None:
@@ -446,7 +451,9 @@ class Checkpoint:
         if not self.in_folder and hub_problem() is not None:
             options["local_files_only"] = True
         try:
-            return kind.from_pretrained(self.location, **options)
+            component_read = kind.from_pretrained(self.location, **options)
+            self._note_commit()
+            return component_read
         except (ImportError, RuntimeError) as error:
             if lines := [
                 line.strip() for line in str(error).splitlines() if "mismatch" in line.lower()
@@ -469,6 +476,16 @@ class Checkpoint:
                     "give a local folder instead: pair.target=DIR, pair.draft=DIR",
                 )
             raise UserError(self._complaint(component, error)) from error
+
+    def _note_commit(self) -> None:
+        """Note which commit of the hub was read. It is the name of the files' folder in the
+        cache.
+        """
+        if self.in_folder:
+            return
+        cached = try_to_load_from_cache(self.location, "config.json", revision=self.commit)
+        if isinstance(cached, str):
+            note_commit(self.path, self.revision, Path(cached).parent.name)
 
     def _require_files(self, component: str) -> None:
         """Raise UserError for a path that holds nothing that can be read."""

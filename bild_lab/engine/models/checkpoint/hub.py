@@ -1,5 +1,5 @@
 """Check with one socket whether the Hugging Face hub is reachable, before its libraries wait for
-minutes; quiet them.
+minutes; quiet them; and note which commits were read.
 
 With an unreachable hub a call of `huggingface_hub` takes 23 s (refused) to 389 s (packets dropped).
 """
@@ -17,9 +17,24 @@ from contextlib import contextmanager
 
 from bild_lab.errors import UserError
 
+_commits: dict[str, str] = {}  # of `commits_read`
 DEFAULT_ENDPOINT = "https://huggingface.co"
 PROBE_TIMEOUT_S = 2.0
 _TRUE_WORDS = {"1", "ON", "YES", "TRUE"}  # the values that huggingface_hub takes as true
+
+
+def note_commit(name: str, revision: str | None, commit: str) -> None:
+    """Note what was read of a repository of the hub. revision: as it was asked for; None: main."""
+    _commits[name if revision is None else f"{name}@{revision}"] = commit
+
+
+def commits_read() -> dict[str, str]:
+    """The commit of every repository of the hub that this process has read so far: of models,
+    tokenizers and data sets.
+
+    Keys are ID, or ID@REVISION where a revision was named, as in `pins.yaml`.
+    """
+    return dict(sorted(_commits.items()))
 
 
 def require_hub(what: str, remedy: str) -> None:
