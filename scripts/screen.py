@@ -46,7 +46,7 @@ def run(cfg: DictConfig) -> None:
     spec = typed(ScreenSpec, cfg.screen, "screen")
     task, lists = command_line_lists(HydraConfig.get())
     grid = grid_of(task, [*lists, *spec.space], "screen")
-    screening = Screening(grid, spec.select, "screen", spec.batch)
+    screening = Screening(grid, spec.select, "screen", spec.batch, spec.keep)
     certifies = spec.guarantee.loss is not None
     if certifies:
         require_losses(

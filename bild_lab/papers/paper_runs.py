@@ -185,6 +185,13 @@ def lists_of(words: Words) -> dict[str, Words]:
     )
 
 
+def replaced_words(words: Words, changes: Sequence[str]) -> Words:
+    """The command line with these KEY=VALUE in place of those with the keys that it has."""
+    keys = {word.partition("=")[0] for word in changes}
+    unchanged = (word for word in words if "=" not in word or word.partition("=")[0] not in keys)
+    return (*unchanged, *changes)
+
+
 @cache
 def composed(application: str, words: Words) -> DictConfig:
     """The configuration `conf/APPLICATION.yaml` with these overrides, Hydra's own part included."""

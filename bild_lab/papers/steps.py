@@ -29,10 +29,12 @@ from bild_lab.papers.paper_runs import (
     found_configuration,
     items_of,
     lists_of,
+    replaced_words,
     settings_of,
 )
 from bild_lab.papers.published import SCALES, load_published, published_names
 from bild_lab.papers.recipes import recipes_of
+from bild_lab.papers.recorded_steps import PREFIX, recorded_commands
 
 OUTPUTS = Path("outputs")
 _ABSENT = object()
@@ -58,7 +60,9 @@ class Step:
     figure: str | None = None
 
 
-def steps_of(name: str, scale: str = "paper", overrides: Sequence[str] = ()) -> list[Step]:
+def steps_of(
+    name: str, scale: str = "paper", overrides: Sequence[str] = (), live: bool = False
+) -> list[Step]:
     """Everything that makes an item, or all of them, in an order in which it can run; figures are
     last.
 
@@ -66,7 +70,8 @@ def steps_of(name: str, scale: str = "paper", overrides: Sequence[str] = ()) -> 
     written by the command with that name=NAME: one of the item's own, else a recipe of its
     experiment, else a command of another item. A sweep is a step for each value that needs other
     models or folders, so that a pair waits for its own training only.
-    overrides: KEY=VALUE, for every step that has the key.
+    overrides: KEY=VALUE, for every step that has the key. live: sweeps decode all examples at every
+    point; else the quality of an item's recorded sweeps comes from a record (`recorded_steps.py`).
 
     Raises UserError for an unknown item or scale, and a key that no step has.
     """
@@ -74,7 +79,7 @@ def steps_of(name: str, scale: str = "paper", overrides: Sequence[str] = ()) -> 
     graph: dict[str, Step] = {}
     with found_configuration():
         for item in items_of(name):
-            _add_item(graph, item, commands(item, scale), scale, overrides)
+            _add_item(graph, item, scale, overrides, live)
     used_keys = {word.partition("=")[0] for command in graph for word in shlex.split(command)}
     for key in (word.partition("=")[0] for word in overrides):
         if key not in used_keys:
@@ -90,12 +95,15 @@ def steps_of(name: str, scale: str = "paper", overrides: Sequence[str] = ()) -> 
 def _add_item(
     graph: dict[str, Step],
     item: str,
-    item_commands: Sequence[str],
     scale: str,
     overrides: Sequence[str],
+    live: bool,
 ) -> None:
     """Add the steps of an item's commands, those that write what they read, and the figure's."""
+    item_commands = commands(item, scale)
     goals = [words for command in item_commands for words in _split_sweep(command, overrides)]
+    if not live and item in published_names() and load_published(item).recorded:
+        goals = [words for sweep in goals for words in recorded_commands(sweep, overrides)]
     # a step's command, and the commands among which those that it waits for are
     waiting: list[tuple[Words, Sequence[str]]] = [(words, ()) for words in goals]
     while waiting:
@@ -151,11 +159,15 @@ def _step(
 def _figure_step(graph: Mapping[str, Step], item: str, goals: Sequence[Words], scale: str) -> Step:
     """The step that draws an item from the folders that its commands write."""
     after = tuple(dict.fromkeys(shlex.join(words) for words in goals))
-    written = {graph[command].writes for command in after}
+    written = list(dict.fromkeys(graph[command].writes for command in after))
+    folders = load_published(item).folders[scale]
     return Step(
         command=f"python scripts/figures.py {item} scale={scale}",
         writes=f"figures/{item}",
-        reads=tuple(folder for folder in load_published(item).folders[scale] if folder in written),
+        reads=(
+            *(folder for folder in folders if folder in written),
+            *(folder for folder in written if folder.startswith(PREFIX)),
+        ),
         after=after,
         figure=item,
     )
@@ -204,14 +216,14 @@ def _split_sweep(command: str, overrides: Sequence[str]) -> list[Words]:
         for word in overrides
         if OmegaConf.select(configuration, word.partition("=")[0], default=_ABSENT) is not _ABSENT
     ]
-    words = _replaced(words, known)
+    words = replaced_words(words, known)
     lists = lists_of(words)
     split_lists = [
         values
         for key, values in lists.items()
         if len(values) > 1 and _needs_differ(application, lists, key)
     ]
-    return [_replaced(words, choice) for choice in product(*split_lists)]
+    return [replaced_words(words, choice) for choice in product(*split_lists)]
 
 
 def _needs_differ(application: str, lists: Mapping[str, Words], key: str) -> bool:
@@ -227,10 +239,3 @@ def _needs_differ(application: str, lists: Mapping[str, Words], key: str) -> boo
     ]
     needed = [(cfg.get("pair"), cfg.get("model"), output_folders(cfg)) for cfg in compositions]
     return any(need != needed[0] for need in needed)
-
-
-def _replaced(words: Words, changes: Sequence[str]) -> Words:
-    """The command line with these KEY=VALUE in place of those with the keys that it has."""
-    keys = {word.partition("=")[0] for word in changes}
-    unchanged = (word for word in words if "=" not in word or word.partition("=")[0] not in keys)
-    return (*unchanged, *changes)
