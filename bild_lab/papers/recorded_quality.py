@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -148,9 +147,10 @@ def with_recorded_quality(
     larger one counts.
     """
     joined = [_joined(point, recordings) for point in points]
-    most_examples: Counter[str] = Counter()
+    most_examples: dict[str, int] = {}
     for point in filter(recorded_of, joined):
-        most_examples[_identity(point)] |= point.setting.n_examples
+        identity, count = _identity(point), point.setting.n_examples
+        most_examples[identity] = max(count, most_examples.get(identity, 0))
     return [
         point
         for point in joined
