@@ -26,10 +26,9 @@ from bild_lab.engine.protocols import External, Replays
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError, require_choice, require_finite, require_whole
+from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import resolved_policy
 from bild_lab.lab.config.console import progress_bar, status_line
-from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.measure.summary import log_probability, require_no_nan
 from bild_lab.lab.measure.timing import TimingOptions, time_methods
 from bild_lab.lab.metrics.quality import NO_REFERENCE, metric_sums, score_pool
@@ -39,7 +38,7 @@ from bild_lab.lab.point.history import prepare_texts
 from bild_lab.lab.point.identity import code_of, contents_of, sweep_folder
 from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.screening.candidates import Candidate, CandidateGrid, vanilla
-from bild_lab.screening.guarantee import GuaranteeSpec, Losses, losses_of
+from bild_lab.screening.guarantee import Losses, losses_of
 from bild_lab.screening.recorded_model import text_name
 from bild_lab.screening.recorded_text import PART, WHOLE
 from bild_lab.screening.replay import (
@@ -54,6 +53,7 @@ from bild_lab.screening.replay import (
     replay_text,
 )
 from bild_lab.screening.rows import Row, with_front
+from bild_lab.screening.screen_spec import SCORES, TEXTS
 from bild_lab.screening.text_log import LoggedExample, TextLog
 
 VANILLA = "vanilla"
@@ -62,55 +62,12 @@ WARM_TOKENS = 32  # new tokens that each of these points decodes before it is ti
 REPEATS = 3  # decodings of each timed text; the median counts, as for any point
 # how much of each model's rows stays in memory once they are on disk, or waits for it
 MEMORY_BYTES = 2 * 2**30
+JUDGED_BYTES = (
+    2**29
+)  # of each model's rows on disk where texts are kept: replays are judged by them
 MEMORY_SHARE = 0.125  # of the free memory, where that is more, for rows that wait for the disk
-# what stays on disk: for finer lists of knobs, or for whoever reads what the points wrote
-SCORES, TEXTS = KEEPS = ("scores", "texts")
 # contexts of a token that all points ask for together, and that each adds
 ROWS_A_TOKEN, ROWS_A_POINT = 3, 0.15
-
-
-@dataclass(frozen=True)
-class ScreenSpec:
-    """What to screen and confirm on: `conf/screen.yaml`.
-
-    select, confirm: splits. confirmations: how many points of the front are measured live.
-    max_loss: the quality that a confirmed point may have lost on `select`, in the metric's points;
-    None: any. each_policy: confirm so many points of every policy's own front. timed_s: seconds of
-    live decoding for the cost model; 0: nothing is timed, and no speed is predicted. batch:
-    examples that are recorded at once, where the models decode batches. keep: "scores" of all
-    texts, or all "texts" and of the scores no more than `MEMORY_BYTES` a model. space: lists of
-    values. guarantee: what to certify on `confirm`.
-    """
-
-    select: str
-    confirm: str
-    confirmations: int
-    max_loss: float | None
-    each_policy: bool
-    timed_s: float
-    batch: int
-    space: list[str]
-    keep: str = SCORES
-    guarantee: GuaranteeSpec = field(default_factory=GuaranteeSpec)
-
-    def __post_init__(self) -> None:
-        require_choice("screen.keep", self.keep, KEEPS)
-        require_whole("screen.confirmations", self.confirmations, 0)
-        require_whole("screen.batch", self.batch, 1)
-        require_finite("screen.timed_s", self.timed_s, 0)
-        if self.max_loss is not None:
-            require_finite("screen.max_loss", self.max_loss, 0)
-        if not self.timed_s and self.confirmations:
-            raise UserError(
-                "points are confirmed by their predicted speed, and screen.timed_s=0 predicts none;"
-                " set screen.confirmations=0, or give seconds"
-            )
-        held_out = self.confirmations or self.guarantee.loss is not None
-        if held_out and canonical_split(str(self.select)) == canonical_split(str(self.confirm)):
-            raise UserError(
-                f"screen.select and screen.confirm must be two splits, got {self.select!r} twice:"
-                " points would be reported on the texts they were chosen on; change one of them"
-            )
 
 
 @dataclass
@@ -170,7 +127,7 @@ class Screening:
 
     @cached_property
     def records(self) -> Records:
-        disk_bytes = MEMORY_BYTES if self.keep == TEXTS else inf
+        disk_bytes = JUDGED_BYTES if self.keep == TEXTS else inf
         return Records(self.folder / FOLDER, MEMORY_BYTES, disk_bytes=disk_bytes)
 
     @cached_property
@@ -319,8 +276,7 @@ class Screening:
 
         Fewer points where one text takes long: it is decoded by all of them before the seconds are
         looked at. A replayed text that differs from the live one is not among them; it has a
-        verdict instead. Only texts whose scores are on disk can be judged, so the first without
-        them ends it.
+        verdict instead. Only texts whose scores are on disk can be judged, so no others are timed.
         """
         request = self.requests[0]
         short_request = request.shorter(WARM_TOKENS)
@@ -340,7 +296,7 @@ class Screening:
         differing: list[ReplayVerdict] = []
         for index, request in enumerate(self.requests):
             if not self.records.keeps(request.source):
-                break
+                continue
             timed = time_methods(methods, [request], REPEATS, options)
             for place, point in enumerate(points):
                 (live_text,) = timed[str(place)]

@@ -39,7 +39,7 @@ def test_texts_are_kept_in_place_of_scores(
     screen: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert screen(*LISTS, *UNTIMED, "name=scores")[0] == 0
-    monkeypatch.setattr(screening, "MEMORY_BYTES", 1)  # of which the first text takes more
+    monkeypatch.setattr(screening, "JUDGED_BYTES", 1)  # of which the first text takes more
     code, printed = screen(*LISTS, "screen.confirmations=0", "name=texts", "screen.keep=texts")
     assert code == 0, printed
     scores, texts = summary_of("scores"), summary_of("texts")

@@ -22,7 +22,7 @@ from bild_lab.screening import record_store as store
 from bild_lab.screening.candidates import grid_of, read_lists
 from bild_lab.screening.guarantee import GuaranteeSpec
 from bild_lab.screening.rows import Row, require_same_setting, with_front, write_rows
-from bild_lab.screening.screen import ScreenSpec
+from bild_lab.screening.screen_spec import ScreenSpec
 from bild_lab.screening.screened_sweep import confirmation, to_confirm
 from scripts import screen as script
 from tests.loopback_hub import REPOSITORY
