@@ -57,9 +57,12 @@ def _is_recordable(configuration: DictConfig) -> bool:
 
 
 def _screening(words: Words) -> Words:
-    """The screening of a sweep of one pair and data set."""
+    """The screening of a sweep of one pair and data set. Hydra's own settings, such as a launcher,
+    are the sweep's alone.
+    """
     (configuration,) = configurations(words)
-    python, _, *overrides = words
+    python, _, *words_after = words
+    overrides = [word for word in words_after if not word.startswith("hydra")]
     timed = [f"screen.timed_s={SMALL_TIMED_S}"] if configuration.scale == "small" else []
     return (
         python,

@@ -39,7 +39,8 @@ TEXTS = [(5, 7, 1), (6, 1)]  # live ones of the timed examples
 
 def test_a_sweep_is_a_screening_of_all_examples_and_a_sweep_of_the_timed_ones() -> None:
     with found_configuration():
-        screened, timed = recorded_commands(SWEEP, ["screen.batch=8", "measure.repeats=2"])
+        sweep = (*SWEEP, "hydra.job.num=1")
+        screened, timed = recorded_commands(sweep, ["screen.batch=8", "measure.repeats=2"])
         fewer = (*SWEEP, "dataset.limit=100", "pair.draft=DIR")
         screened_fewer, timed_fewer = recorded_commands(fewer)
     assert shlex.join(screened) == (
@@ -47,7 +48,7 @@ def test_a_sweep_is_a_screening_of_all_examples_and_a_sweep_of_the_timed_ones() 
         " name=quality_bild_fig4_paper_bild_mt5_iwslt2017_iwslt2017 screen.select=validation"
         " screen.confirmations=0 screen.keep=texts screen.batch=8"
     )
-    assert timed == (*SWEEP, "dataset.limit=200")
+    assert timed == (*sweep, "dataset.limit=200")
     # fewer than would be timed, and another model
     assert timed_fewer == fewer and "dataset.limit=100" in screened_fewer
     (name,) = [word for word in screened_fewer if word.startswith("name=")]
