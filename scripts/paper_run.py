@@ -3,6 +3,7 @@
     python scripts/paper_run.py bild/fig4                       the steps, and what each needs
     python scripts/paper_run.py bild/fig4 run=true              runs them: calibration, trainings, sweeps, figure
     python scripts/paper_run.py bild/fig4 scale=small run=true  on the toy pair
+    python scripts/paper_run.py bild/fig4 live=true             decodes every example at every point: many hours
     python scripts/paper_run.py bild/fig4 gpu=t4                on a GPU that is not here
     python scripts/paper_run.py all                             every item; bild/thresholds: an experiment of no item
     python scripts/paper_run.py bild/fig4 run=true launcher=slurm slurm.partition=gpu slurm.gpus_per_node=1 gpu=a100
@@ -56,7 +57,8 @@ PINS = "pins"  # the word for pinning in place of an item
 class PaperRunOptions:
     """What the command line asks for.
 
-    gpu: None for the GPU that is here. slurm: options of jobs; None: no jobs.
+    gpu: None for the GPU that is here. live: as in `steps_of`. slurm: options of jobs; None: no
+    jobs.
     """
 
     item: str
@@ -64,6 +66,7 @@ class PaperRunOptions:
     gpu: str | None
     run: bool
     force: bool
+    live: bool
     slurm: dict[str, str] | None
     overrides: list[str]
 
@@ -76,7 +79,9 @@ def parse(words: list[str]) -> PaperRunOptions:
     settings = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
     scale, gpu = settings.pop("scale", "paper"), settings.pop("gpu", None)
-    run, force, launcher = (settings.pop(key, "false") for key in ("run", "force", "launcher"))
+    run, force, live, launcher = (
+        settings.pop(key, "false") for key in ("run", "force", "live", "launcher")
+    )
     slurm_options = {
         key.removeprefix(SLURM): settings.pop(key)
         for key in list(settings)
@@ -86,7 +91,7 @@ def parse(words: list[str]) -> PaperRunOptions:
         raise UserError(
             f"launcher must be slurm, with slurm.KEY=VALUE, or left out; got {launcher}"
         )
-    if len(names) != 1 or run not in FLAGS or force not in FLAGS:
+    if len(names) != 1 or not {run, force, live} <= set(FLAGS):
         raise UserError(
             "give one item such as bild/fig4, or all, then KEY=VALUE; got"
             f" {' '.join(words) or 'nothing'}"
@@ -95,7 +100,8 @@ def parse(words: list[str]) -> PaperRunOptions:
         raise UserError(f"settings are KEY=VALUE, such as run=true, got {dashed[0]}")
     overrides = [f"{key}={value}" for key, value in settings.items()]
     slurm = slurm_options if launcher == "slurm" else None
-    return PaperRunOptions(names[0], scale, gpu, run == "true", force == "true", slurm, overrides)
+    run, force, live = (flag == "true" for flag in (run, force, live))
+    return PaperRunOptions(names[0], scale, gpu, run, force, live, slurm, overrides)
 
 
 def pin_named(words: Sequence[str]) -> None:
@@ -147,7 +153,7 @@ def steps_with_access(options: PaperRunOptions, logged_in: bool) -> tuple[list[S
     from bild_lab.papers.repositories import may_read, state_of
     from bild_lab.papers.steps import steps_of
 
-    steps = steps_of(options.item, options.scale, options.overrides)
+    steps = steps_of(options.item, options.scale, options.overrides, live=options.live)
     read = {repository.name: repository for step in steps for repository in step.repositories}
     left_out = [
         name
@@ -155,7 +161,7 @@ def steps_with_access(options: PaperRunOptions, logged_in: bool) -> tuple[list[S
         if hub_id in read and not may_read(state_of(read[hub_id]), logged_in)
     ]
     if left_out:
-        steps = steps_of(options.item, options.scale, options.overrides, left_out)
+        steps = steps_of(options.item, options.scale, options.overrides, left_out, options.live)
     return steps, [OPTIONAL_ANSWERS[name] for name in left_out]
 
 

@@ -40,13 +40,14 @@ def run(cfg: DictConfig) -> None:
     from bild_lab.lab.sweep import measure_point
     from bild_lab.screening.candidates import grid_of  # late: torch takes seconds to load
     from bild_lab.screening.guarantee import require_losses
-    from bild_lab.screening.screen import Screening, ScreenSpec
+    from bild_lab.screening.screen import Screening
+    from bild_lab.screening.screen_spec import ScreenSpec
     from bild_lab.screening.screened_sweep import screen
 
     spec = typed(ScreenSpec, cfg.screen, "screen")
     task, lists = command_line_lists(HydraConfig.get())
     grid = grid_of(task, [*lists, *spec.space], "screen")
-    screening = Screening(grid, spec.select, "screen", spec.batch)
+    screening = Screening(grid, spec.select, "screen", spec.batch, spec.keep)
     certifies = spec.guarantee.loss is not None
     if certifies:
         require_losses(

@@ -18,6 +18,7 @@ from bild_lab.lab.schema.statistics import best_at_loss
 from bild_lab.lab.store.records import Sweep
 from bild_lab.papers.match_rates import TOTAL, Rate
 from bild_lab.papers.published import Key, MeasuredNumber
+from bild_lab.papers.recorded_quality import recordings_of, with_recorded_quality
 
 log = logging.getLogger(__name__)
 # the row or curve that a point belongs to; None if it belongs to none
@@ -38,8 +39,13 @@ Cells = Callable[
 
 
 def read_points(folders: Iterable[Path]) -> list[Result]:
-    """The finished points of these sweeps, of each target in one regime: see `in_one_regime`."""
-    return in_one_regime([result for folder in folders for result in Sweep(folder).results()])
+    """The finished points of these sweeps, of each target in one regime: see `in_one_regime`.
+
+    Those that were screened have the quality of all examples: see `with_recorded_quality`.
+    """
+    folders = list(folders)
+    points = [result for folder in folders for result in Sweep(folder).results()]
+    return in_one_regime(with_recorded_quality(points, recordings_of(folders)))
 
 
 def in_one_regime(points: Sequence[Result]) -> list[Result]:

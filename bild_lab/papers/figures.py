@@ -21,7 +21,7 @@ from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import setting_title
 from bild_lab.lab.store.records import Sweep
-from bild_lab.papers import cells, match_rates
+from bild_lab.papers import cells, match_rates, recorded_quality
 from bild_lab.papers import drawings as draw
 from bild_lab.papers.published import (
     AGREES,
@@ -215,7 +215,8 @@ def _drawn(
     comparison = compare(figure.numbers(points), published, scale)
     title, where = f"{published.item} ({published.paper.partition(',')[0]})", _where(points)
     beside = published.stands_for.panel if scale == "small" else None
-    subtitle = ", ".join(filter(None, (where, caption(results))))
+    protocol = recorded_quality.protocol(results) if published.recorded else ""
+    subtitle = ", ".join(filter(None, (where, protocol, caption(results))))
     picture = draw.Picture(title, subtitle, points, figure.row, comparison, published, beside)
     for kind in kinds:
         figure.drawing(replace(picture, column=kind in VECTOR), path.with_suffix(f".{kind}"))
@@ -225,6 +226,7 @@ def _drawn(
         f"{published.paper}. The paper's hardware: {published.hardware}. Here: {where}.",
         published.given,
         f"Of the {count} printed numbers {comparison.missing} were not measured." if count else "",
+        *(recorded_quality.notes(results) if published.recorded else ()),
         *notes(results),
         *sentence_notes(results),
         *(answers_left_out(results) if scale == "paper" else []),

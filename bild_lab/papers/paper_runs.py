@@ -48,6 +48,10 @@ READ_SHARE = 0.6  # of that speed that decoding reaches
 LAUNCHES_S = 100e-6  # of the host, for each layer of a forward, eager
 SAVED = 1.5  # a policy's time is about the baseline's over this
 WARMUP = 3
+# of a record: forwards of target and drafter for each token of a text, and seconds of the host for
+# each token of each point (docs/results/translation.md, What screening costs)
+RECORDED_FORWARDS = (1.1, 1.4)
+REPLAY_S = 5e-4
 # for the estimates of a machine without a GPU, or with one that is not in the list
 ASSUMED_GPU = "a100"
 ALL = "all"
@@ -57,6 +61,7 @@ SETTINGS = ("pair", "dataset", "model", "template")
 # others bear their script's name
 APPLICATIONS = {"run.py": "config", "scripts/generate_calibration.py": "calibration"}
 MEASURES = ("config", "match_rates")  # configurations whose points are decoded one by one
+RECORDS = ("screen",)  # those whose points are decoded over a record
 # of trained weights: with gradients, and moments, which Adafactor factors
 COPIES = {"adafactor": 2, "adamw": 4}
 DEVICE_MAPS = ("runtime.device_map", "train.device_map", "model.device_map")
@@ -71,7 +76,7 @@ class RunSetting:
     """What the points of a run have in common: models, data, precision and lengths.
 
     points: how many there are, 0 for a command that answers or trains. at_once: texts that a
-    command that answers decodes together, else 0. templates: in how many each is asked. copies: of
+    command that answers or records decodes together, else 0. templates: in how many each is asked. copies: of
     the weights, in memory. spread: over all GPUs.
     """
 
@@ -185,6 +190,13 @@ def lists_of(words: Words) -> dict[str, Words]:
     )
 
 
+def replaced_words(words: Words, changes: Sequence[str]) -> Words:
+    """The command line with these KEY=VALUE in place of those with the keys that it has."""
+    keys = {word.partition("=")[0] for word in changes}
+    unchanged = (word for word in words if "=" not in word or word.partition("=")[0] not in keys)
+    return (*unchanged, *changes)
+
+
 @cache
 def composed(application: str, words: Words) -> DictConfig:
     """The configuration `conf/APPLICATION.yaml` with these overrides, Hydra's own part included."""
@@ -200,7 +212,8 @@ def settings_of(words: Words) -> list[RunSetting]:
     if "module=ngram" in words:
         return []
     knobs = (values for key, values in lists_of(words).items() if key.split(".")[0] not in SETTINGS)
-    points = math.prod(map(len, knobs)) if application_of(words[1]) in MEASURES else 0
+    has_points = application_of(words[1]) in (*MEASURES, *RECORDS)
+    points = math.prod(map(len, knobs)) if has_points else 0
     return [setting_of(cfg, points) for cfg in configurations(words)]
 
 
@@ -230,7 +243,8 @@ def setting_of(cfg: DictConfig, points: int) -> RunSetting:
         else trained.max_target_tokens,
         repeats=cfg.measure.repeats if "measure" in cfg else 1,
         points=points,
-        at_once=cfg.get("batch_size", 0),  # of conf/calibration.yaml
+        # of conf/calibration.yaml, or of conf/screen.yaml
+        at_once=cfg.screen.batch if "screen" in cfg else cfg.get("batch_size", 0),
         templates=1 if isinstance(chat_templates, str | None) else len(chat_templates),
         copies=1 if frozen else COPIES[trained.optimizer],
         spread=any(OmegaConf.select(cfg, key) for key in DEVICE_MAPS),
@@ -265,13 +279,16 @@ def needs(setting: RunSetting, gpu: str) -> Needs:
     examples = min(rows, default=None)
     if card:
         download[data["hub_id"]] = card["mb"] / 1e3
-        if setting.target in sizes and examples is not None:
+        tokens = min(card["tokens"], setting.max_new_tokens)
+        if setting.target in sizes and examples is not None and setting.points and setting.at_once:
+            hours = record_hours(list(sizes.values()), setting, gpu, examples, tokens)
+        elif setting.target in sizes and examples is not None:
             hours = _hours(
                 sizes[setting.target],
                 setting,
                 gpu,
                 examples,
-                min(card["tokens"], setting.max_new_tokens),
+                tokens,
             )
     prompt = setting.dataset["max_source_tokens"] or PROMPT
     cached = sum(size.cache for size in sizes.values()) * (prompt + setting.max_new_tokens)
@@ -286,14 +303,37 @@ def _hours(target: Size, setting: RunSetting, gpu: str, examples: int, tokens: i
 
     tokens: of a text. None for a training.
     """
-    read_s = target.read * BYTES[setting.dtype] / (READ_SHARE * GPUS[gpu][1] * 1e9)
     if setting.points:
         forwards = setting.points * (setting.repeats * examples + WARMUP) * tokens * (1 + 1 / SAVED)
     elif setting.at_once:
         forwards = examples * setting.templates * tokens / setting.at_once
     else:
         return None
-    return forwards * max(read_s, LAUNCHES_S * target.layers) / 3600
+    return forwards * _forward_s(target, setting, gpu) / 3600
+
+
+def record_hours(
+    models: Sequence[Size], setting: RunSetting, gpu: str, examples: int, tokens: int
+) -> float:
+    """Of a screening: its models run where a context is new, many texts at once, and the host
+    decodes every point over what they scored.
+
+    models: the target first. tokens: of a text.
+    """
+    forwards_s = sum(
+        forwards * _forward_s(model, setting, gpu)
+        for forwards, model in zip(RECORDED_FORWARDS, models, strict=False)
+    )
+    token_s = forwards_s / setting.at_once + setting.points * REPLAY_S
+    return examples * tokens * token_s / 3600
+
+
+def _forward_s(model: Size, setting: RunSetting, gpu: str) -> float:
+    """Seconds of a forward, which reads the weights, or launches its kernels if that takes
+    longer.
+    """
+    read_s = model.read * BYTES[setting.dtype] / (READ_SHARE * GPUS[gpu][1] * 1e9)
+    return max(read_s, LAUNCHES_S * model.layers)
 
 
 class Size(NamedTuple):

@@ -108,7 +108,8 @@ class Published:
     given: which of its numbers the paper's text prints, and what was left out. folders: where in
     `outputs` its points are, by scale. commands: those that produce the points, by scale. metrics:
     of the printed qualities, by panel.
-    same_rows: the paper's row that a further row of ours is compared with.
+    same_rows: the paper's row that a further row of ours is compared with. recorded: whether the
+    quality of its greedy sweeps comes from a record.
     """
 
     paper: str
@@ -122,6 +123,7 @@ class Published:
     orders: list[Order]
     metrics: dict[str, str] = field(default_factory=dict)
     same_rows: dict[str, str] = field(default_factory=dict)
+    recorded: bool = False
 
     @cached_property
     def printed(self) -> dict[Key, float]:

@@ -30,10 +30,12 @@ from bild_lab.papers.paper_runs import (
     found_configuration,
     items_of,
     lists_of,
+    replaced_words,
     settings_of,
 )
 from bild_lab.papers.published import SCALES, load_published, published_names
 from bild_lab.papers.recipes import recipes_of
+from bild_lab.papers.recorded_steps import PREFIX, recorded_commands
 from bild_lab.papers.repositories import Repository, repositories_in
 
 OUTPUTS = Path("outputs")
@@ -75,6 +77,7 @@ def steps_of(
     scale: str = "paper",
     overrides: Sequence[str] = (),
     left_out: Collection[str] = (),
+    live: bool = False,
 ) -> list[Step]:
     """Everything that makes an item, or all of them, in an order in which it can run; figures are
     last.
@@ -84,7 +87,8 @@ def steps_of(
     experiment, else a command of another item. A sweep is a step for each value that needs other
     models or folders, so that a pair waits for its own training only.
     overrides: KEY=VALUE, for every step that has the key. left_out: data sets of
-    `recipes.OPTIONAL_ANSWERS` that no training learns.
+    `recipes.OPTIONAL_ANSWERS` that no training learns. live: sweeps decode all examples at every
+    point; else the quality of an item's recorded sweeps comes from a record (`recorded_steps.py`).
 
     Raises UserError for an unknown item or scale, and a key that no step has.
     """
@@ -92,7 +96,7 @@ def steps_of(
     graph: dict[str, Step] = {}
     with found_configuration():
         for item in items_of(name):
-            _add_item(graph, item, commands(item, scale), scale, overrides, left_out)
+            _add_item(graph, item, scale, overrides, left_out, live)
     used_keys = {word.partition("=")[0] for command in graph for word in shlex.split(command)}
     for key in (word.partition("=")[0] for word in overrides):
         if key not in used_keys:
@@ -108,13 +112,16 @@ def steps_of(
 def _add_item(
     graph: dict[str, Step],
     item: str,
-    item_commands: Sequence[str],
     scale: str,
     overrides: Sequence[str],
     left_out: Collection[str],
+    live: bool,
 ) -> None:
     """Add the steps of an item's commands, those that write what they read, and the figure's."""
+    item_commands = commands(item, scale)
     goals = [words for command in item_commands for words in _split_sweep(command, overrides)]
+    if not live and item in published_names() and load_published(item).recorded:
+        goals = [words for sweep in goals for words in recorded_commands(sweep, overrides)]
     # a step's command, and the commands among which those that it waits for are
     waiting: list[tuple[Words, Sequence[str]]] = [(words, ()) for words in goals]
     while waiting:
@@ -180,11 +187,15 @@ def _policies(compositions: Sequence[DictConfig], lists: Mapping[str, Words]) ->
 def _figure_step(graph: Mapping[str, Step], item: str, goals: Sequence[Words], scale: str) -> Step:
     """The step that draws an item from the folders that its commands write."""
     after = tuple(dict.fromkeys(shlex.join(words) for words in goals))
-    written = {graph[command].writes for command in after}
+    written = list(dict.fromkeys(graph[command].writes for command in after))
+    folders = load_published(item).folders[scale]
     return Step(
         command=f"python scripts/figures.py {item} scale={scale}",
         writes=f"figures/{item}",
-        reads=tuple(folder for folder in load_published(item).folders[scale] if folder in written),
+        reads=(
+            *(folder for folder in folders if folder in written),
+            *(folder for folder in written if folder.startswith(PREFIX)),
+        ),
         after=after,
         figure=item,
     )
@@ -233,14 +244,14 @@ def _split_sweep(command: str, overrides: Sequence[str]) -> list[Words]:
         for word in overrides
         if OmegaConf.select(configuration, word.partition("=")[0], default=_ABSENT) is not _ABSENT
     ]
-    words = _replaced(words, known)
+    words = replaced_words(words, known)
     lists = lists_of(words)
     split_lists = [
         values
         for key, values in lists.items()
         if len(values) > 1 and _needs_differ(application, lists, key)
     ]
-    return [_replaced(words, choice) for choice in product(*split_lists)]
+    return [replaced_words(words, choice) for choice in product(*split_lists)]
 
 
 def _needs_differ(application: str, lists: Mapping[str, Words], key: str) -> bool:
@@ -256,10 +267,3 @@ def _needs_differ(application: str, lists: Mapping[str, Words], key: str) -> boo
     ]
     needed = [(cfg.get("pair"), cfg.get("model"), output_folders(cfg)) for cfg in compositions]
     return any(need != needed[0] for need in needed)
-
-
-def _replaced(words: Words, changes: Sequence[str]) -> Words:
-    """The command line with these KEY=VALUE in place of those with the keys that it has."""
-    keys = {word.partition("=")[0] for word in changes}
-    unchanged = (word for word in words if "=" not in word or word.partition("=")[0] not in keys)
-    return (*unchanged, *changes)

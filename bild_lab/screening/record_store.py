@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import zlib
 from collections import Counter
@@ -74,12 +75,12 @@ class SavedRows:
 class Store:
     """The record of one model in a folder, which is made at the first text that is saved.
 
-    key: what the rows depend on: weights, precision, engine, code. Raises UserError for a folder
-    with another key.
+    key: what the rows depend on: weights, precision, engine, code. limit_bytes: of all rows, from
+    which on no text should be added. Raises UserError for a folder with another key.
     """
 
-    def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
-        self.folder, self._key = folder, dict(key)
+    def __init__(self, folder: Path, key: Mapping[str, Any], limit_bytes: float = math.inf) -> None:
+        self.folder, self._key, self._limit_bytes = folder, dict(key), limit_bytes
         self._require_same_key()
         self._blocks: dict[str, list[SavedRows]] = {}
         self._end = self._index_end = 0  # after the last whole block, and its line
@@ -90,6 +91,15 @@ class Store:
     def bytes(self) -> int:
         """The size of all rows."""
         return self._end
+
+    @property
+    def full(self) -> bool:
+        """Whether the rows have reached the limit."""
+        return self._end >= self._limit_bytes
+
+    def has(self, text: str) -> bool:
+        """Whether rows of this text are saved."""
+        return text in self._blocks
 
     def forwards(self, texts: Sequence[str]) -> dict[str, int]:
         """How many forwards the rows of these texts took, by kind."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,6 +66,8 @@ class RecordedModel:
         self._texts: dict[str, RecordedText] = {}
         # the texts that are asked, by the loops of texts that decode at once
         self._used: dict[Any, set[str]] = {}
+        # of the rows that were dropped, by text and kind
+        self._dropped_forwards: dict[str, Counter[str]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -95,14 +98,17 @@ class RecordedModel:
 
     def save(self) -> None:
         """Save the new rows of the texts that the caller asked for: in a batch, those of its own
-        example.
+        example. A text with new rows that a full store does not take is dropped.
 
         Two loops must not ask for one text at a time. Texts stay in memory until they are more than
         `memory_bytes`; then they are read again.
         """
         for name in self._used.get(greenlet.getcurrent(), ()):
             text = self._texts[name]
-            if self.store is not None:
+            if self.store is not None and text.new and self.store.full:
+                self._dropped_forwards.setdefault(name, Counter()).update(text.forwards)
+                del self._texts[name]
+            elif self.store is not None:
                 if text.new:
                     self.store.append(name, text.entries(), text.forwards)
                 self._held += text.forget_new()
@@ -114,12 +120,16 @@ class RecordedModel:
             self._held = 0
 
     def forwards(self, sources: Iterable[Source]) -> dict[str, int]:
-        """How many forwards were run for the saved rows of these sources, by kind."""
-        return (
-            {}
-            if self.store is None
-            else self.store.forwards([text_name(source) for source in sources])
-        )
+        """How many forwards were run for the rows of these sources, saved or dropped, by kind."""
+        if self.store is None:
+            return {}
+        names = [text_name(source) for source in sources]
+        dropped = (self._dropped_forwards.get(name, Counter()) for name in names)
+        return sum(dropped, Counter(self.store.forwards(names)))
+
+    def keeps(self, source: Source) -> bool:
+        """Whether rows of this source are saved."""
+        return self.store is not None and self.store.has(text_name(source))
 
 
 def text_name(source: Source, prefix: Prefix | None = None) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from jaxtyping import Float, Int
 from scipy.optimize import nnls
 from torch import Tensor
 
-from bild_lab.engine.request import Request
+from bild_lab.engine.request import Request, Source
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import (
     ALL_LOGITS,
@@ -66,13 +67,15 @@ class Records:
     """The records of all models of a pair, by what their rows depend on.
 
     folder: outputs/NAME/record. memory_bytes: of each model's rows that stay in memory once they
-    are on disk.
+    are on disk. disk_bytes: of each model's rows on disk; a text that comes when they are reached
+    is decoded and its rows are dropped.
     """
 
     folder: Path
     memory_bytes: float
     versions: Mapping[str, str] = field(default_factory=versions)
     models: dict[int, RecordedModel] = field(default_factory=dict)
+    disk_bytes: float = inf
 
     def __call__(self, model: LoadedModel) -> RecordedModel:
         """The model with its record, one for each model."""
@@ -84,13 +87,23 @@ class Records:
         for model in self.models.values():
             model.save()
 
+    def keeps(self, source: Source) -> bool:
+        """Whether every model's rows of this source are saved."""
+        return all(model.keeps(source) for model in self.models.values())
+
     @property
     def bytes(self) -> int:
         """The size of all rows."""
         return sum(model.store.bytes for model in self.models.values())
 
     def _store(self, model: LoadedModel) -> Store:
-        key = {
+        key = self.key_of(model)
+        folder = self.folder / f"{Path(model.checkpoint.path).name}-{content_hash(key)}"
+        return Store(folder, key, self.disk_bytes)
+
+    def key_of(self, model: LoadedModel) -> dict[str, Any]:
+        """What a model's rows depend on."""
+        return {
             "weights": model.checkpoint.fingerprint,
             "precision": str(model.dtype).removeprefix("torch."),
             **({} if model.bits is None else {"bits": model.bits}),
@@ -99,7 +112,6 @@ class Records:
             "device": model.device.type,
             **self.versions,
         }
-        return Store(self.folder / f"{Path(model.checkpoint.path).name}-{content_hash(key)}", key)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,23 +21,24 @@ from omegaconf import DictConfig
 
 from bild_lab.engine.batch_decoding import UNTIMED_BATCH, auto_batch_size
 from bild_lab.engine.batch_scheduler import Batch
+from bild_lab.engine.models.device import free_bytes
 from bild_lab.engine.protocols import External, Replays
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError, require_finite, require_whole
+from bild_lab.errors import UserError
+from bild_lab.lab.config.compose import resolved_policy
 from bild_lab.lab.config.console import progress_bar, status_line
-from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.measure.summary import log_probability, require_no_nan
 from bild_lab.lab.measure.timing import TimingOptions, time_methods
 from bild_lab.lab.metrics.quality import NO_REFERENCE, metric_sums, score_pool
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
 from bild_lab.lab.point.decoder import METHOD, Decoder
 from bild_lab.lab.point.history import prepare_texts
-from bild_lab.lab.point.identity import sweep_folder
+from bild_lab.lab.point.identity import code_of, contents_of, sweep_folder
 from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.screening.candidates import Candidate, CandidateGrid, vanilla
-from bild_lab.screening.guarantee import GuaranteeSpec, Losses, losses_of
+from bild_lab.screening.guarantee import Losses, losses_of
 from bild_lab.screening.recorded_model import text_name
 from bild_lab.screening.recorded_text import PART, WHOLE
 from bild_lab.screening.replay import (
@@ -51,6 +53,8 @@ from bild_lab.screening.replay import (
     replay_text,
 )
 from bild_lab.screening.rows import Row, with_front
+from bild_lab.screening.screen_spec import SCORES, TEXTS
+from bild_lab.screening.text_log import LoggedExample, TextLog
 
 VANILLA = "vanilla"
 FEWEST_TIMED, MOST_TIMED = 2, 10  # points of a policy that are decoded live for the cost model
@@ -58,48 +62,12 @@ WARM_TOKENS = 32  # new tokens that each of these points decodes before it is ti
 REPEATS = 3  # decodings of each timed text; the median counts, as for any point
 # how much of each model's rows stays in memory once they are on disk, or waits for it
 MEMORY_BYTES = 2 * 2**30
+JUDGED_BYTES = (
+    2**29
+)  # of each model's rows on disk where texts are kept: replays are judged by them
+MEMORY_SHARE = 0.125  # of the free memory, where that is more, for rows that wait for the disk
 # contexts of a token that all points ask for together, and that each adds
 ROWS_A_TOKEN, ROWS_A_POINT = 3, 0.15
-
-
-@dataclass(frozen=True)
-class ScreenSpec:
-    """What to screen and confirm on: `conf/screen.yaml`.
-
-    select, confirm: splits. confirmations: how many points of the front are measured live.
-    max_loss: the quality that a confirmed point may have lost on `select`, in the metric's points;
-    None: any. each_policy: confirm so many points of every policy's own front. timed_s: seconds of
-    live decoding for the cost model; 0: nothing is timed, and no speed is predicted. batch:
-    examples that are recorded at once, where the models decode batches. space: lists of values.
-    guarantee: what to certify on `confirm`.
-    """
-
-    select: str
-    confirm: str
-    confirmations: int
-    max_loss: float | None
-    each_policy: bool
-    timed_s: float
-    batch: int
-    space: list[str]
-    guarantee: GuaranteeSpec = field(default_factory=GuaranteeSpec)
-
-    def __post_init__(self) -> None:
-        require_whole("screen.confirmations", self.confirmations, 0)
-        require_whole("screen.batch", self.batch, 1)
-        require_finite("screen.timed_s", self.timed_s, 0)
-        if self.max_loss is not None:
-            require_finite("screen.max_loss", self.max_loss, 0)
-        if not self.timed_s and self.confirmations:
-            raise UserError(
-                "points are confirmed by their predicted speed, and screen.timed_s=0 predicts none;"
-                " set screen.confirmations=0, or give seconds"
-            )
-        if canonical_split(str(self.select)) == canonical_split(str(self.confirm)):
-            raise UserError(
-                f"screen.select and screen.confirm must be two splits, got {self.select!r} twice:"
-                " points would be reported on the texts they were chosen on; change one of them"
-            )
 
 
 @dataclass
@@ -107,7 +75,8 @@ class Screening:
     """Points decoded over a record of their models.
 
     split: that points are chosen on. config_name: of the command. batch: examples that are recorded
-    at once, where the models decode batches and so many fit. Raises UserError for sampled decoding,
+    at once, where the models decode batches and so many fit. keep: as in `ScreenSpec`. logged_forwards:
+    that the logged texts took, where texts are kept. Raises UserError for sampled decoding,
     another baseline than the target, and policies that open no sessions.
     """
 
@@ -115,7 +84,9 @@ class Screening:
     split: str
     config_name: str
     batch: int = UNTIMED_BATCH
+    keep: str = SCORES
     seconds: Counter[str] = field(default_factory=Counter)
+    logged_forwards: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
     def stage(self, name: str, shown: str = "") -> Iterator[None]:
@@ -156,7 +127,8 @@ class Screening:
 
     @cached_property
     def records(self) -> Records:
-        return Records(self.folder / FOLDER, MEMORY_BYTES)
+        disk_bytes = JUDGED_BYTES if self.keep == TEXTS else inf
+        return Records(self.folder / FOLDER, MEMORY_BYTES, disk_bytes=disk_bytes)
 
     @cached_property
     def requests(self) -> list[Request]:
@@ -184,10 +156,16 @@ class Screening:
 
         Forwards of a part of the target's layers draft.
         """
+        if self.keep == TEXTS:
+            return {name: self.logged_forwards[name] for name in ("target", "draft")}
+        return self._forwards_for(self.requests)
+
+    def _forwards_for(self, requests: Sequence[Request]) -> dict[str, int]:
+        """How many forwards the record of these requests took."""
         target = self.point.decoders[METHOD].target
         calls = {"target": 0, "draft": 0}
         for model in self.records.models.values():
-            forwards = model.forwards([request.source for request in self.requests])
+            forwards = model.forwards([request.source for request in requests])
             calls["target" if model.model is target else "draft"] += forwards.get(WHOLE, 0)
             calls["draft"] += forwards.get(PART, 0)
         return calls
@@ -205,7 +183,8 @@ class Screening:
     def decode(self, candidates: Sequence[Candidate]) -> list[ReplayedPoint]:
         """The target alone, then these points, decoded over the record.
 
-        Several examples decode at once where the models can. Rows are saved after each example.
+        Several examples decode at once where the models can. Rows are saved after each example; where
+        texts are kept, those of logged examples are not decoded again.
         """
         candidates = [vanilla(), *candidates]
         with self.stage("load"):
@@ -215,9 +194,16 @@ class Screening:
             for decoder in {type(decoder.method): decoder for decoder in decoders}.values():
                 decoder.load_weights(status_line.enter)
         texts: list[list[ReplayedText]] = [[] for _ in requests]
+        sources = [text_name(request.source) for request in requests]
+        text_log = self.text_log(candidates, decoders) if self.keep == TEXTS else None
+        if text_log is not None:
+            for index, logged in text_log.read(sources).items():
+                texts[index] = logged.texts
+                self.logged_forwards.update(logged.forwards)
+        unknown = [index for index in range(len(requests)) if not texts[index]]
         with self.stage("replay"), progress_bar() as bar:
             task = bar.add_task(
-                f"recording and replaying {len(candidates)} points", total=len(requests)
+                f"recording and replaying {len(candidates)} points", total=len(unknown)
             )
 
             def replay_examples(indices: Sequence[int]) -> None:
@@ -227,14 +213,44 @@ class Screening:
                         for candidate, decoder in zip(candidates, decoders, strict=True)
                     ]
                     self.records.save()
+                    if text_log is not None:
+                        first = index == indices[0]
+                        forwards = self._forwards_for([requests[index]]) if first else {}
+                        text_log.append(
+                            LoggedExample(index, sources[index], texts[index], forwards)
+                        )
+                        self.logged_forwards.update(forwards)
                     bar.advance(task)
 
             batch = Batch(self._batch_size(decoders))
-            batch.run([partial(replay_examples, indices) for indices in by_prompt(requests)])
+            batch.run(
+                [partial(replay_examples, indices) for indices in by_prompt(sources, unknown)]
+            )
         return [
             ReplayedPoint(candidate, list(point_texts))
             for candidate, point_texts in zip(candidates, zip(*texts, strict=True), strict=True)
         ]
+
+    def text_log(self, candidates: Sequence[Candidate], decoders: Sequence[Decoder]) -> TextLog:
+        """The log of what these points write, by everything that a text depends on."""
+        specs = self.point.specs
+        policies = {
+            str(place): resolved_policy(candidate.policy)
+            for place, candidate in enumerate(candidates)
+        }
+        key = {
+            "points": [
+                {"policy": candidate.name, "knobs": dict(candidate.knobs)}
+                for candidate in candidates
+            ],
+            "policies": contents_of(policies),
+            "code": [code_of(policy, specs) for policy in policies.values()],
+            "models": [self.records.key_of(model.model) for model in self.records.models.values()],
+            "decoding": self.point.setting["decoding"],
+            "stop": self.point.setting.get("stop"),
+            "processors": self.point.setting["processors"],
+        }
+        return TextLog(self.folder, key)
 
     def _batch_size(self, decoders: Sequence[Decoder]) -> int:
         """How many examples decode at once: as many as the models can, and as have room for the
@@ -245,7 +261,8 @@ class Screening:
         target = self.point.decoders[METHOD].target.checkpoint
         # scores are in float32
         row_bytes = 4 * target.config.get_text_config(decoder=True).vocab_size
-        in_memory = max(1, int(MEMORY_BYTES / (rows * row_bytes)))
+        room = max(MEMORY_BYTES, MEMORY_SHARE * free_bytes(torch.device("cpu")))
+        in_memory = max(1, int(room / (rows * row_bytes)))
         limit = min(self.batch, in_memory)
         return min(
             auto_batch_size(decoder.method, decoder.models, self.requests, limit)
@@ -259,7 +276,7 @@ class Screening:
 
         Fewer points where one text takes long: it is decoded by all of them before the seconds are
         looked at. A replayed text that differs from the live one is not among them; it has a
-        verdict instead.
+        verdict instead. Only texts whose scores are on disk can be judged, so no others are timed.
         """
         request = self.requests[0]
         short_request = request.shorter(WARM_TOKENS)
@@ -278,6 +295,8 @@ class Screening:
         texts: list[TimedText] = []
         differing: list[ReplayVerdict] = []
         for index, request in enumerate(self.requests):
+            if not self.records.keeps(request.source):
+                continue
             timed = time_methods(methods, [request], REPEATS, options)
             for place, point in enumerate(points):
                 (live_text,) = timed[str(place)]
@@ -407,13 +426,13 @@ def live(model: LoadedModel) -> LoadedModel:
     return model
 
 
-def by_prompt(requests: Sequence[Request]) -> list[list[int]]:
-    """The requests' places, those of one prompt together: they share its record, so they run one
-    after the other.
+def by_prompt(sources: Sequence[str], indices: Iterable[int]) -> list[list[int]]:
+    """These places, those of one prompt together: they share its record, so they run one after the
+    other. sources: the names of the prompts of all places.
     """
     places: dict[str, list[int]] = {}
-    for index, request in enumerate(requests):
-        places.setdefault(text_name(request.source), []).append(index)
+    for index in indices:
+        places.setdefault(sources[index], []).append(index)
     return list(places.values())
 
 

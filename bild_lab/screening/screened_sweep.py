@@ -35,7 +35,8 @@ from bild_lab.screening.rows import (
     write_rows,
     write_summary,
 )
-from bild_lab.screening.screen import Screening, ScreenSpec
+from bild_lab.screening.screen import Screening
+from bild_lab.screening.screen_spec import ScreenSpec
 
 
 @dataclass
@@ -253,7 +254,8 @@ def screen(screening: Screening, spec: ScreenSpec) -> ScreeningResult:
         if spec.timed_s:
             with screening.stage("cost model", "timing a few points live"):
                 timed, differing = screening.timed(screened, spec.timed_s)
-                model = fit_cost_model(timed, "0")
+                if timed:
+                    model = fit_cost_model(timed, "0")
         with screening.stage("quality", "scoring"):
             rows = screening.rows(screened, model)
         summary = summary_of(screening, screened, model) | differences_of(timed, differing)

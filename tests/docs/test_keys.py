@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from bild_lab.lab.config.compose import compose_config, config_dir, knob_values, policy_names
 from bild_lab.lab.config.schemas import DecodingSpec, MeasureSpec, PairSpec, RuntimeSpec
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.screening.screen import ScreenSpec
+from bild_lab.screening.screen_spec import ScreenSpec
 from bild_lab.training.train_spec import TrainSpec
 from docs.hooks import keys
 

@@ -148,6 +148,18 @@ def test_memory_is_that_of_the_published_sizes() -> None:
     assert needs(setting(dtype="bfloat16"), "t4").weights_gb == pytest.approx(needed.weights_gb / 2)
 
 
+def test_a_record_of_all_texts_takes_less_than_to_decode_them_at_every_point() -> None:
+    texts = {"limit": 11332}
+    live, recorded = setting(dataset=texts), setting(dataset=texts, at_once=16)
+    assert 0 < 5 * needs(recorded, "a100").hours < needs(live, "a100").hours
+    # a sixteenth of the forwards; the host's part stays
+    alone = needs(replace(recorded, at_once=1), "a100").hours
+    host = (16 * needs(recorded, "a100").hours - alone) / 15
+    assert needs(replace(recorded, points=50), "a100").hours == pytest.approx(
+        needs(recorded, "a100").hours + host
+    )
+
+
 def test_time_grows_with_points_texts_and_a_slower_memory() -> None:
     plain = needs(setting(), "t4").hours
     assert needs(setting(points=50), "t4").hours == pytest.approx(2 * plain)

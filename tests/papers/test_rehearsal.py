@@ -26,6 +26,8 @@ import yaml
 
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.store.hashing import data_hash
+from bild_lab.lab.store.records import Sweep
+from bild_lab.papers.recorded_quality import recorded_of, recordings_of, with_recorded_quality
 from tests.loopback_hub import REPOSITORY, commit_of, loopback_hub
 from tests.papers.rehearsal_heads import released_heads
 from tests.papers.rehearsal_hub import ROWS, TABLES, checkpoints, datasets, gated
@@ -230,6 +232,19 @@ def compared(
     return sorted(found, key=ordered), sorted(should, key=ordered)
 
 
+def require_recorded(rehearsal: Rehearsal, folder: str) -> None:
+    """Every greedy point was screened on the same examples, with the same texts."""
+    sweep = rehearsal.folder / "outputs" / folder
+    points = [point for point in Sweep(sweep).results() if not point.setting.temperature]
+    recordings = recordings_of([sweep])
+    joined = with_recorded_quality(points, recordings)
+    compared = [(recorded_of(point) or {}).get("compared") for point in joined]
+    assert compared == [point.setting.n_examples for point in points]
+    assert not any(recorded_of(point)["differing"] for point in joined)
+    data = {point.setting["data"] for point in points}
+    assert data == {recording.setting["data"] for recording in recordings}
+
+
 def ordered(point: Seen) -> str:
     return json.dumps(point, sort_keys=True)
 
@@ -324,6 +339,8 @@ def test_an_item_runs_from_download_to_figure_and_asks_as_its_paper_does(
     for folder, entries in table.get("points", {}).items():
         found, should = compared(rehearsal, folder, entries)
         assert found == should, folder
+        if folder in TABLES["recorded"]:
+            require_recorded(rehearsal, folder)
     for folder, count in table.get("validated", {}).items():
         metrics = json.loads((rehearsal.folder / f"outputs/{folder}/metrics.json").read_text())
         assert metrics["validation_examples"] == count and len(metrics["learning_rates"]) == 4

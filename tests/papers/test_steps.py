@@ -71,6 +71,7 @@ def test_a_step_whose_recipe_is_gone_says_what_nothing_writes(
     assert states == [
         ("bild_generate_small", "to do"),
         ("toy_aligned", "nothing writes"),
+        ("quality_bild_fig4_small_bild_toy_aligned_toy", "it waits for p"),
         ("bild_fig4_small", "it waits for p"),
         ("figures/bild_fig8", "no step of it "),
     ]

@@ -20,8 +20,9 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.screening import record_store as store
 from bild_lab.screening.candidates import grid_of, read_lists
+from bild_lab.screening.guarantee import GuaranteeSpec
 from bild_lab.screening.rows import Row, require_same_setting, with_front, write_rows
-from bild_lab.screening.screen import ScreenSpec
+from bild_lab.screening.screen_spec import ScreenSpec
 from bild_lab.screening.screened_sweep import confirmation, to_confirm
 from scripts import screen as script
 from tests.loopback_hub import REPOSITORY
@@ -223,11 +224,19 @@ SPEC = {
         {"timed_s": True},
         {"max_loss": -1},
         {"batch": 1.5},
+        {"keep": "rows"},
     ],
 )
 def test_a_screening_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"screen\.({'|'.join(changed)}|select)"):
         ScreenSpec(**{**SPEC, **changed})
+
+
+def test_points_that_are_not_measured_live_may_be_screened_on_any_split() -> None:
+    changes = {"confirm": "val", "confirmations": 0}
+    assert ScreenSpec(**{**SPEC, **changes}).confirmations == 0
+    with pytest.raises(UserError, match="must be two splits"):
+        ScreenSpec(**{**SPEC, **changes, "guarantee": GuaranteeSpec(loss=0.02)})
 
 
 def row(speedup: float, quality: float, **knobs: Any) -> Row:

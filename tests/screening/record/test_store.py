@@ -40,6 +40,13 @@ def test_what_was_saved_is_read_again(store: Store) -> None:
     assert Store(store.folder, KEY).forwards(["one", "three", "four"]) == {"whole": 4}
 
 
+def test_a_store_is_full_when_its_rows_reach_the_limit(tmp_path: Path) -> None:
+    limited = Store(tmp_path / "record", KEY, limit_bytes=40)
+    assert not limited.full
+    limited.append("one", entries(10), {})  # 3 rows of 16 bytes
+    assert limited.full and limited.has("one") and not limited.has("two")
+
+
 def test_rows_keep_their_precision_and_their_kinds(tmp_path: Path) -> None:
     rows = [torch.randn(1, 4).bfloat16(), torch.randn(1, 2, dtype=torch.float64)]
     Store(tmp_path / "r", KEY).append(
