@@ -8,6 +8,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import cache
 from graphlib import TopologicalSorter
 from itertools import product
@@ -19,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.config.compose import plain_values
 from bild_lab.papers.paper_runs import (
+    COUNTING,
     SETTINGS,
     RunSetting,
     Words,
@@ -38,6 +40,35 @@ OUTPUTS = Path("outputs")
 _ABSENT = object()
 
 
+class Work(Enum):
+    """What a step does with models, which says how it can use GPUs.
+
+    NONE: draws, counts or fetches, without a model. DECODING: one process; a large target is spread
+    over GPUs where `runtime.device_map` says so. ANSWERING: any number of processes divide the
+    questions, and a large model is spread. TRAINING: processes divide the rows of a pass.
+    TRAINING_BESIDE_FROZEN: the same, and each may hold a part of a large frozen model.
+    """
+
+    NONE = auto()
+    DECODING = auto()
+    ANSWERING = auto()
+    TRAINING = auto()
+    TRAINING_BESIDE_FROZEN = auto()
+
+
+WORK = {  # of the scripts that run models
+    "run.py": Work.DECODING,
+    "scripts/screen.py": Work.DECODING,
+    "scripts/match_rates.py": Work.DECODING,
+    "scripts/generate_calibration.py": Work.ANSWERING,
+    "scripts/align.py": Work.TRAINING,
+    "scripts/finetune.py": Work.TRAINING,
+    "scripts/train_bita.py": Work.TRAINING_BESIDE_FROZEN,
+    "scripts/train_lm_heads.py": Work.TRAINING_BESIDE_FROZEN,
+    "scripts/train_module.py": Work.TRAINING_BESIDE_FROZEN,
+}
+
+
 @dataclass(frozen=True)
 class Step:
     """One command line. writes: its folder in `outputs`. reads: the folders that it needs there.
@@ -45,7 +76,7 @@ class Step:
     after: the commands of the steps that it waits for. missing: those of `reads` that no command
     writes and that are not there. configuration: everything that the command was composed of.
     figure: of a step that draws one from whatever points there are, so it also runs where steps
-    before it did not.
+    before it did not. rows: of one pass of a training, which its processes divide evenly.
     """
 
     command: str
@@ -56,6 +87,12 @@ class Step:
     settings: tuple[RunSetting, ...] = ()
     configuration: str = field(default="", repr=False)
     figure: str | None = None
+    rows: int = 1
+
+    @property
+    def work(self) -> Work:
+        words = shlex.split(self.command)
+        return Work.NONE if COUNTING in words else WORK.get(words[1], Work.NONE)
 
 
 def steps_of(name: str, scale: str = "paper", overrides: Sequence[str] = ()) -> list[Step]:
@@ -144,8 +181,18 @@ def _step(
         missing=tuple(missing),
         settings=tuple(settings_of(words)),
         configuration=f"{values}{lists_of(words)}",
+        rows=_rows_of_a_pass(compositions),
     )
     return step, predecessors
+
+
+def _rows_of_a_pass(compositions: Sequence[DictConfig]) -> int:
+    """The examples of one forward and backward pass, over all processes; 1 for no training."""
+    if not compositions or "train" not in compositions[0]:
+        return 1
+    recipe = compositions[0].train
+    passes = recipe.accumulate if isinstance(recipe.accumulate, int) else 1
+    return max(1, recipe.batch_size // passes)
 
 
 def _figure_step(graph: Mapping[str, Step], item: str, goals: Sequence[Words], scale: str) -> Step:
@@ -204,14 +251,14 @@ def _split_sweep(command: str, overrides: Sequence[str]) -> list[Words]:
         for word in overrides
         if OmegaConf.select(configuration, word.partition("=")[0], default=_ABSENT) is not _ABSENT
     ]
-    words = _replaced(words, known)
+    words = replaced(words, known)
     lists = lists_of(words)
     split_lists = [
         values
         for key, values in lists.items()
         if len(values) > 1 and _needs_differ(application, lists, key)
     ]
-    return [_replaced(words, choice) for choice in product(*split_lists)]
+    return [replaced(words, choice) for choice in product(*split_lists)]
 
 
 def _needs_differ(application: str, lists: Mapping[str, Words], key: str) -> bool:
@@ -229,7 +276,7 @@ def _needs_differ(application: str, lists: Mapping[str, Words], key: str) -> boo
     return any(need != needed[0] for need in needed)
 
 
-def _replaced(words: Words, changes: Sequence[str]) -> Words:
+def replaced(words: Words, changes: Sequence[str]) -> Words:
     """The command line with these KEY=VALUE in place of those with the keys that it has."""
     keys = {word.partition("=")[0] for word in changes}
     unchanged = (word for word in words if "=" not in word or word.partition("=")[0] not in keys)

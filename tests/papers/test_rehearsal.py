@@ -42,10 +42,10 @@ from types import SimpleNamespace
 import datasets, torch, transformers
 import bild_lab.lab.measure.runner, bild_lab.report.sweep, bild_lab.training.trainer
 from bild_lab.lab.config.entrypoint import run_application
-from bild_lab.papers import figures, step_runs
+from bild_lab.papers import figures, step_processes
 from scripts import paper_run
 
-def run(command, check):
+def forked(command, **options):
     if (step := os.fork()) == 0:
         sys.argv, code = command[2:], 1
         try:
@@ -57,9 +57,10 @@ def run(command, check):
         finally:
             sys.stdout.flush()
             os._exit(code)
-    return SimpleNamespace(returncode=os.waitstatus_to_exitcode(os.waitpid(step, 0)[1]))
+    status = os.waitstatus_to_exitcode(os.waitpid(step, 0)[1])
+    return SimpleNamespace(poll=lambda: status, returncode=status)
 
-step_runs.subprocess = SimpleNamespace(run=run)
+step_processes.subprocess = SimpleNamespace(Popen=forked)
 run_application(paper_run.main, None)
 """  # paper_run.py whose steps begin with the libraries loaded, which takes each seconds
 

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,11 @@ import pytest
 import torch
 
 from bild_lab.errors import UserError
-from bild_lab.papers import step_runs, steps
+from bild_lab.papers import step_processes, step_runs, steps
 from bild_lab.papers.machine import Machine, blocked_by, machine_of
 from bild_lab.papers.published import SCALES, published_names
-from bild_lab.papers.step_runs import is_done, plan, run_steps, submit_steps
+from bild_lab.papers.step_processes import is_done
+from bild_lab.papers.step_runs import plan, run_steps, submit_steps
 from bild_lab.papers.steps import Step, output_folders, steps_of
 from scripts import paper_run
 from tests.papers.test_paper_runs import setting
@@ -145,7 +145,12 @@ def test_an_override_that_no_step_has_and_an_unknown_scale_are_refused() -> None
             "memory: 278 GB, here are 1 × 80 GB",
         ),
         (replace(HERE, room_gb=2, gpus=4), {}, "memory: 4 GB, here are 4 × 2 GB"),
-        (replace(HERE, room_gb=2, gpus=4), {"spread": True}, None),
+        (
+            replace(HERE, room_gb=2, gpus=4),
+            {"spread": True},
+            "memory: 4 GB, here are 4 × 2 GB; 5 such GPUs hold it",
+        ),
+        (replace(HERE, room_gb=2, gpus=5), {"spread": True}, None),
         (HERE, {"target": None}, "it takes models of your own"),
         (replace(HERE, room_gb=None), {"target": "toy:large", "drafts": ("toy:small",)}, None),
     ],
@@ -166,7 +171,7 @@ class Runs:
         self.ran: list[str] = []
         self.failing: set[str] = set()
 
-    def __call__(self, command: list[str], check: bool) -> subprocess.CompletedProcess:
+    def __call__(self, command: list[str], **options: object) -> SimpleNamespace:
         words = " ".join(command[4:])
         self.ran.append(words)
         failed = any(one in words for one in self.failing)
@@ -180,13 +185,14 @@ class Runs:
             folder.mkdir(parents=True, exist_ok=True)
             if not (folder / "result.json").exists():  # a finished point is never changed
                 (folder / "result.json").write_text(words)
-        return subprocess.CompletedProcess(command, int(failed))
+        status = int(failed)
+        return SimpleNamespace(poll=lambda: status, wait=lambda: status, returncode=status)
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     several = Runs()
-    monkeypatch.setattr(step_runs.subprocess, "run", several)
+    monkeypatch.setattr(step_processes, "subprocess", SimpleNamespace(Popen=several))
     return several
 
 
@@ -220,7 +226,7 @@ def test_another_version_of_the_code_looks_again(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run([A])[0] and is_done(A)
-    monkeypatch.setattr(step_runs, "_code_digest", lambda: "another")
+    monkeypatch.setattr(step_processes, "_code_digest", lambda: "another")
     assert not is_done(A)
 
 
@@ -360,6 +366,7 @@ def test_estimates_are_of_the_gpu_that_is_here_or_say_that_they_are_not(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
     machine = machine_of(None, tries=False)
     assert (machine.gpu, machine.room_gb, machine.gpus) == (gpu or "a100", 24, 2)
     told = (

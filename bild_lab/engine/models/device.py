@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 import psutil
@@ -62,6 +64,21 @@ def resolve_device(name: str) -> torch.device:
             f"{requirement}: {str(error).splitlines()[0].partition('. ')[0]}"
         ) from error
     return device
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them: by numbers, or by UUIDs.
+
+    Where CUDA sees none, those that the variable names.
+    """
+    count = torch.cuda.device_count()
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return tuple(map(str, range(count)))
+    names = [name.strip() for name in listed.split(",")]
+    # CUDA reads the list up to the first name that is none
+    names = list(takewhile(lambda name: name and not name.startswith("-"), names))
+    return tuple(names[:count] if count else names)
 
 
 def _meant(name: str) -> str:
