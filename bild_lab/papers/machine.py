@@ -4,7 +4,6 @@ cannot run there.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from bild_lab.papers.paper_runs import (
 )
 from bild_lab.papers.steps import Step, Work
 
-CORES = 2  # of the CPU that a process takes while a text is timed
 MOST_GPUS = 64  # over which a message says that a model can be spread
 
 
@@ -78,7 +76,7 @@ def machine_of(
     import torch  # late: it takes seconds to load
     from huggingface_hub import get_token
 
-    from bild_lab.engine.models.device import visible_gpus
+    from bild_lab.engine.models.device import few_cores, visible_gpus
 
     if processes is not None:
         require_whole("processes", processes, 1)
@@ -127,17 +125,6 @@ def _count(processes: int | None, gpus: int, words: str) -> int:
 
 def _lines(warnings: Sequence[str]) -> str:
     return "\n".join(filter(None, warnings))
-
-
-def few_cores(processes: int) -> str:
-    """That steps side by side would wait for the CPU; empty where they do not."""
-    cores = os.cpu_count() or 1
-    if processes == 1 or cores >= CORES * processes:
-        return ""
-    return (
-        f"{cores} CPU cores for {processes} steps at once: what is timed side by side waits for the"
-        f" CPU, so take processes={max(1, cores // CORES)}, or time again with processes=1"
-    )
 
 
 def known_gpu(name: str) -> str | None:

@@ -4,7 +4,6 @@ done is skipped.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -150,15 +149,15 @@ class _Runner:
             self._say(f"{self._label(index)} was not done: {step.command}\n  {status}")
 
     def _start(self, index: int) -> None:
+        from bild_lab.engine.models.device import thread_share  # late: torch takes seconds to load
+
         step, placement = self._steps[index], self._placements[index]
         slots = tuple(self._free[: self._slots(index)])
         self._free = self._free[len(slots) :]
         devices = [self._machine.devices[slot] for slot in slots if self._machine.devices]
         environment, log, where = visible(devices), None, ""
         if self._machine.gpus > 1:
-            if "OMP_NUM_THREADS" not in os.environ:
-                threads = max(1, (os.cpu_count() or 1) // self._machine.gpus)
-                environment["OMP_NUM_THREADS"] = str(threads)
+            environment["OMP_NUM_THREADS"] = thread_share(self._machine.gpus)
             log = log_of(step)
             taken = f"on GPU {','.join(devices)}, " if devices else ""
             where = f"\n  {taken}log in {log}"
