@@ -79,6 +79,8 @@ def parse(words: list[str]) -> PaperRunOptions:
         for key in list(settings)
         if key.startswith(SLURM)
     }
+    if gpus is None and gpu is not None and slurm_options.get("gpus_per_node", "").isdecimal():
+        gpus = int(slurm_options["gpus_per_node"])
     if launcher not in ("slurm", "false") or (slurm_options and launcher == "false"):
         raise UserError(
             f"launcher must be slurm, with slurm.KEY=VALUE, or left out; got {launcher}"

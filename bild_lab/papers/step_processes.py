@@ -22,7 +22,7 @@ from bild_lab.papers.steps import OUTPUTS, Step, replaced
 PACKAGE = Path(__file__).resolve().parents[1]
 STAMPS = OUTPUTS / ".steps"
 ACCELERATE, COUNT = ["accelerate", "launch", "--multi_gpu"], "--num_processes="
-TAIL = 20  # lines of a failed step's log that are printed
+TAIL = 60  # lines of a failed step's log that are printed: those of Accelerate come after its own
 
 
 def is_done(step: Step) -> bool:

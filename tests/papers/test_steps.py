@@ -464,6 +464,13 @@ def test_gpus_that_are_nowhere_are_refused(words: list[str], told: str) -> None:
         machine_of(options.gpu, options.force, options.gpus, options.processes)
 
 
+def test_a_job_that_asks_for_gpus_uses_them() -> None:
+    words = ["bild/fig4", "launcher=slurm", "slurm.gpus_per_node=4", "gpu=a100"]
+    assert paper_run.parse(words).gpus == 4
+    assert paper_run.parse([*words, "gpus=2"]).gpus == 2
+    assert paper_run.parse(words[:3]).gpus is None
+
+
 def test_processes_are_gpus_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=80e9)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -478,7 +485,7 @@ def test_processes_are_gpus_that_are_visible(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UserError, match="got processes=5 with 4 visible"):
         machine_of(None, tries=False, processes=5)
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    assert "7 CPU cores for 4 steps at once" in machine_of(None, tries=False).warning
+    assert "7 CPU cores for 4 processes" in machine_of(None, tries=False).warning
     there = machine_of("a100", tries=False, gpus=8)
     with pytest.raises(UserError, match="8 GPUs were named, but 4 are visible here"):
         run([A], there)
