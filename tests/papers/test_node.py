@@ -132,8 +132,15 @@ def require_command(step: Step, placement: Placement) -> None:
         assert cfg.model.sharded == (placement.manner == "sharded")
 
 
+def cases() -> Iterator[Any]:
+    """The items; of one a step is still refused."""
+    for item in published_names():
+        refused = pytest.mark.xfail(strict=True, reason="70 B that skip layers are not spread")
+        yield pytest.param(item, marks=[refused] if item == "bita_tab2" else [])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("item", published_names())
+@pytest.mark.parametrize("item", cases())
 def test_every_step_of_an_item_has_gpus_that_hold_its_models(item: str, node: Node) -> None:
     machine = machine_of(None, tries=False)
     assert (machine.gpu, machine.gpus, machine.devices[7]) == ("a100", 8, "7")

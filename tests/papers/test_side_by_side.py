@@ -10,7 +10,7 @@ import re
 import pyarrow.parquet as pq
 import pytest
 
-from tests.papers.test_rehearsal import QUICK, REHEARSALS, Rehearsal, endpoint, flat, rehearsal
+from tests.papers.test_rehearsal import REHEARSALS, Rehearsal, endpoint, flat, rehearsal
 
 __all__ = ["endpoint", "rehearsal"]  # fixtures
 
@@ -28,22 +28,16 @@ run_application(paper_run.main, None)
 
 
 def test_an_item_of_bita_runs_on_two_processes(rehearsal: Rehearsal) -> None:
-    overrides = flat(REHEARSALS["bita_llama2_7b"]["overrides"])
-    words = [*overrides, *QUICK[:-1], "part_size=4", "processes=2"]
-    code, printed = rehearsal.run("bita/tab3_8", *words, script=["-c", ONE_DATA_SET])
+    overrides = flat(REHEARSALS["bita_fig7"]["overrides"])
+    words = [*overrides, "part_size=4", "processes=2"]
+    code, printed = rehearsal.run("bita/fig7", *words, script=["-c", ONE_DATA_SET])
     outputs = rehearsal.folder / "outputs"
     logs = [file.read_text() for file in sorted(outputs.glob(".steps/*.log"))]
     assert code == 0, "\n".join([printed, *logs])
-    parts = (outputs / "calibration_llama2_7b_chat_code_alpaca").glob("*.parquet")
+    parts = (outputs / "calibration_vicuna_7b_code_alpaca").glob("*.parquet")
     assert {pq.read_schema(part).metadata[b"process"] for part in parts} == {b"0", b"1"}
-    for adapter in (
-        "bita_llama2_7b_chat",
-        "bita_none_llama2_7b_chat",
-        "bita_shallow_llama2_7b_chat",
-    ):
-        assert json.loads((outputs / adapter / "metrics.json").read_text())["processes"] == 2
-    assert len(rehearsal.points("bita_tab3_8_paper")) == 12
-    assert rehearsal.figure("bita/tab3_8").startswith("# Tables 3 and 8")
+    assert json.loads((outputs / "bita_vicuna_7b/metrics.json").read_text())["processes"] == 2
+    assert rehearsal.figure("bita/fig7").startswith("# Figure 7")
     # the places of the sweeps, when they begin and when they are done
     said = " ".join(printed.split())
     begun = [match.start() for match in re.finditer(r"left: python run\.py", said)]
@@ -51,7 +45,7 @@ def test_an_item_of_bita_runs_on_two_processes(rehearsal: Rehearsal) -> None:
         said.index(f"step {number} of {len(logs)} is done")
         for number in re.findall(r"step (\d+) of \d+, [^:]*: python run\.py", said)
     ]
-    assert len(begun) == len(done) == 3 and begun[1] < min(done)
-    assert said.count("accelerate launch --multi_gpu --num_processes=2") == 4
-    code, printed = rehearsal.run("bita/tab3_8", *words, script=["-c", ONE_DATA_SET])
+    assert len(begun) == len(done) >= 2 and begun[1] < min(done)
+    assert "accelerate launch --multi_gpu --num_processes=2 scripts/train_bita.py" in said
+    code, printed = rehearsal.run("bita/fig7", *words, script=["-c", ONE_DATA_SET])
     assert code == 0 and "is done" not in printed, printed  # nothing is left to do
