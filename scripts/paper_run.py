@@ -4,16 +4,21 @@
     python scripts/paper_run.py bild/fig4 run=true              runs them: calibration, trainings, sweeps, figure
     python scripts/paper_run.py bild/fig4 scale=small run=true  on the toy pair
     python scripts/paper_run.py bild/fig4 live=true             decodes every example at every point: many hours
-    python scripts/paper_run.py bild/fig4 gpu=t4                on a GPU that is not here
+    python scripts/paper_run.py bild/fig4 gpu=t4                on a GPU that is not here; gpus=8: on eight of them
+    python scripts/paper_run.py bita/tab1 run=true processes=4  on four of the visible GPUs; without it on all
     python scripts/paper_run.py all                             every item; bild/thresholds: an experiment of no item
-    python scripts/paper_run.py bild/fig4 run=true launcher=slurm slurm.partition=gpu slurm.gpus_per_node=1 gpu=a100
+    python scripts/paper_run.py bild/fig4 run=true launcher=slurm slurm.partition=gpu gpu=a100 gpus=8
     python scripts/paper_run.py pins [ID …] [ID=BRANCH …]       pins checkpoints and data sets to the hub's commits
     python scripts/paper_run.py ppd/tab1 runtime.allow_pickles=true   where weights are in pickles alone
+
+On several GPUs Accelerate starts trainings and calibrations on all of them, and steps that decode run side by side,
+each on a GPU of its own, or on as few as hold its model. What they print is in outputs/.steps. Without a GPU,
+processes=N runs so many at once.
 
 A step that is done is skipped, so the same command goes on where it was stopped. One that cannot run here says why,
 and what does not depend on it still runs. force=true also tries what should not fit. Other KEY=VALUE go to every step
 that has the key, such as dataset.limit=100. launcher=slurm submits the steps as jobs, each after those that it waits
-for; slurm.KEY=VALUE are sbatch's options, gpu= the nodes' GPU. Memory is a closed form, times are estimates.
+for; slurm.KEY=VALUE are sbatch's options, gpu= and gpus= the nodes' GPUs. Memory is a closed form, times are estimates.
 
 The hub is asked whether this login may read what is gated, and which weights are in pickles alone; without a hub the
 cards of bild_lab/papers/hub.yaml answer. LIMA, which is gated, is left out of BiTA's trainings where it may not be
@@ -57,13 +62,15 @@ PINS = "pins"  # the word for pinning in place of an item
 class PaperRunOptions:
     """What the command line asks for.
 
-    gpu: None for the GPU that is here. live: as in `steps_of`. slurm: options of jobs; None: no
-    jobs.
+    gpu: None for the GPUs that are here. gpus: how many the named machine has. processes: how many
+    GPUs are taken; None: all. live: as in `steps_of`. slurm: options of jobs; None: no jobs.
     """
 
     item: str
     scale: str
     gpu: str | None
+    gpus: int | None
+    processes: int | None
     run: bool
     force: bool
     live: bool
@@ -79,6 +86,7 @@ def parse(words: list[str]) -> PaperRunOptions:
     settings = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
     scale, gpu = settings.pop("scale", "paper"), settings.pop("gpu", None)
+    gpus, processes = (whole_number(key, settings.pop(key, None)) for key in ("gpus", "processes"))
     run, force, live, launcher = (
         settings.pop(key, "false") for key in ("run", "force", "live", "launcher")
     )
@@ -87,6 +95,8 @@ def parse(words: list[str]) -> PaperRunOptions:
         for key in list(settings)
         if key.startswith(SLURM)
     }
+    if gpus is None and gpu is not None and slurm_options.get("gpus_per_node", "").isdecimal():
+        gpus = int(slurm_options["gpus_per_node"])
     if launcher not in ("slurm", "false") or (slurm_options and launcher == "false"):
         raise UserError(
             f"launcher must be slurm, with slurm.KEY=VALUE, or left out; got {launcher}"
@@ -99,9 +109,27 @@ def parse(words: list[str]) -> PaperRunOptions:
     if dashed := [word for word in names if word.startswith("-")]:
         raise UserError(f"settings are KEY=VALUE, such as run=true, got {dashed[0]}")
     overrides = [f"{key}={value}" for key, value in settings.items()]
-    slurm = slurm_options if launcher == "slurm" else None
-    run, force, live = (flag == "true" for flag in (run, force, live))
-    return PaperRunOptions(names[0], scale, gpu, run, force, live, slurm, overrides)
+    return PaperRunOptions(
+        item=names[0],
+        scale=scale,
+        gpu=gpu,
+        gpus=gpus,
+        processes=processes,
+        run=run == "true",
+        force=force == "true",
+        live=live == "true",
+        slurm=slurm_options if launcher == "slurm" else None,
+        overrides=overrides,
+    )
+
+
+def whole_number(key: str, word: str | None) -> int | None:
+    """The number that a word is; None without one. Raises UserError for any other word."""
+    if word is None:
+        return None
+    if not word.isdecimal():
+        raise UserError(f"{key} must be a whole number, at least 1, got {word}")
+    return int(word)
 
 
 def pin_named(words: Sequence[str]) -> None:
@@ -213,11 +241,12 @@ def main() -> None:
         return
     options = parse(sys.argv[1:])
     status_line.enter("reading the experiments")
-    from bild_lab.papers.machine import machine_of
+    from bild_lab.papers.machine import machine_of, placement_of
     from bild_lab.papers.paper_runs import describe_needs, downloads, needs, unverified
+    from bild_lab.papers.step_processes import command_line
     from bild_lab.papers.step_runs import plan, run_steps, submit_steps
 
-    machine = machine_of(options.gpu, options.force)
+    machine = machine_of(options.gpu, options.force, options.gpus, options.processes)
     steps, left_out = steps_with_access(options, machine.gated)
     require_one_model(steps, options.overrides)
     pins = pin_step(steps, options.run)
@@ -231,6 +260,8 @@ def main() -> None:
         output.print(escape(f"0 sentences: {sentences}"))
     if options.run:
         status_line.leave()
+        if machine.warning and machine.gpus > 1:
+            console.print(f"[bold]{escape(machine.warning)}[/bold]")
         submits = (
             run_steps if options.slurm is None else partial(submit_steps, parameters=options.slurm)
         )
@@ -245,7 +276,10 @@ def main() -> None:
         needed += step_needs
         reads = f"reads {', '.join(step.reads)}" if step.reads else ""
         writes = f"writes {step.writes}"
-        parts = [step.command, reads, writes, describe_needs(step_needs, machine.gpu)]
+        placement = placement_of(step, machine)
+        command = step.command if placement is None else command_line(step, placement)
+        takes = "" if placement is None else str(placement)
+        parts = [command, reads, writes, takes, describe_needs(step_needs, machine.gpu)]
         output.print(escape(f"{place} {status}: {'; '.join(filter(None, parts))}"))
     sizes = downloads(needed)
     listed = ", ".join(f"{name} {size:.1f}" for name, size in sorted(sizes.items()))

@@ -31,6 +31,7 @@ from bild_lab.lab.config.entrypoint import (
     require_one_process,
     run_application,
 )
+from bild_lab.lab.launcher import register_launcher
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,6 +57,7 @@ def main(cfg: DictConfig) -> float:
 def command() -> None:
     """Run what the command line says; without a word, a first experiment that ends with a hint."""
     require_one_process()
+    register_launcher()
     without_arguments = not sys.argv[1:]
     if without_arguments:
         console.print(f"[dim]no arguments: {FIRST}[/dim]")
@@ -89,6 +91,7 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
         isinstance(word, str) and "=" in word for word in overrides
     ):
         raise UserError(f"overrides must be a list of KEY=VALUE, got {overrides!r}")
+    register_launcher()
     reread_sources()
     cached_examples.cache_clear()
     caller_arguments, sys.argv, status_line.began_s = (

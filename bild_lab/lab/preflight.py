@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from hydra.core.global_hydra import GlobalHydra
@@ -18,8 +19,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from bild_lab.engine.models.device import visible_gpus
 from bild_lab.errors import UserError
-from bild_lab.lab.config.compose import compose_config, without_hydra
+from bild_lab.lab.config.compose import PLUGIN, compose_config, without_hydra
 from bild_lab.lab.config.console import console, status_line
 from bild_lab.lab.config.entrypoint import FAILED_POINTS, plain_message, refuse
 from bild_lab.lab.config.schemas import ReportSpec, typed
@@ -44,6 +46,7 @@ KEEPS_PROMPTS = re.compile(
     r"(policy|runtime|measure|report|logger)\.|(name|resume|logger|measure)="
 )
 NO_GRAPHS = "runtime.compile=false"
+JOBLIB = "hydra_plugins.hydra_joblib_launcher"
 
 
 def logger(cfg: DictConfig) -> Any:
@@ -189,6 +192,28 @@ def require_one_folder(config: DictConfig, points: Sequence[DictConfig]) -> None
             raise UserError(
                 f"all points of a sweep go to one folder and one report, got name={point.name}"
                 f" beside {folder}; give one name=NAME, or a command for each"
+            )
+
+
+def require_gpus(config: DictConfig, points: Sequence[DictConfig]) -> None:
+    """Raise UserError where `hydra/launcher=gpus` cannot give these points a GPU each."""
+    if not config.hydra.launcher._target_.startswith(PLUGIN):
+        return
+    if find_spec("hydra_plugins") is None or find_spec(JOBLIB) is None:
+        raise UserError(
+            "hydra/launcher=gpus needs joblib's launcher: pip install '.[launchers]', or leave it"
+            " out"
+        )
+    if not visible_gpus():
+        raise UserError(
+            "hydra/launcher=gpus gives each point a GPU, and none is visible; leave it out, or"
+            " name some in CUDA_VISIBLE_DEVICES"
+        )
+    for point in points:
+        if point.runtime.device_map is not None:
+            raise UserError(
+                f"runtime.device_map={point.runtime.device_map} spreads a target over all GPUs, and"
+                " hydra/launcher=gpus shows each point one; leave one of them out"
             )
 
 

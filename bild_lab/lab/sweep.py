@@ -43,6 +43,7 @@ from bild_lab.lab.preflight import (
     check_points,
     logger,
     refusing_points,
+    require_gpus,
     require_one_folder,
     share_graph_regime,
     swept_values,
@@ -88,7 +89,7 @@ def measure_point(cfg: DictConfig) -> float:
         sweep.forget_failure(failure_hash(cfg))
         _log(cfg, sweep, result)
     except Exception as error:  # the other points still run, and the exit code shows it
-        _record_failure(cfg, sweep, error)
+        record_failure(cfg, error)
         if not isinstance(error, UserError):
             _free_memory()
     measured_s = time.perf_counter() - begun_s if measured and result is not None else None
@@ -183,7 +184,7 @@ def _log(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
     try:
         logger(cfg).log_point(result, plain_values(cfg))
     except Exception as error:  # whatever a logging service raises
-        _record_failure(cfg, sweep, error, "not logged")
+        record_failure(cfg, error, "not logged")
 
 
 def failure_hash(cfg: DictConfig) -> str:
@@ -193,11 +194,12 @@ def failure_hash(cfg: DictConfig) -> str:
     return content_hash({"failed": OmegaConf.to_yaml(cfg, resolve=False)})
 
 
-def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str = "failed") -> None:
-    """Store and print what went wrong.
+def record_failure(cfg: DictConfig, error: Exception, what: str = "failed") -> None:
+    """Store and print what went wrong at a point with this configuration.
 
     Ends the process if it cannot be stored: no result could be either.
     """
+    sweep = Sweep(sweep_folder(cfg))
     message = plain_message(error) if what == "failed" else f"{what}: {plain_message(error)}"
     cause = FailureCause(type(error).__name__, message, "".join(traceback.format_exception(error)))
     knobs = knob_values(OmegaConf.to_container(cfg.policy))
@@ -246,6 +248,7 @@ class SweepCallback(Callback):
         if jobs is not None:
             points = check_points(jobs, config.hydra.job.config_name)
             refusing_points(lambda: require_one_folder(config, points))
+            refusing_points(lambda: require_gpus(config, points))
             share_graph_regime(config, points)
         self._start(config)
         record_command(sweep_folder(config))

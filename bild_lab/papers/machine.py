@@ -1,14 +1,28 @@
-"""The machine that a paper's steps run on: its GPU, and why a step cannot run there."""
+"""The machine that a paper's steps run on: its GPUs, how many of them a step takes, and why a step
+cannot run there.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bild_lab.errors import require_choice
-from bild_lab.papers.paper_runs import ASSUMED_GPU, GPUS, needs
+from bild_lab.errors import UserError, require_choice, require_whole
+from bild_lab.papers.paper_runs import (
+    ASSUMED_GPU,
+    BYTES,
+    CONTEXT_GB,
+    GPUS,
+    Needs,
+    hub,
+    needs,
+    size_of,
+)
 from bild_lab.papers.repositories import obstacle_in
-from bild_lab.papers.steps import Step
+from bild_lab.papers.steps import Step, Work
+
+MOST_GPUS = 64  # over which a message says that a model can be spread
 
 
 @dataclass(frozen=True)
@@ -16,9 +30,11 @@ class Machine:
     """Where steps run. gpu: of paper_runs.GPUS, for estimates. room_gb: of its memory; None: there
     is no GPU here.
 
-    gpus: how many. tries: steps also start where they should not fit. gated: there is a login,
-    which repositories want that ask for consent.
-    warning: that the estimates are of another GPU than the one here; empty if they are not.
+    gpus: how many, which is how many processes run side by side; without a GPU, processes on the
+    CPU. devices: as CUDA_VISIBLE_DEVICES names those that are here; empty where there are none.
+    tries: steps also start where they should not fit. gated: there is a login, which repositories
+    want that ask for consent. warning: that the estimates are of another GPU than the one here, or
+    that the CPU has few cores; empty without.
     """
 
     gpu: str
@@ -27,32 +43,89 @@ class Machine:
     tries: bool = False
     gpus: int = 1
     warning: str = ""
+    devices: tuple[str, ...] = ()
 
 
-def machine_of(gpu: str | None, tries: bool) -> Machine:
-    """The machine with the GPU of this name; None: the one that is here.
+@dataclass(frozen=True)
+class Placement:
+    """What a step takes of a machine. gpus: 0 where it runs no model. processes: that Accelerate
+    starts for it; 1: it is a process of its own. overrides: KEY=VALUE that its command gets there.
+    manner: how it uses several GPUs.
+    """
 
-    Raises UserError for an unknown one.
+    gpus: int = 1
+    processes: int = 1
+    overrides: tuple[str, ...] = ()
+    manner: str = ""
+
+    def __str__(self) -> str:
+        if self.gpus == 0:
+            return "no GPU"
+        count = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
+        return f"{count}, {self.manner}" if self.manner else count
+
+
+def machine_of(
+    gpu: str | None, tries: bool, gpus: int | None = None, processes: int | None = None
+) -> Machine:
+    """The machine with so many GPUs of this name; None: the one that is here.
+
+    gpus: of the named machine, by default one. processes: how many of the GPUs steps may take; None:
+    all, and one process on a machine without a GPU. Raises UserError for an unknown GPU, and for
+    more processes than GPUs.
     """
     import torch  # late: it takes seconds to load
     from huggingface_hub import get_token
 
+    from bild_lab.engine.models.device import few_cores, visible_gpus
+
+    if processes is not None:
+        require_whole("processes", processes, 1)
     gated = get_token() is not None
+    devices = visible_gpus() if torch.cuda.is_available() else ()
     if gpu is not None:
         require_choice("gpu", gpu, GPUS)
-        return Machine(gpu, GPUS[gpu][0], gated, tries)
+        count = _count(processes, 1 if gpus is None else gpus, f"gpus={gpus or 1}")
+        return Machine(gpu, GPUS[gpu][0], gated, tries, count, devices=devices[:count])
+    if gpus is not None:
+        raise UserError(
+            "gpus=N counts the GPUs of a machine that is not here, so gpu=NAME names them; here"
+            " processes=N says how many are taken"
+        )
     assumption = (
         f"times are estimated for an {ASSUMED_GPU}; gpu=NAME takes another of {', '.join(GPUS)}"
     )
-    if not torch.cuda.is_available():
-        warning = f"there is no GPU here, so {assumption}"
-        return Machine(ASSUMED_GPU, None, gated, tries, warning=warning)
-    device, count = torch.cuda.get_device_properties(0), torch.cuda.device_count()
+    if not devices:
+        warnings = [f"there is no GPU here, so {assumption}", few_cores(processes or 1)]
+        return Machine(ASSUMED_GPU, None, gated, tries, processes or 1, warning=_lines(warnings))
+    count = _count(processes, len(devices), f"{len(devices)} visible")
+    device = torch.cuda.get_device_properties(0)
     name = known_gpu(device.name)
-    if name is None:
-        warning = f"the GPU here, {device.name}, is not in the list, so {assumption}"
-        return Machine(ASSUMED_GPU, device.total_memory / 1e9, gated, tries, count, warning)
-    return Machine(name, device.total_memory / 1e9, gated, tries, count)
+    unlisted = f"the GPU here, {device.name}, is not in the list, so {assumption}"
+    return Machine(
+        name or ASSUMED_GPU,
+        device.total_memory / 1e9,
+        gated,
+        tries,
+        count,
+        _lines([unlisted if name is None else "", few_cores(count)]),
+        devices[:count],
+    )
+
+
+def _count(processes: int | None, gpus: int, words: str) -> int:
+    """How many GPUs steps may take. words: which there are, for a message."""
+    require_whole("gpus", gpus, 1)
+    if processes is not None and processes > gpus:
+        raise UserError(
+            f"each process takes a GPU of its own, got processes={processes} with {words}; leave"
+            " processes out to take all"
+        )
+    return processes or gpus
+
+
+def _lines(warnings: Sequence[str]) -> str:
+    return "\n".join(filter(None, warnings))
 
 
 def known_gpu(name: str) -> str | None:
@@ -63,6 +136,76 @@ def known_gpu(name: str) -> str | None:
     if "mig" in words or "laptop" in words:
         return None
     return next((gpu for gpu in GPUS if gpu in words), None)
+
+
+def memory_on(need: Needs, gpus: int) -> float:
+    """GB on the fullest GPU, if the target's weights are divided among so many.
+
+    Drafters, and what is not weights, are counted whole.
+    """
+    drafters = [size_of(name).weights for name in need.setting.drafts if name in hub()["models"]]
+    drafters_gb = sum(drafters) * BYTES[need.setting.dtype] / 1e9
+    return (need.weights_gb - drafters_gb) / gpus + drafters_gb + need.cache_gb + CONTEXT_GB
+
+
+def placement_of(step: Step, machine: Machine) -> Placement | None:
+    """What a step takes of this machine; None where its models do not fit.
+
+    A training and a calibration take every GPU, a training as many as divide its rows evenly. A
+    model that is too large for one GPU is cut among the processes of a training beside it, and
+    spread over as few as hold it where it decodes or answers. Toys take one GPU.
+    """
+    if step.work is Work.NONE:
+        return Placement(gpus=0)
+    step_needs = [needs(setting, machine.gpu) for setting in step.settings]
+    known = any(need.weights_gb for need in step_needs)
+    spread = bool(step_needs) and all(need.setting.spread for need in step_needs)
+    fewest = fewest_gpus(step_needs, machine)
+    if step.work is Work.DECODING:
+        if fewest == 1:
+            return Placement()
+        if fewest is not None and spread:
+            return Placement(fewest, manner="spread")
+        if machine.tries:
+            return Placement(machine.gpus, manner="spread") if spread else Placement()
+        return None
+    shares = max(
+        count
+        for count in range(1, machine.gpus + 1)
+        if step.work is Work.ANSWERING or step.rows % count == 0
+    )
+    whole = ("runtime.device_map=null",) if spread else ()
+    if fewest == 1:
+        if shares == 1 or not known:
+            return Placement()
+        manner = "questions divided" if step.work is Work.ANSWERING else "data parallel"
+        return Placement(shares, shares, whole, manner)
+    if step.work is Work.TRAINING_BESIDE_FROZEN and shares > 1:
+        if (fewest is not None and fewest <= shares) or machine.tries:
+            return Placement(shares, shares, (*whole, "model.sharded=true"), "sharded")
+    elif step.work is Work.ANSWERING and (fewest is not None or machine.tries):
+        mapped = () if spread else ("runtime.device_map=auto",)
+        return Placement(fewest or machine.gpus, 1, mapped, "spread")
+    return Placement() if machine.tries else None
+
+
+def fewest_gpus(
+    step_needs: Sequence[Needs], machine: Machine, most: int | None = None
+) -> int | None:
+    """Over how many of the machine's GPUs the models of a step fit; None: over none of its numbers.
+
+    most: GPUs that may be taken; None: those of the machine.
+    """
+    if machine.room_gb is None:  # nothing is known of the memory
+        return 1
+    return next(
+        (
+            count
+            for count in range(1, (most or machine.gpus) + 1)
+            if all(memory_on(need, count) <= machine.room_gb for need in step_needs)
+        ),
+        None,
+    )
 
 
 def blocked_by(step: Step, machine: Machine) -> str | None:
@@ -86,12 +229,22 @@ def blocked_by(step: Step, machine: Machine) -> str | None:
         return None
     if machine.room_gb is None:
         return "no GPU here; gpu=NAME says what one needs, force=true tries"
-    for need in step_needs:
-        room_gb = machine.room_gb * (machine.gpus if need.setting.spread else 1)
-        if need.memory_gb > room_gb:
-            return (
-                f"memory: {need.memory_gb:.0f} GB, here are"
-                f" {machine.gpus} × {machine.room_gb:.0f} GB; runtime.device_map=auto spreads a"
-                " model, force=true tries"
-            )
-    return None
+    return None if placement_of(step, machine) else _too_large(step, step_needs, machine)
+
+
+def _too_large(step: Step, step_needs: Sequence[Needs], machine: Machine) -> str:
+    """That a step's models do not fit, and what would help."""
+    largest = max(need.memory_gb for need in step_needs)
+    spread = all(need.setting.spread for need in step_needs)
+    if step.work is Work.TRAINING:
+        remedy = "a training of all weights needs a larger GPU"
+    elif step.work is Work.DECODING and not spread:
+        remedy = "runtime.device_map=auto spreads a model"
+    elif (fewest := fewest_gpus(step_needs, machine, MOST_GPUS)) is not None:
+        remedy = f"{fewest} such GPUs hold it"
+    else:
+        remedy = "what is not weights fits into none, so lower dataset.max_source_tokens"
+    return (
+        f"memory: {largest:.0f} GB, here are {machine.gpus} × {machine.room_gb:.0f} GB;"
+        f" {remedy}, force=true tries"
+    )

@@ -62,6 +62,7 @@ SETTINGS = ("pair", "dataset", "model", "template")
 APPLICATIONS = {"run.py": "config", "scripts/generate_calibration.py": "calibration"}
 MEASURES = ("config", "match_rates")  # configurations whose points are decoded one by one
 RECORDS = ("screen",)  # those whose points are decoded over a record
+COUNTING = "module=ngram"  # of a training that counts with a tokenizer
 # of trained weights: with gradients, and moments, which Adafactor factors
 COPIES = {"adafactor": 2, "adamw": 4}
 DEVICE_MAPS = ("runtime.device_map", "train.device_map", "model.device_map")
@@ -209,7 +210,7 @@ def settings_of(words: Words) -> list[RunSetting]:
 
     A command that counts with a tokenizer or draws has none.
     """
-    if "module=ngram" in words:
+    if COUNTING in words:
         return []
     knobs = (values for key, values in lists_of(words).items() if key.split(".")[0] not in SETTINGS)
     has_points = application_of(words[1]) in (*MEASURES, *RECORDS)

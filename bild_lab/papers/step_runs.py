@@ -1,105 +1,40 @@
-"""Runs the steps of a paper's item, here or as Slurm jobs; what is done is skipped."""
+"""Runs the steps of a paper's item, here, side by side on several GPUs, or as Slurm jobs; what is
+done is skipped.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from threading import current_thread, main_thread
+from typing import Any, NoReturn
 
 from bild_lab.errors import UserError
-from bild_lab.files import PINS, write_atomically
-from bild_lab.papers.machine import Machine, blocked_by
+from bild_lab.lab.config.entrypoint import Stopped
+from bild_lab.papers.machine import Machine, Placement, blocked_by, placement_of
 from bild_lab.papers.paper_runs import hours_of, needs
-from bild_lab.papers.steps import OUTPUTS, Step
+from bild_lab.papers.step_processes import (
+    STAMPS,
+    command_line,
+    execute,
+    finish,
+    is_done,
+    log_of,
+    start,
+    visible,
+)
+from bild_lab.papers.steps import Step
 
-PACKAGE = Path(__file__).resolve().parents[1]
-STAMPS = OUTPUTS / ".steps"
 DONE, TO_DO = "done", "to do"
-
-
-def is_done(step: Step) -> bool:
-    """Whether a step ended well with this configuration and code, and nothing that it read or wrote
-    has changed.
-
-    A change of the code makes every step look again, which takes seconds where its results still
-    count.
-    """
-    stamp = _stamp(step)
-    if not stamp.is_file():
-        return False
-    noted = json.loads(stamp.read_text(encoding="utf-8"))
-    current = _state(step)
-    unchanged = noted["writes"].items() <= current["writes"].items()
-    return noted["reads"] == current["reads"] and unchanged
-
-
-def _stamp(step: Step) -> Path:
-    digest = hashlib.sha256(f"{_code_digest()}\n{step.command}\n{step.configuration}".encode())
-    return STAMPS / f"{digest.hexdigest()[:16]}.json"
-
-
-@cache
-def _code_digest() -> str:
-    files = sorted(
-        file
-        for file in PACKAGE.rglob("*")
-        # the pins of what a step reads are a part of its configuration
-        if file.suffix in (".py", ".cpp", ".h", ".yaml") and file != PINS
-    )
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-def _state(step: Step) -> dict[str, dict[str, list[int]]]:
-    """Size and time of every file that a step reads and writes in outputs.
-
-    Of a sweep's folder, which other steps write too, the points count: they are never changed.
-    """
-    if step.figure is not None:
-        written = [*OUTPUTS.glob(f"{step.writes}*")]
-    elif shlex.split(step.command)[1] == "run.py":
-        written = [*(OUTPUTS / step.writes).glob("points/*/result.json")]
-    else:
-        written = _visible_files(step.writes)
-    read = [file for folder in step.reads for file in _visible_files(folder)]
-    return {"reads": _sizes_and_times(read), "writes": _sizes_and_times(written)}
-
-
-def _visible_files(folder: str) -> list[Path]:
-    return [
-        file
-        for file in (OUTPUTS / folder).rglob("*")
-        if not any(name.startswith(".") for name in file.parts)
-    ]
-
-
-def _sizes_and_times(files: Sequence[Path]) -> dict[str, list[int]]:
-    """Each file's bytes, and when it was written, in nanoseconds."""
-    stats = {str(file): file.stat() for file in files if file.is_file()}
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
-
-
-def execute(step: Step) -> None:
-    """Run a step's command as a process, and note that it is done.
-
-    Raises UserError if it fails or writes nothing.
-    """
-    _, script, *words = shlex.split(step.command)
-    code = subprocess.run(
-        [sys.executable, "-m", "bild_lab", Path(script).stem, *words], check=False
-    ).returncode
-    if code != 0:
-        raise UserError(f"failed with status {code}: {step.command}")
-    state = _state(step)
-    if not state["writes"]:
-        raise UserError(f"wrote nothing to outputs/{step.writes}: {step.command}")
-    STAMPS.mkdir(parents=True, exist_ok=True)
-    write_atomically(_stamp(step), json.dumps(state).encode())
+POLL_S = 0.2  # between two looks at the running processes
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+GRACE_S = 60  # in which a step that is stopped writes its report
 
 
 def plan(steps: Sequence[Step], machine: Machine) -> Iterator[tuple[Step, str]]:
@@ -125,60 +60,233 @@ def _status(step: Step, machine: Machine, statuses: Mapping[str, str]) -> str:
 
 
 def run_steps(steps: Sequence[Step], machine: Machine, say: Callable[[str], None]) -> bool:
-    """Run what is to do, in order. Returns whether everything was done."""
-    statuses: dict[str, str] = {}
-    clock = _RemainingTime(steps, machine)
-    for index, step in enumerate(steps):
-        label = f"step {index + 1} of {len(steps)}"
-        status = _status(step, machine, statuses)
-        if status == TO_DO:
-            say(f"{label}, {clock.left(index)}: {step.command}")
-            start = time.monotonic()
+    """Run what is to do, on several GPUs side by side. Returns whether everything was done.
+
+    Raises UserError where the machine's GPUs are not here.
+    """
+    if machine.devices and len(machine.devices) < machine.gpus:
+        raise UserError(
+            f"{machine.gpus} GPUs were named, but {len(machine.devices)} are visible here; leave out"
+            " gpu and gpus to run on these"
+        )
+    return _Runner(steps, machine, say).run()
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A step whose process runs. slots: the numbers of the GPUs that it holds."""
+
+    index: int
+    slots: tuple[int, ...]
+    process: subprocess.Popen[bytes]
+    log: Path | None
+    began_s: float
+
+
+class _Runner:
+    """Runs steps, each as soon as those that it waits for have ended and its GPUs are free.
+
+    A GPU is held by one step at a time. A step that draws holds one, too, so that it disturbs no
+    timing on a machine with one. The step that needs most GPUs starts first.
+    """
+
+    def __init__(self, steps: Sequence[Step], machine: Machine, say: Callable[[str], None]) -> None:
+        self._steps, self._machine, self._say = steps, machine, say
+        self._placements = [placement_of(step, machine) or Placement() for step in steps]
+        self._statuses: dict[str, str] = {}
+        self._running: list[_Running] = []
+        self._free = list(range(machine.gpus))
+        self._clock = _RemainingTime(steps, machine, self._placements)
+
+    def run(self) -> bool:
+        """Run all. A signal ends the steps that run, too."""
+        try:
+            with _stopped_by_signals():
+                return self._run()
+        finally:
+            for running in self._running:
+                running.process.terminate()
+            for running in self._running:
+                _end(running.process)
+
+    def _run(self) -> bool:
+        while True:
+            needed = {index: self._slots(index) for index in self._ready()}
+            held = [len(running.slots) for running in self._running]
+            for index in startable(needed, held, self._machine.gpus):
+                self._start(index)
+            if not self._running:
+                return all(status == DONE for status in self._statuses.values())
+            self._end_finished()
+
+    def _label(self, index: int) -> str:
+        return f"step {index + 1} of {len(self._steps)}"
+
+    def _slots(self, index: int) -> int:
+        return max(1, self._placements[index].gpus)
+
+    def _ready(self) -> list[int]:
+        """The steps that can start, in order; those that are done, or cannot run, are noted."""
+        ready: list[int] = []
+        running = {self._steps[running.index].command for running in self._running}
+        for index, step in enumerate(self._steps):
+            if step.command in running or step.command in self._statuses:
+                continue
+            if any(command not in self._statuses for command in step.after):
+                continue
+            status = _status(step, self._machine, self._statuses)
+            if status == TO_DO:
+                ready.append(index)
+            else:
+                self._note(index, status)
+        return ready
+
+    def _note(self, index: int, status: str) -> None:
+        step = self._steps[index]
+        self._statuses[step.command] = status
+        self._clock.ended(index)
+        if status != DONE:
+            self._say(f"{self._label(index)} was not done: {step.command}\n  {status}")
+
+    def _start(self, index: int) -> None:
+        from bild_lab.engine.models.device import thread_share  # late: torch takes seconds to load
+
+        step, placement = self._steps[index], self._placements[index]
+        slots = tuple(self._free[: self._slots(index)])
+        self._free = self._free[len(slots) :]
+        devices = [self._machine.devices[slot] for slot in slots if self._machine.devices]
+        environment, log, where = visible(devices), None, ""
+        if self._machine.gpus > 1:
+            environment["OMP_NUM_THREADS"] = thread_share(self._machine.gpus)
+            log = log_of(step)
+            taken = f"on GPU {','.join(devices)}, " if devices else ""
+            where = f"\n  {taken}log in {log}"
+        line = command_line(step, placement)
+        self._say(f"{self._label(index)}, {self._clock.left()}: {line}{where}")
+        began_s = time.monotonic()
+        process = start(step, placement, environment, log)
+        self._running.append(_Running(index, slots, process, log, began_s))
+
+    def _end_finished(self) -> None:
+        """Wait until a process has ended, and note what became of its step."""
+        while not (ended := self._ended()):
+            time.sleep(POLL_S)
+        for running in ended:
+            step, seconds = self._steps[running.index], time.monotonic() - running.began_s
+            self._running.remove(running)
+            self._free = sorted([*self._free, *running.slots])
+            self._clock.took(running.index, seconds * len(running.slots))
             try:
-                execute(step)
+                finish(step, running.process.returncode, running.log)
                 status = DONE
             except UserError as error:
                 status = str(error)
-            clock.spent(index, time.monotonic() - start)
-        if status != DONE:
-            say(f"{label} was not done: {step.command}\n  {status}")
-        statuses[step.command] = status
-    return all(status == DONE for status in statuses.values())
+            if running.log is not None and status == DONE:
+                self._say(f"{self._label(running.index)} is done after {duration(seconds)}")
+            self._note(running.index, status)
+
+    def _ended(self) -> list[_Running]:
+        return [running for running in self._running if running.process.poll() is not None]
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Inside the block a signal that would end this process at once raises an exception."""
+
+    def stop(number: int, _: Any) -> NoReturn:
+        raise Stopped(128 + number, sys.exit)
+
+    if current_thread() is not main_thread():  # Python allows handlers there alone
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process that got a signal has written what it has, for a while."""
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def startable(ready: Mapping[int, int], running: Sequence[int], gpus: int) -> list[int]:
+    """Which of the ready steps start now, those that need most GPUs first.
+
+    ready: the GPUs that each needs. running: those that each running step holds. gpus: of the
+    machine. Where a step has to wait, smaller ones start only on what it does not need: the smaller
+    steps that run leave it enough, so it waits for none that started after it was ready.
+    """
+    starting: list[int] = []
+    held, waiting = list(running), None
+    for index in sorted(ready, key=lambda index: (-ready[index], index)):
+        need = ready[index]
+        smaller = 0 if waiting is None else sum(count for count in held if count < waiting)
+        leaves_enough = waiting is None or smaller + need <= gpus - waiting
+        if sum(held) + need <= gpus and leaves_enough:
+            starting.append(index)
+            held.append(need)
+        elif waiting is None:
+            waiting = need
+    return starting
+
+
+def duration(seconds: float) -> str:
+    """A time in hours, or in minutes."""
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
 
 
 class _RemainingTime:
     """How long the remaining steps will take: their estimates, scaled by the steps that ran.
 
-    A step without an estimate counts as the mean of the others.
+    A step without an estimate counts as the mean of the others. All are times of one GPU, and all
+    of the machine's GPUs work at once.
     """
 
-    def __init__(self, steps: Sequence[Step], machine: Machine) -> None:
-        self._steps = steps
-        self._hours = [
+    def __init__(
+        self, steps: Sequence[Step], machine: Machine, placements: Sequence[Placement]
+    ) -> None:
+        self._steps, self._gpus = steps, machine.gpus
+        hours = [
             hours_of([needs(setting, machine.gpu) for setting in step.settings]) for step in steps
+        ]
+        # of a spread model one GPU computes at a time, and all are held
+        held = [max(1, placement.gpus // placement.processes) for placement in placements]
+        self._hours = [
+            None if known is None else known * gpus for known, gpus in zip(hours, held, strict=True)
         ]
         estimates = [hours for hours in self._hours if hours]
         mean = sum(estimates) / len(estimates) if estimates else 1.0
-        self._shares = [hours or mean for hours in self._hours]
+        self._remaining = {index: hours or mean for index, hours in enumerate(self._hours)}
         self._spent_s = 0.0
         self._covered = 0.0  # estimated hours of the steps that took `_spent_s`
 
-    def spent(self, index: int, seconds: float) -> None:
-        """Note what a step took."""
+    def took(self, index: int, seconds: float) -> None:
+        """Note what a step that ran took of GPUs' time."""
         self._spent_s += seconds
-        self._covered += self._shares[index]
+        self._covered += self._remaining[index]
 
-    def left(self, index: int) -> str:
-        """How long this step and all after it will take."""
-        remaining = range(index, len(self._steps))
-        known = all(self._hours[later] for later in remaining if self._steps[later].figure is None)
+    def ended(self, index: int) -> None:
+        """Note that a step has ended, or does not run."""
+        del self._remaining[index]
+
+    def left(self) -> str:
+        """How long all steps that have not ended will take."""
+        known = all(
+            self._hours[index] for index in self._remaining if self._steps[index].figure is None
+        )
         if not self._covered and not known:
             return "time left unknown yet"
         seconds_an_hour = self._spent_s / self._covered if self._covered else 3600
-        seconds = sum(self._shares[later] for later in remaining) * seconds_an_hour
-        if seconds >= 3600:
-            return f"about {seconds / 3600:.1f} h left"
-        return f"about {seconds / 60:.0f} min left"
+        return (
+            f"about {duration(sum(self._remaining.values()) * seconds_an_hour / self._gpus)} left"
+        )
 
 
 def submit_steps(
@@ -190,9 +298,9 @@ def submit_steps(
     """Submit what is to do as Slurm jobs, each after those that it waits for. Returns whether every
     step was.
 
-    parameters: of the jobs, as sbatch takes them: partition, gpus_per_node, mem, time. Logs are in
-    outputs/.steps. A job whose predecessor failed is cancelled by Slurm; a figure is drawn after
-    all, whatever became of them.
+    parameters: of the jobs, as sbatch takes them: partition, mem, time. gpus_per_node is that of
+    the step where nothing is said of GPUs. Logs are in outputs/.steps. A job whose predecessor
+    failed is cancelled by Slurm; a figure is drawn after all, whatever became of them.
 
     Raises UserError without submitit or sbatch.
     """
@@ -208,6 +316,7 @@ def submit_steps(
     jobs: dict[str, str] = {}
     for place, step in enumerate(steps, 1):
         statuses[step.command] = status = _status(step, machine, statuses)
+        placement = placement_of(step, machine) or Placement()
         if status == TO_DO:
             predecessors = [jobs[command] for command in step.after if command in jobs]
             kind = "afterok" if step.figure is None else "afterany"
@@ -218,11 +327,22 @@ def submit_steps(
             )
             executor.update_parameters(
                 job_name=step.writes.replace("/", "_"),
-                additional_parameters={**parameters, **dependency},
+                additional_parameters={
+                    **_gpus_of(placement, parameters),
+                    **parameters,
+                    **dependency,
+                },
             )
-            jobs[step.command] = executor.submit(execute, step).job_id
+            jobs[step.command] = executor.submit(execute, step, placement).job_id
             after = f" after {', '.join(predecessors)}" if predecessors else ""
             say(f"step {place} of {len(steps)} is job {jobs[step.command]}{after}: {step.command}")
         elif status != DONE:
             say(f"step {place} of {len(steps)} was not submitted: {step.command}\n  {status}")
     return all(status in (DONE, TO_DO) for status in statuses.values())
+
+
+def _gpus_of(placement: Placement, parameters: Mapping[str, str]) -> dict[str, str]:
+    """The GPUs that a job asks for, unless its parameters say so themselves."""
+    if placement.gpus == 0 or any("gpu" in key or key in ("gres", "tres") for key in parameters):
+        return {}
+    return {"gpus_per_node": str(placement.gpus)}

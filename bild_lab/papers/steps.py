@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import cache
 from graphlib import TopologicalSorter
 from itertools import product
@@ -20,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.config.compose import plain_values
 from bild_lab.papers.paper_runs import (
+    COUNTING,
     SETTINGS,
     RunSetting,
     Words,
@@ -42,6 +44,35 @@ OUTPUTS = Path("outputs")
 _ABSENT = object()
 
 
+class Work(Enum):
+    """What a step does with models, which says how it can use GPUs.
+
+    NONE: draws, counts or fetches, without a model. DECODING: one process; a large target is spread
+    over GPUs where `runtime.device_map` says so. ANSWERING: any number of processes divide the
+    questions, and a large model is spread. TRAINING: processes divide the rows of a pass.
+    TRAINING_BESIDE_FROZEN: the same, and each may hold a part of a large frozen model.
+    """
+
+    NONE = auto()
+    DECODING = auto()
+    ANSWERING = auto()
+    TRAINING = auto()
+    TRAINING_BESIDE_FROZEN = auto()
+
+
+WORK = {  # of the scripts that run models
+    "run.py": Work.DECODING,
+    "scripts/screen.py": Work.DECODING,
+    "scripts/match_rates.py": Work.DECODING,
+    "scripts/generate_calibration.py": Work.ANSWERING,
+    "scripts/align.py": Work.TRAINING,
+    "scripts/finetune.py": Work.TRAINING,
+    "scripts/train_bita.py": Work.TRAINING_BESIDE_FROZEN,
+    "scripts/train_lm_heads.py": Work.TRAINING_BESIDE_FROZEN,
+    "scripts/train_module.py": Work.TRAINING_BESIDE_FROZEN,
+}
+
+
 @dataclass(frozen=True)
 class Step:
     """One command line. writes: its folder in `outputs`. reads: the folders that it needs there.
@@ -50,7 +81,7 @@ class Step:
     writes and that are not there. repositories: those of the hub that it reads. configuration:
     everything that the command was composed of, and the pins of what it reads.
     figure: of a step that draws one from whatever points there are, so it also runs where steps
-    before it did not.
+    before it did not. rows: of one pass of a training, which its processes divide evenly.
     """
 
     command: str
@@ -62,6 +93,12 @@ class Step:
     repositories: tuple[Repository, ...] = ()
     configuration: str = field(default="", repr=False)
     figure: str | None = None
+    rows: int = 1
+
+    @property
+    def work(self) -> Work:
+        words = shlex.split(self.command)
+        return Work.NONE if COUNTING in words else WORK.get(words[1], Work.NONE)
 
     @property
     def drawn(self) -> tuple[str, ...]:
@@ -174,6 +211,7 @@ def _step(
         settings=tuple(settings_of(words)),
         repositories=repositories,
         configuration=f"{values}{lists}" + (json.dumps(pins) if pins else ""),
+        rows=_rows_of_a_pass(compositions),
     )
     return step, predecessors
 
@@ -182,6 +220,15 @@ def _policies(compositions: Sequence[DictConfig], lists: Mapping[str, Words]) ->
     """The policies that a command decodes with, by name."""
     swept = [value.partition("=")[2] for value in lists.get("policy", ())]
     return swept or [str(cfg.policy.name) for cfg in compositions if "policy" in cfg]
+
+
+def _rows_of_a_pass(compositions: Sequence[DictConfig]) -> int:
+    """The examples of one forward and backward pass, over all processes; 1 for no training."""
+    if not compositions or "train" not in compositions[0]:
+        return 1
+    recipe = compositions[0].train
+    passes = recipe.accumulate if isinstance(recipe.accumulate, int) else 1
+    return max(1, recipe.batch_size // passes)
 
 
 def _figure_step(graph: Mapping[str, Step], item: str, goals: Sequence[Words], scale: str) -> Step:

@@ -7,11 +7,11 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -21,7 +21,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
-from bild_lab.papers import step_runs
+from bild_lab.papers import step_processes
 from bild_lab.papers.drawings import written
 from bild_lab.papers.figures import (
     FIGURES,
@@ -215,13 +215,14 @@ def test_only_what_is_missing_is_run_and_a_command_that_fails_is_named(
     monkeypatch.chdir(tmp_path)
     ran: list[list[str]] = []
 
-    def run(command: list[str], check: bool) -> subprocess.CompletedProcess:
+    def process(command: list[str], **_: object) -> SimpleNamespace:
         ran.append(command[4:])
         if len(ran) > 1:
             outputs_of("spec_fig2_4", tmp_path / "outputs", "small")
-        return subprocess.CompletedProcess(command, int(len(ran) == 1))
+        status = int(len(ran) == 1)
+        return SimpleNamespace(poll=lambda: status, returncode=status)
 
-    monkeypatch.setattr(step_runs.subprocess, "run", run)
+    monkeypatch.setattr(step_processes, "subprocess", SimpleNamespace(Popen=process))
     words = ["spec_fig2_4", "scale=small", "run=true"]
     assert script(words, monkeypatch) == 2
     assert "failed with status 1: python run.py experiment=spec/fig2_4" in capsys.readouterr().err

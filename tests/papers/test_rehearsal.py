@@ -57,9 +57,9 @@ FORKING = (
 from types import SimpleNamespace
 import datasets, torch, transformers
 import bild_lab.lab.measure.runner, bild_lab.report.sweep, bild_lab.training.trainer
-from bild_lab.papers import figures, step_runs
+from bild_lab.papers import figures, step_processes
 
-def run(command, check):
+def forked(command, **options):
     if (step := os.fork()) == 0:
         sys.argv, code = command[2:], 1
         try:
@@ -71,9 +71,10 @@ def run(command, check):
         finally:
             sys.stdout.flush()
             os._exit(code)
-    return SimpleNamespace(returncode=os.waitstatus_to_exitcode(os.waitpid(step, 0)[1]))
+    status = os.waitstatus_to_exitcode(os.waitpid(step, 0)[1])
+    return SimpleNamespace(poll=lambda: status, returncode=status)
 
-step_runs.subprocess = SimpleNamespace(run=run)
+step_processes.subprocess = SimpleNamespace(Popen=forked)
 run_application(paper_run.main, None)
 """
 )  # paper_run.py whose steps begin with the libraries loaded, which takes each seconds

@@ -8,20 +8,23 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from bild_lab.errors import UserError
-from bild_lab.papers import step_runs, steps
-from bild_lab.papers.machine import Machine, blocked_by, machine_of
+from bild_lab.lab.config.entrypoint import Stopped
+from bild_lab.papers import step_processes, step_runs, steps
+from bild_lab.papers.machine import Machine, Placement, blocked_by, machine_of, placement_of
 from bild_lab.papers.published import SCALES, published_names
-from bild_lab.papers.step_runs import is_done, plan, run_steps, submit_steps
+from bild_lab.papers.step_processes import is_done
+from bild_lab.papers.step_runs import plan, run_steps, submit_steps
 from bild_lab.papers.steps import Step, output_folders, steps_of
 from scripts import paper_run
 from tests.papers.test_paper_runs import setting
@@ -142,7 +145,12 @@ def test_an_override_that_no_step_has_and_an_unknown_scale_are_refused() -> None
             "memory: 278 GB, here are 1 × 80 GB",
         ),
         (replace(HERE, room_gb=2, gpus=4), {}, "memory: 4 GB, here are 4 × 2 GB"),
-        (replace(HERE, room_gb=2, gpus=4), {"spread": True}, None),
+        (
+            replace(HERE, room_gb=2, gpus=4),
+            {"spread": True},
+            "memory: 4 GB, here are 4 × 2 GB; 5 such GPUs hold it",
+        ),
+        (replace(HERE, room_gb=2, gpus=5), {"spread": True}, None),
         (HERE, {"target": None}, "it takes models of your own"),
         (replace(HERE, room_gb=None), {"target": "toy:large", "drafts": ("toy:small",)}, None),
     ],
@@ -163,7 +171,7 @@ class Runs:
         self.ran: list[str] = []
         self.failing: set[str] = set()
 
-    def __call__(self, command: list[str], check: bool) -> subprocess.CompletedProcess:
+    def __call__(self, command: list[str], **options: object) -> SimpleNamespace:
         words = " ".join(command[4:])
         self.ran.append(words)
         failed = any(one in words for one in self.failing)
@@ -177,13 +185,14 @@ class Runs:
             folder.mkdir(parents=True, exist_ok=True)
             if not (folder / "result.json").exists():  # a finished point is never changed
                 (folder / "result.json").write_text(words)
-        return subprocess.CompletedProcess(command, int(failed))
+        status = int(failed)
+        return SimpleNamespace(poll=lambda: status, wait=lambda: status, returncode=status)
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     several = Runs()
-    monkeypatch.setattr(step_runs.subprocess, "run", several)
+    monkeypatch.setattr(step_processes, "subprocess", SimpleNamespace(Popen=several))
     return several
 
 
@@ -217,7 +226,7 @@ def test_another_version_of_the_code_looks_again(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run([A])[0] and is_done(A)
-    monkeypatch.setattr(step_runs, "_code_digest", lambda: "another")
+    monkeypatch.setattr(step_processes, "_code_digest", lambda: "another")
     assert not is_done(A)
 
 
@@ -248,6 +257,236 @@ def test_progress_has_the_time_left_by_the_steps_that_ran(
     assert re.findall(r"step \d of 3, (.*?):", said) == [
         "time left unknown yet", "about 20 min left", "about 10 min left",
     ]  # fmt: skip
+
+
+class Processes:
+    """In place of processes that run for some looks: what each was given, and which ran together.
+
+    looks: at a process before it has ended, by a word of its command; others end at once.
+    """
+
+    def __init__(self, looks: Mapping[str, int]) -> None:
+        self.looks, self.running, self.beside = looks, {}, {}
+        self.environments: dict[str, Mapping[str, str]] = {}
+        self.failing: set[str] = set()
+
+    def __call__(self, command: list[str], env: Mapping[str, str], **options: Any) -> Any:
+        (name,) = [word.partition("=")[2] for word in command if word.startswith("name=")]
+        left = next((count for word, count in self.looks.items() if word in command), 0)
+        status = int(name in self.failing)
+        self.environments[name] = env
+        options["stdout"].write(b"begun\nno such file\n")
+        self.beside[name] = set(self.running)
+        for other in self.running:
+            self.beside[other].add(name)
+        process = SimpleNamespace(left=left, returncode=None)
+
+        def poll() -> int | None:
+            process.left -= 1
+            if process.left < 0 and process.returncode is None:
+                Path(f"outputs/{name}").mkdir(parents=True, exist_ok=True)
+                Path(f"outputs/{name}/made").write_text(name)
+                process.returncode = status
+                del self.running[name]
+            return process.returncode
+
+        process.poll = poll
+        self.running[name] = process
+        return process
+
+
+def made(name: str, after: Sequence[Step] = (), script: str = "match_rates", **facts: Any) -> Step:
+    command = f"python scripts/{script}.py name={name}"
+    return Step(command, name, (), tuple(step.command for step in after), **facts)
+
+
+NODE = Machine("a100", 80, gated=True, gpus=4, devices=("0", "3", "5", "6"))
+
+
+def test_steps_side_by_side_have_gpus_of_their_own_and_a_log_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    processes = Processes({f"name={name}": 3 for name in "abcde"})
+    monkeypatch.setattr(
+        step_processes, "subprocess", SimpleNamespace(Popen=processes, DEVNULL=None)
+    )
+    monkeypatch.setattr(step_runs, "POLL_S", 0.0)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    processes.failing = {"b"}
+    first = [made(name) for name in "abcde"]
+    good, said = run([*first, made("after", first[:1]), made("never", first[1:2])], NODE)
+    assert not good and set(processes.environments) == {*"abcde", "after"}
+    shown = {
+        name: variables["CUDA_VISIBLE_DEVICES"]
+        for name, variables in processes.environments.items()
+    }
+    assert {shown[name] for name in "abcd"} == {"0", "3", "5", "6"}
+    assert not any(
+        shown[name] == shown[other] for name, others in processes.beside.items() for other in others
+    )
+    assert processes.beside["a"] >= set("bcd") and "e" not in processes.beside["a"]
+    assert {variables["OMP_NUM_THREADS"] for variables in processes.environments.values()} == {"4"}
+    assert "step 2 of 7 was not done" in said and "\n  | begun\n  | no such file" in said
+    assert re.search(r"step 1 of 7, .*name=a\n  on GPU 0, log in outputs/.steps/a-\w+\.log", said)
+    assert "step 1 of 7 is done after 0 min" in said and "step 7 of 7 was not done" in said
+
+
+def test_the_largest_step_starts_first_and_smaller_ones_do_not_keep_it_waiting() -> None:
+    assert step_runs.startable({0: 1, 1: 8, 2: 1}, [], 8) == [1]
+    # one waits for the whole node: nothing else begins
+    assert step_runs.startable({0: 1, 1: 8, 2: 1}, [1], 8) == []
+    # three of eight wait: they need one more than are free, and small steps may hold five
+    assert step_runs.startable({0: 1, 1: 3, 2: 1}, [3, 3], 8) == [0, 2]
+    assert step_runs.startable({0: 1, 1: 3, 2: 1}, [3, 1, 1, 1, 1], 8) == [0]
+    assert step_runs.startable({0: 1, 1: 3, 2: 1}, [1, 1, 1, 1, 1, 1], 8) == []
+    assert step_runs.startable({3: 1, 4: 1}, [1], 2) == [3]
+
+
+def test_a_process_that_runs_is_ended_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal comes while a step runs; its own process gets one too."""
+    sent: list[str] = []
+    process = SimpleNamespace(
+        poll=lambda: os.kill(os.getpid(), signal.SIGTERM),
+        terminate=lambda: sent.append("SIGTERM"),
+        wait=lambda seconds: sent.append("waited"),
+    )
+    monkeypatch.setattr(
+        step_processes, "subprocess", SimpleNamespace(Popen=lambda *_, **options: process)
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped) as stopped:
+        run([A])
+    assert stopped.value.code == 143 and sent == ["SIGTERM", "waited"]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+LLAMA = "meta-llama/Llama-2-{}b-chat-hf"
+EIGHT = replace(NODE, gpus=8)
+
+
+WHOLE, SHARDED = "runtime.device_map=null", "model.sharded=true"
+
+
+@pytest.mark.parametrize(
+    ("script", "changes", "machine", "taken", "processes", "overrides"),
+    [
+        ("match_rates", {}, EIGHT, "1 GPU", 1, ()),
+        ("finetune", {}, EIGHT, "8 GPUs, data parallel", 8, ()),
+        ("finetune", {}, HERE, "1 GPU", 1, ()),
+        ("finetune", {}, replace(EIGHT, gpus=6), "4 GPUs, data parallel", 4, ()),
+        ("finetune", {"target": "toy:large"}, EIGHT, "1 GPU", 1, ()),
+        ("finetune", {"target": LLAMA.format(70)}, EIGHT, None, 0, ()),
+        ("train_bita", {"size": 70, "spread": True}, EIGHT, "8 GPUs, sharded", 8, (WHOLE, SHARDED)),
+        ("train_bita", {"size": 70}, EIGHT, "8 GPUs, sharded", 8, (SHARDED,)),
+        ("train_bita", {"size": 70, "spread": True}, HERE, None, 0, ()),
+        ("train_bita", {"size": 13, "spread": True}, EIGHT, "8 GPUs, data parallel", 8, (WHOLE,)),
+        ("generate_calibration", {"size": 7}, EIGHT, "8 GPUs, questions divided", 8, ()),
+        ("generate_calibration", {"size": 70, "spread": True}, EIGHT, "2 GPUs, spread", 1, ()),
+        ("generate_calibration", {"size": 70}, EIGHT, "2 GPUs, spread", 1, ("runtime.device_map=auto",)),
+        ("run", {"size": 70, "spread": True}, EIGHT, "2 GPUs, spread", 1, ()),
+        ("run", {"size": 70, "drafts": (LLAMA.format(7),), "spread": True}, EIGHT, "3 GPUs, spread", 1, ()),
+        ("run", {"size": 70}, EIGHT, None, 0, ()),
+        ("figures", {}, EIGHT, "no GPU", 1, ()),
+    ],
+)  # fmt: skip
+def test_a_step_takes_what_its_work_and_its_models_need(
+    script: str,
+    changes: dict,
+    machine: Machine,
+    taken: str | None,
+    processes: int,
+    overrides: tuple[str, ...],
+) -> None:
+    changes = dict(changes)
+    if "size" in changes:
+        changes["target"] = LLAMA.format(changes.pop("size"))
+    half = setting(**{"dtype": "float16", "drafts": (), **changes})
+    step = made("x", script=script, settings=(half,), rows=16)
+    if script == "run":
+        step = replace(step, command="python run.py name=x")
+    placement = placement_of(step, machine)
+    assert (blocked_by(step, replace(machine, gated=True)) is None) == (placement is not None)
+    if taken is None:
+        assert placement is None
+        return
+    assert (str(placement), placement.processes, placement.overrides) == (
+        taken,
+        processes,
+        overrides,
+    )
+
+
+def test_a_training_on_several_gpus_is_started_by_accelerate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[list[str]] = []
+    processes = SimpleNamespace(Popen=lambda command, **_: started.append(command))
+    monkeypatch.setattr(step_processes, "subprocess", processes)
+    step = replace(made("x"), command="python scripts/train_bita.py name=x runtime.device_map=auto")
+    placement = Placement(8, 8, (WHOLE, SHARDED), "sharded")
+    words = ["name=x", WHOLE, SHARDED]
+    step_processes.start(step, placement, {})
+    assert started[0][1:] == [
+        *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=8"),
+        *("--main_process_port=0", "-m", "bild_lab", "train_bita", *words),
+    ]
+    assert step_processes.command_line(step, placement) == " ".join(
+        ["accelerate launch --multi_gpu --num_processes=8 scripts/train_bita.py", *words]
+    )
+    step_processes.start(step, Placement(), {})
+    assert started[1][1:] == ["-m", "bild_lab", "train_bita", "name=x", "runtime.device_map=auto"]
+
+
+@pytest.mark.slow
+def test_rows_of_a_pass_are_those_that_processes_divide() -> None:
+    (trained,) = [step for step in steps_of("ppd_tab1") if "train_lm_heads" in step.command]
+    assert trained.rows == 4  # 128 in 32 passes
+    assert placement_of(trained, EIGHT).processes == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["gpus=8"], "gpu=NAME names them"),
+        (["gpu=a100", "gpus=2", "processes=4"], "got processes=4 with gpus=2"),
+        (["gpu=a100", "processes=2"], "got processes=2 with gpus=1"),
+        (["processes=0"], "processes must be a whole number >= 1, got 0"),
+        (["gpu=a100", "gpus=many"], "gpus must be a whole number, at least 1, got many"),
+    ],
+)
+def test_gpus_that_are_nowhere_are_refused(words: list[str], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        options = paper_run.parse(["bild/fig4", *words])
+        machine_of(options.gpu, options.force, options.gpus, options.processes)
+
+
+def test_a_job_that_asks_for_gpus_uses_them() -> None:
+    words = ["bild/fig4", "launcher=slurm", "slurm.gpus_per_node=4", "gpu=a100"]
+    assert paper_run.parse(words).gpus == 4
+    assert paper_run.parse([*words, "gpus=2"]).gpus == 2
+    assert paper_run.parse(words[:3]).gpus is None
+
+
+def test_processes_are_gpus_that_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=80e9)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,1,4,2")
+    machine = machine_of(None, tries=False)
+    assert (machine.gpus, machine.devices, machine.warning) == (4, ("7", "1", "4", "2"), "")
+    machine = machine_of(None, tries=False, processes=2)
+    assert (machine.gpus, machine.devices) == (2, ("7", "1"))
+    with pytest.raises(UserError, match="got processes=5 with 4 visible"):
+        machine_of(None, tries=False, processes=5)
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert "7 CPU cores for 4 processes" in machine_of(None, tries=False).warning
+    there = machine_of("a100", tries=False, gpus=8)
+    with pytest.raises(UserError, match="8 GPUs were named, but 4 are visible here"):
+        run([A], there)
+    assert machine_of("a100", tries=False, gpus=8, processes=2).gpus == 2
 
 
 SBATCH = """#!/bin/sh
@@ -283,6 +522,8 @@ def test_steps_are_jobs_that_wait_for_what_they_read(slurm: Path, runs: Runs) ->
     waits = [re.findall("--dependency=(.*)", text) for text in scripts.values()]
     assert waits == [[], ["afterok:100"], [], ["afterany:101:102"]]
     assert all("#SBATCH --partition=gpu" in text for text in scripts.values())
+    asked = [re.findall("--gpus-per-node=(.*)", text) for text in scripts.values()]
+    assert asked == [[], ["1"], ["1"], []]
     assert "#SBATCH --kill-on-invalid-dep=yes" in scripts["101"]
     for place in (100, 101):  # what the jobs run, in their order
         assert DelayedSubmission.load(f"outputs/.steps/{place}_submitted.pkl").result() is None
@@ -291,6 +532,11 @@ def test_steps_are_jobs_that_wait_for_what_they_read(slurm: Path, runs: Runs) ->
     blocked = replace(C, missing=("model",))
     assert not submit_steps([A, B, blocked], HERE, {}, said.append)
     assert "was not submitted" in said[0] and len(list(slurm.iterdir())) == 4
+    trained = made("x", script="finetune", rows=16, settings=(setting(drafts=()),))
+    assert submit_steps([trained], EIGHT, {"partition": "gpu"}, said.append)
+    assert "--gpus-per-node=8" in (slurm / "104").read_text()
+    assert submit_steps([trained], EIGHT, {"gres": "gpu:2"}, said.append)
+    assert "--gpus-per-node" not in (slurm / "105").read_text()
 
 
 def test_without_slurm_its_launcher_is_refused(
@@ -357,6 +603,7 @@ def test_estimates_are_of_the_gpu_that_is_here_or_say_that_they_are_not(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
     machine = machine_of(None, tries=False)
     assert (machine.gpu, machine.room_gb, machine.gpus) == (gpu or "a100", 24, 2)
     told = (

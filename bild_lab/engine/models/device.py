@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 import psutil
@@ -24,6 +26,7 @@ SHORT_DTYPES = {
 }
 
 
+CORES = 2  # that a process needs while it drives a GPU with the clock running
 CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # of Linux's control groups
 
 
@@ -62,6 +65,41 @@ def resolve_device(name: str) -> torch.device:
             f"{requirement}: {str(error).splitlines()[0].partition('. ')[0]}"
         ) from error
     return device
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them: by numbers, or by UUIDs.
+
+    Where CUDA sees none, those that the variable names.
+    """
+    count = torch.cuda.device_count()
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return tuple(map(str, range(count)))
+    names = [name.strip() for name in listed.split(",")]
+    # CUDA reads the list up to the first name that is none
+    names = list(takewhile(lambda name: name and not name.startswith("-"), names))
+    return tuple(names[:count] if count else names)
+
+
+def thread_share(processes: int) -> str:
+    """The value of OMP_NUM_THREADS for each of so many processes: what it is, else an even share of
+    the cores.
+    """
+    return os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+
+
+def few_cores(processes: int) -> str:
+    """That so many processes, of which each drives a GPU, would wait for the CPU; empty where they
+    do not.
+    """
+    cores = os.cpu_count() or 1
+    if processes == 1 or cores >= CORES * processes:
+        return ""
+    return (
+        f"{cores} CPU cores for {processes} processes: what is timed side by side waits for the CPU;"
+        f" fewer GPUs at once, such as {max(1, cores // CORES)}, give fairer times"
+    )
 
 
 def _meant(name: str) -> str:

@@ -43,6 +43,8 @@ APPLICATION = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)
 HYDRA_LOCK = RLock()  # Hydra has one application in a process
 # the callback; all other parts are built by ourselves
 BUILT_BY_HYDRA = ["bild_lab.report.sweep.reported_sweep"]
+# by which Hydra, which takes plugins of its own package alone, knows bild_lab/lab/launcher.py
+PLUGIN = "hydra_plugins.bild_lab"
 
 
 def hydra_main(config_name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
