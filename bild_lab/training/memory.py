@@ -223,9 +223,7 @@ def trial_pass(objective: Objective, bfloat16: bool, rows: int) -> None:
         else:
             batch = {name: rows.to(device) for name, rows in objective.collate(examples).items()}
             labels = batch.pop("labels")
-            soft = {
-                name: batch.pop(name) for name in ("soft_ids", "soft_probs") if name in batch
-            }
+            soft = {name: batch.pop(name) for name in ("soft_ids", "soft_probs") if name in batch}
             loss = objective.loss(model(**batch, **objective.model_options), labels, **soft)
     loss.backward()
     del loss

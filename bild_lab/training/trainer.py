@@ -105,11 +105,18 @@ class ResumableTrainer(Trainer):
         )
         return self.accelerator.prepare(loader)
 
+    def get_batch_samples(self, *values: Any, **named: Any) -> tuple[list, Any]:
+        """The batches of a step's passes, and how many labels they have together."""
+        batches, labels = super().get_batch_samples(*values, **named)
+        if self._objective.distillation is None:
+            return batches, labels
+        return self._objective.distillation.passes(self.model, batches, self.state.global_step)
+
     def compute_loss(self, model: Any, inputs: dict[str, Any], *options: Any, **named: Any) -> Any:
         """Call the model with the objective's options; soft targets are the loss's alone."""
-        if self._objective.distillation is not None:  # a step's loss is the mean of its passes'
-            loss = self._objective.distillation(model, inputs["examples"], self.state.global_step)
-            return loss / self._recipe.accumulate
+        if self._objective.distillation is not None:
+            losses = self._objective.distillation.losses(model, **inputs)
+            return losses.sum() / named["num_items_in_batch"]
         soft = {name: inputs[name] for name in ("soft_ids", "soft_probs") if name in inputs}
         self.compute_loss_func = partial(self._objective.loss, **soft)
         fed = {name: tensor for name, tensor in inputs.items() if name not in soft}
