@@ -176,18 +176,19 @@ def step_memory(
     """Count a forward and a backward pass of one row, and of two, as long as the longest.
 
     several: whether a pass may have more than one row; else one is counted alone, whose bytes are
-    all called its own. Random numbers, gradients and weights are afterwards as before.
+    all called its own. Weights and gradients are afterwards as before; the Trainer seeds the
+    generators anew.
     """
-    with torch.random.fork_rng(devices=[place for place in devices if place.type == "cuda"]):
-        trial_pass(objective, bfloat16, 1)  # in which libraries take buffers that they keep
-        alone = peak_bytes(lambda: trial_pass(objective, bfloat16, 1), devices)
-        if not several:
-            return {place: StepMemory(0, size) for place, size in alone.items()}
-        try:
-            pair = peak_bytes(lambda: trial_pass(objective, bfloat16, 2), devices)
-        except torch.OutOfMemoryError:
-            objective.model.zero_grad(set_to_none=True)
-            return {place: StepMemory(0, size) for place, size in alone.items()}
+    trial_pass(objective, bfloat16, 1)  # in which libraries take buffers that they keep
+    alone = peak_bytes(lambda: trial_pass(objective, bfloat16, 1), devices)
+    single = {place: StepMemory(0, size) for place, size in alone.items()}
+    if not several:
+        return single
+    try:
+        pair = peak_bytes(lambda: trial_pass(objective, bfloat16, 2), devices)
+    except torch.OutOfMemoryError:
+        objective.model.zero_grad(set_to_none=True)
+        return single
     return {
         place: StepMemory(max(0, 2 * alone[place] - pair[place]), pair[place] - alone[place])
         for place in devices

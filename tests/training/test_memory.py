@@ -85,7 +85,7 @@ def test_weights_are_the_same_whatever_the_rows_at_once(
 
 @pytest.mark.slow
 def test_counting_leaves_a_training_as_it_was(tmp_path: Path, limit: Limit) -> None:
-    """To the bit, with its dropout. Fault: trial passes draw from the training's generator."""
+    """To the bit, with its dropout. Fault: trial passes change a weight."""
     words = {"max_steps": 3}
     plain = finetune(job(tmp_path / "plain", **words))
     limit(10**12)
