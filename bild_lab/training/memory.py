@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,21 +72,6 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
-class StepMemory:
-    """What a step takes on one device besides weights and optimizer state, in bytes.
-
-    fixed: whatever the number of rows, the gradients among it. row: of each row that a pass holds.
-    """
-
-    fixed: int
-    row: int
-
-    def of(self, rows: int) -> int:
-        """The most bytes of a pass with so many rows."""
-        return self.fixed + rows * self.row
-
-
-@dataclass(frozen=True)
 class RowsAtOnce:
     """How a step is divided. rows: of a pass in each process. passes: of a step. fits: rows that
     the memory holds; None: nobody has counted.
@@ -128,18 +114,16 @@ def rows_at_once(
         return most
     if not spread:
         objective.model.to(device)
-    rooms = {place: room_bytes(place) for place in devices}
     before = {place: _allocated(place) for place in devices}
-    state = optimizer_bytes(objective.model, recipe)
-    counted = step_memory(objective, recipe.in_bfloat16, devices, most.rows > 1)
-    fits = min(
-        (rooms[place] - state.get(place, 0) - memory.fixed) // max(1, memory.row)
-        for place, memory in counted.items()
-    )
+    state = state_bytes(objective.model, recipe)
+    rooms = {place: room_bytes(place) - state.get(place, 0) for place in devices}
+    counted, peaks = counted_peaks(objective, recipe.in_bfloat16, rooms, most.rows)
+    # what does not grow with the rows is counted as if it did
+    fits = min(counted * rooms[place] // max(1, peaks[place]) for place in devices)
     fits = min(launched().gather(max(1, fits)))
     rows = next(rows for rows in range(min(fits, most.rows), 0, -1) if share % rows == 0)
     estimates = [
-        before[place] + state.get(place, 0) + memory.of(rows) for place, memory in counted.items()
+        before[place] + state.get(place, 0) + peaks[place] * rows // counted for place in devices
     ]
     if device.type == "cuda":  # what the training itself takes is compared with the estimate
         for place in devices:
@@ -147,8 +131,9 @@ def rows_at_once(
     return RowsAtOnce(rows, share // rows, fits, max(estimates))
 
 
-def optimizer_bytes(model: torch.nn.Module, recipe: TrainSpec) -> Bytes:
-    """What the optimizer keeps, and of several processes the buffers that exchange gradients.
+def state_bytes(model: torch.nn.Module, recipe: TrainSpec) -> Bytes:
+    """What stays from pass to pass: gradients, what the optimizer keeps, and of several processes
+    the buffers that exchange gradients.
 
     AdamW keeps two numbers for each trained weight, Adafactor the sums of rows and columns of a
     matrix (Shazeer and Stern, 2018, §3) and one number for each weight of a vector. All are in the
@@ -164,35 +149,32 @@ def optimizer_bytes(model: torch.nn.Module, recipe: TrainSpec) -> Bytes:
             numbers = weight.numel()
         else:
             numbers = weight[..., 0].numel() + weight[..., 0, :].numel()
-        if launched().count > 1:
-            numbers += weight.numel()
+        numbers += weight.numel() * (1 if launched().count == 1 else 2)
         total[weight.device] += numbers * weight.element_size()
     return total
 
 
-def step_memory(
-    objective: Objective, bfloat16: bool, devices: Sequence[torch.device], several: bool = True
-) -> dict[torch.device, StepMemory]:
-    """Count a forward and a backward pass of one row, and of two, as long as the longest.
+def counted_peaks(
+    objective: Objective, bfloat16: bool, rooms: Bytes, most: int
+) -> tuple[int, Bytes]:
+    """The rows of the largest trial pass, and the most bytes that it took of each device.
 
-    several: whether a pass may have more than one row; else one is counted alone, whose bytes are
-    all called its own. Weights and gradients are afterwards as before; the Trainer seeds the
-    generators anew.
+    A pass of one row is followed by passes of twice as many while these must fit: twice the rows
+    take twice the bytes at most. The more rows, the less counts what does not grow with them.
+    Weights and gradients are afterwards as before; the Trainer seeds the generators anew. All
+    processes try the same rows.
     """
+    devices = list(rooms)
     trial_pass(objective, bfloat16, 1)  # in which libraries take buffers that they keep
-    alone = peak_bytes(lambda: trial_pass(objective, bfloat16, 1), devices)
-    single = {place: StepMemory(0, size) for place, size in alone.items()}
-    if not several:
-        return single
-    try:
-        pair = peak_bytes(lambda: trial_pass(objective, bfloat16, 2), devices)
-    except torch.OutOfMemoryError:
-        objective.model.zero_grad(set_to_none=True)
-        return single
-    return {
-        place: StepMemory(max(0, 2 * alone[place] - pair[place]), pair[place] - alone[place])
-        for place in devices
-    }
+    rows, peaks = 1, peak_bytes(partial(trial_pass, objective, bfloat16, 1), devices)
+    while all(launched().gather(_twice_fits(peaks, rooms))) and 2 * rows <= most:
+        rows *= 2
+        peaks = peak_bytes(partial(trial_pass, objective, bfloat16, rows), devices)
+    return rows, peaks
+
+
+def _twice_fits(peaks: Bytes, rooms: Bytes) -> bool:
+    return all(2 * peaks[place] <= room for place, room in rooms.items())
 
 
 def peak_bytes(run: Callable[[], None], devices: Sequence[torch.device]) -> Bytes:

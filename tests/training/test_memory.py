@@ -104,15 +104,26 @@ def test_a_step_has_passes_of_equal_size_that_fit(
     limit: Limit,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And at least as many passes as the recipe says. Fault: AdamW's moments are left out."""
-    device, counted = torch.device("cpu"), memory.StepMemory(fixed=1000, row=100)
-    monkeypatch.setattr(memory, "step_memory", lambda *values: {device: counted})
+    """And at least as many passes as the recipe says. No trial pass takes more than there is.
+
+    Fault: AdamW's moments, or gradients, are left out.
+    """
+    device, state, room = torch.device("cpu"), 3 * 25 * 4, 100 * fits + 99
     objective = SimpleNamespace(model=torch.nn.Linear(5, 5, bias=False))
-    limit(1000 + 2 * 25 * 4 + 100 * fits + 99)
+    tried: list[int] = []
+
+    def counted(trial: Callable[[], None], devices: list[torch.device]) -> dict:
+        trial()
+        assert 100 * tried[-1] <= max(100, room)
+        return {device: 100 * tried[-1]}
+
+    monkeypatch.setattr(memory, "trial_pass", lambda objective, half, rows: tried.append(rows))
+    monkeypatch.setattr(memory, "peak_bytes", counted)
+    limit(state + room)
     recipe = replace(MICRO, batch_size=12, accumulate=accumulate, optimizer="adamw")
     found = memory.rows_at_once(objective, recipe, device, spread=False)
-    assert (found.rows, found.passes) == divided
-    assert found.estimated_bytes == 1000 + 200 + 100 * found.rows
+    assert (found.rows, found.passes) == divided and max(tried) <= 12
+    assert found.estimated_bytes == state + 100 * found.rows
 
 
 @pytest.mark.slow
