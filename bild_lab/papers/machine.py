@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass
 
 from bild_lab.errors import require_choice
-from bild_lab.papers.paper_runs import ASSUMED_GPU, GPUS, hub, needs
+from bild_lab.papers.needs import ASSUMED_GPU, GPUS, needs
+from bild_lab.papers.paper_runs import hub
 from bild_lab.papers.steps import Step
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where steps run. gpu: of paper_runs.GPUS, for estimates. room_gb: of its memory; None: there
+    """Where steps run. gpu: of needs.GPUS, for estimates. room_gb: of its memory; None: there
     is no GPU here.
 
     gpus: how many. tries: steps also start where they should not fit. gated: ids that want a login

@@ -15,7 +15,7 @@ from pathlib import Path
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.papers.machine import Machine, blocked_by
-from bild_lab.papers.paper_runs import hours_of, needs
+from bild_lab.papers.needs import hours_of, needs
 from bild_lab.papers.steps import OUTPUTS, Step
 
 PACKAGE = Path(__file__).resolve().parents[1]

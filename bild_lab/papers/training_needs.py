@@ -79,13 +79,6 @@ class TrainingMemory:
     row: int
 
 
-@dataclass(frozen=True)
-class TrainingWork:
-    """FLOPs. row: of one row, forward and back."""
-
-    row: float
-
-
 def shape_of(config: Any) -> Shape:
     """The sizes in a configuration of Transformers: T5, mT5, Llama or GPT-2."""
     heads = config.num_attention_heads
@@ -130,6 +123,50 @@ def training_memory(
     return TrainingMemory(copies, STATES[training.optimizer] * FULL * weights, row)
 
 
+def training_flops(
+    training: Training, shape: Shape, weights: int, prompt: int, answer: int
+) -> float | None:
+    """FLOPs of a row, forward and back: twice each weight that a token meets forward, twice for the
+    gradient of its values, and twice for its own where it is trained.
+
+    prompt, answer: tokens of a mean row. None without a closed form.
+    """
+    module, together = training.module, prompt + answer
+    if training.all_tokens is not None:
+        together = min(together, training.all_tokens)
+    match training.kind:
+        case "bita":
+            rows = module["splits"] * module["mask_tokens"]
+            return weights * (2 * together + 4 * rows)
+        case "medusa":
+            contexts = answer if module["contexts"] is None else module["contexts"]
+            return 2 * weights * together + 6 * _medusa_weights(module, shape) * contexts
+        case "layer heads":  # logits are computed again on the way back
+            return 2 * weights * together + 8 * _head_weights(module, shape) * answer
+        case "fine-tuning":
+            head = shape.vocabulary * shape.dim
+            if not shape.encoder:
+                return 6 * (weights - head) * together
+            feed_forward = shape.dim * shape.hidden * (3 if shape.gated else 2)
+            encoder = shape.encoder * (4 * shape.dim * shape.queries + feed_forward)
+            decoder = shape.layers * (6 * shape.dim * shape.queries + feed_forward)
+            memory = shape.layers * 2 * shape.dim * shape.queries
+            heads = {"last": 1, "early_exit": 2, "calm": shape.layers}[training.loss]
+            return 6 * ((encoder + memory) * prompt + (decoder + heads * head) * answer)
+    return None
+
+
+def _medusa_weights(module: Mapping[str, Any], shape: Shape) -> int:
+    matrices = module["heads"] * module["layers"] * shape.dim * (shape.dim + 1)
+    return matrices + (0 if module["shared"] else module["heads"] * shape.vocabulary * shape.dim)
+
+
+def _head_weights(module: Mapping[str, Any], shape: Shape) -> int:
+    rank, both = module["rank"], shape.vocabulary + shape.dim
+    whole = shape.vocabulary * shape.dim
+    return len(module["layers"]) * (whole if rank is None else rank * both)
+
+
 def _bita(training: Training, shape: Shape, tokens: int) -> TrainingMemory:
     """Rows of masks, and of a shallow prompt, go forward and back over the keys and values of the
     text, which are cached (training/modules/bita.py).
@@ -166,9 +203,7 @@ def _medusa(training: Training, shape: Shape, tokens: int, answer: int) -> Train
     module = training.module
     contexts = min(answer, tokens) if module["contexts"] is None else module["contexts"]
     places = module["heads"] * contexts
-    matrices = module["heads"] * module["layers"] * shape.dim * (shape.dim + 1)
-    if not module["shared"]:
-        matrices += module["heads"] * shape.vocabulary * shape.dim
+    matrices = _medusa_weights(module, shape)
     blocks = module["layers"] * (FULL + HALF) + HALF  # what each reads and its activation, the end
     logits = places * shape.vocabulary * LOGITS * FULL
     row = max(places * shape.dim * blocks + logits, _forward_alone(shape, tokens))
@@ -181,9 +216,7 @@ def _layer_heads(training: Training, shape: Shape, tokens: int, answer: int) -> 
     (training/modules/layer_heads.py).
     """
     count, rank = len(training.module["layers"]), training.module["rank"]
-    matrices = count * (
-        shape.vocabulary * shape.dim if rank is None else rank * (shape.vocabulary + shape.dim)
-    )
+    matrices = _head_weights(training.module, shape)
     frozen = 0 if rank is None else shape.vocabulary * shape.dim
     contexts = min(answer, tokens)
     states = (shape.layers + 2) * tokens * HALF * shape.dim

@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
-from bild_lab.papers.paper_runs import RunSetting, commands, hub, items_of, needs, settings_of
+from bild_lab.papers.needs import needs
+from bild_lab.papers.paper_runs import RunSetting, commands, hub, items_of, settings_of
 from bild_lab.papers.published import load_published, published_names
 from bild_lab.papers.steps import steps_of
 from scripts import paper_run
