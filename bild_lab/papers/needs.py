@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "auto": 4}  # 
 PROMPT = 512  # tokens, where nothing else is known
 ANSWER = 300  # tokens of a chat model's answer, where its data set is not known
 CONTEXT_GB = 1.0  # what CUDA, its libraries and small tensors take
+MOST_GPUS = 8  # of a node, over which a model may be spread
 ROOM_SHARE = 0.9  # of a GPU's memory that rows at once are fitted into
 # memory in GB, how fast it is read, in GB/s, and products in half precision with dense matrices, in
 # TFLOP/s, as their makers say
@@ -60,7 +61,8 @@ class Needs:
     download_gb: by hub id. weights_gb: of all models, which may be spread over GPUs. state_gb: of a
     training, gradients and optimizer. row_gb: of a row: a decoded text's caches, or what an example
     leaves for the backward pass; None where it is not known. rows: at once, at most; fewer where
-    the GPU of `room_gb` holds fewer. examples, hours (on one GPU): None where they are not known.
+    the GPU of `room_gb` holds fewer. examples, hours: None where they are not known. gpus: those
+    that the hours are of; of a model that may be spread, as many as take the fewest GPU-hours.
     """
 
     setting: RunSetting
@@ -72,6 +74,7 @@ class Needs:
     room_gb: float
     examples: int | None
     hours: float | None
+    gpus: int = 1
 
     @property
     def memory_gb(self) -> float:
@@ -79,17 +82,17 @@ class Needs:
         return self.memory_on(1)
 
     def memory_on(self, gpus: int) -> float:
-        """GB of the fullest GPU where the weights are spread over so many, with the rows that fit
-        there, one at least.
+        """GB of the fullest GPU where the layers are spread over so many, with their weights and
+        what rows leave in them, with as many rows as fit there, one at least.
         """
-        return self._fixed_gb(gpus) + self.rows_on(gpus) * (self.row_gb or 0.0)
+        return self._fixed_gb(gpus) + self.rows_on(gpus) * (self.row_gb or 0.0) / gpus
 
     def rows_on(self, gpus: int) -> int:
         """Rows at once; of a training a divisor of the most."""
         if not self.row_gb:
             return self.rows
         room_gb = ROOM_SHARE * self.room_gb - self._fixed_gb(gpus)
-        fits = min(self.rows, max(1, int(room_gb / self.row_gb)))
+        fits = min(self.rows, max(1, int(room_gb * gpus / self.row_gb)))
         if self.setting.training is None:
             return fits
         return next(rows for rows in range(fits, 0, -1) if self.rows % rows == 0)
@@ -98,17 +101,21 @@ class Needs:
         return self.weights_gb / gpus + self.state_gb + CONTEXT_GB
 
     @property
-    def gpus(self) -> int:
-        """The fewest GPUs that hold it, if its weights are spread; 1 where no number of them would."""
-        counts = range(1, 1 + math.ceil(self.weights_gb / self.room_gb) + 8)
-        return next((count for count in counts if self.memory_on(count) <= self.room_gb), 1)
+    def fitting(self) -> list[int]:
+        """Numbers of GPUs over which it may be spread, so that it fits; none if no number will do."""
+        counts = range(1, MOST_GPUS + 1)
+        return [count for count in counts if self.memory_on(count) <= self.room_gb]
 
     @property
     def gpu_hours(self) -> float | None:
         """Of all GPUs that a spread model occupies, of which one works at a time."""
-        if self.hours is None:
-            return None
-        return self.hours * (self.gpus if self.setting.spread else 1)
+        return None if self.hours is None else self.hours * self.gpus
+
+    def timed(self, hours_on: Callable[[int], float]) -> Needs:
+        """With its hours. hours_on: of a number of GPUs."""
+        counts = (self.fitting if self.setting.spread else []) or [1]
+        gpus = min(counts, key=lambda count: count * hours_on(count))
+        return replace(self, gpus=gpus, hours=hours_on(gpus))
 
 
 def needs(setting: RunSetting, gpu: str) -> Needs:
@@ -153,27 +160,25 @@ def needs(setting: RunSetting, gpu: str) -> Needs:
     tokens = min(card["tokens"] if card else ANSWER, setting.max_new_tokens)
     if setting.training is not None:
         return _with_training(needed, target, gpu, prompt, tokens)
-    if not card or examples is None:
+    if not card or examples is None or not (setting.points or setting.at_once):
         return needed
-    return replace(needed, hours=_hours(needed, target, gpu, examples, tokens))
+    return needed.timed(lambda gpus: _hours(needed, target, gpu, gpus, examples, tokens))
 
 
-def _hours(needed: Needs, target: Size, gpu: str, examples: int, tokens: int) -> float | None:
+def _hours(needed: Needs, target: Size, gpu: str, gpus: int, examples: int, tokens: int) -> float:
     """Method and baseline decode every example in turn; warm-up is decoded too. Answers are decoded
     many at once, whose caches are half full on average.
 
-    tokens: of a text. None for a setting that does neither.
+    tokens: of a text.
     """
     setting, speed = needed.setting, READ_SHARE * GPUS[gpu][1]  # GB/s
     read_s = target.read * BYTES[setting.dtype] / (1e9 * speed)
     if setting.points:
         forwards = setting.points * (setting.repeats * examples + WARMUP) * tokens * (1 + 1 / SAVED)
-    elif setting.at_once:
-        rows = needed.rows_on(needed.gpus)
+    else:
+        rows = needed.rows_on(gpus)
         forwards = examples * setting.templates * tokens / rows
         read_s += rows * (needed.row_gb or 0.0) / 2 / speed
-    else:
-        return None
     return forwards * max(read_s, LAUNCHES_S * target.layers) / 3600
 
 
@@ -204,18 +209,19 @@ def _with_training(needed: Needs, target: Size, gpu: str, prompt: int, tokens: i
     if setting.dataset.get("turns", 1) is None:  # a conversation is one row
         tokens = training.target_tokens
     flops = training_flops(training, shape, target.weights, min(prompt, PROMPT), tokens)
-    passes = training.batch_size / needed.rows_on(needed.gpus)
-    depth = shape.layers + shape.encoder
-    step_s = max(
-        training.batch_size * flops / (TRAINING_SHARE * GPUS[gpu][2] * 1e12),
-        passes * depth * TRAINING_LAUNCHES_S,
-    )
-    read_s = target.read * 4 / (1e9 * READ_SHARE * GPUS[gpu][1])
+    product_s = training.batch_size * flops / (TRAINING_SHARE * GPUS[gpu][2] * 1e12)
+    read_s = target.read * BYTES["float32"] / (1e9 * READ_SHARE * GPUS[gpu][1])
     evaluations = steps / training.evaluate_every if training.evaluate_every else 0
     batches = math.ceil(training.evaluated / most)
     evaluation_s = batches * tokens * max(read_s, MODULE_LAUNCHES_S * shape.layers)
-    seconds = training.trainings * (steps * step_s + evaluations * evaluation_s)
-    return replace(needed, hours=seconds / 3600)
+
+    def hours_on(gpus: int) -> float:
+        passes = training.batch_size / needed.rows_on(gpus)
+        launches_s = passes * (shape.layers + shape.encoder) * TRAINING_LAUNCHES_S
+        step_s = max(product_s, launches_s)
+        return training.trainings * (steps * step_s + evaluations * evaluation_s) / 3600
+
+    return needed.timed(hours_on)
 
 
 class Size(NamedTuple):
@@ -284,12 +290,14 @@ def _memory_words(need: Needs, gpu: str) -> str:
     if need.memory_gb <= need.room_gb:
         fits = f"fits in {GPUS[gpu][0]} GB"
     else:
-        fits = f"does not fit: runtime.device_map=auto over {max(2, need.gpus)} GPUs"
+        fits = "does not fit"
+        if need.fitting:
+            fits += f": runtime.device_map=auto over {need.fitting[0]} GPUs"
     if need.row_gb is None:
         fits += ", without the rows of a step, which are not known"
     elif need.rows > 1:
-        gpus = need.gpus
-        fits += f", {need.rows_on(gpus)} of {need.rows} rows at once"
+        fits += f", {need.rows_on(need.gpus)} of {need.rows} rows at once"
+        fits += f" on {need.gpus} GPUs" if need.gpus > 1 else ""
     least = "at least " if need.row_gb is None else ""
     return f"{least}{need.memory_gb:.1f} GB of memory ({fits})"
 

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.training import memory
+from bild_lab.engine.models.native.layers import SPARE_ROWS
+from bild_lab.training import answers, memory
 from bild_lab.training.distillation import Teaching
 from bild_lab.training.finetune import finetune
 from bild_lab.training.modules.frozen import train_beside_frozen
@@ -138,3 +140,32 @@ def test_a_killed_training_goes_on_with_the_rows_that_fit_now(tmp_path: Path, li
     assert [loss for _, loss in losses(resumed)] == pytest.approx(
         [loss for _, loss in losses(whole)], rel=1e-4
     )
+
+
+def test_a_model_spread_over_gpus_answers_as_many_texts_as_their_caches_have_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each holds its layers' caches. Fault: a batch of any size, which the GPUs cannot hold."""
+    config = LlamaConfig(
+        hidden_size=64, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=4
+    )
+    weights = [
+        SimpleNamespace(device=torch.device("cuda", index), is_cuda=True) for index in (0, 1)
+    ]
+    model = SimpleNamespace(
+        checkpoint=SimpleNamespace(config=config),
+        device=torch.device("cuda", 0),
+        dtype=torch.float16,
+        load=lambda: None,
+        module=SimpleNamespace(parameters=lambda: iter(weights)),
+    )
+    source = SimpleNamespace(prompt=(1,) * 30, encoder_ids=None, length=30)
+    requests = [SimpleNamespace(source=source, limits=SimpleNamespace(max_new_tokens=70))]
+    # layers, keys and values, heads, width, bytes, tokens
+    text_bytes = 4 * 2 * 2 * 16 * 2 * (100 + SPARE_ROWS)
+    monkeypatch.setattr(answers, "free_bytes", lambda device: 10.1 * text_bytes)
+    assert answers.texts_that_fit(model, requests) == 18  # 90 % of what both hold
+    monkeypatch.setattr(answers, "free_bytes", lambda device: 0)
+    assert answers.texts_that_fit(model, requests) == 1
+    model.device = torch.device("cpu")
+    assert answers.texts_that_fit(model, requests) is None
