@@ -18,7 +18,6 @@ from bild_lab.papers.paper_runs import hub
 from bild_lab.papers.training_needs import (
     BITA,
     FINE_TUNING,
-    LAYER_HEADS,
     MEDUSA,
     Training,
     shape_of,
@@ -29,7 +28,6 @@ from bild_lab.training.losses import LayerLoss, layer_weights
 from bild_lab.training.memory import Allocations
 from bild_lab.training.modules import medusa
 from bild_lab.training.modules.bita import BitaSpec
-from bild_lab.training.modules.layer_heads import LayerHeadsSpec
 from bild_lab.training.modules.medusa import MedusaSpec
 from bild_lab.training.modules.predictors import PredictionLoss
 from bild_lab.training.modules.states import ModuleSpec
@@ -220,33 +218,6 @@ def test_a_row_of_a_fine_tuning_takes_what_is_counted(name: str) -> None:
     learned = training(FINE_TUNING, answer, None, loss=loss)
     closed = training_memory(learned, shape_of(config), 0, source)
     assert closed.row == pytest.approx(counted, rel=0.1)
-
-
-@pytest.mark.slow
-def test_heads_of_layers_take_what_real_tensors_take() -> None:
-    """Gradients, the zeros around each, and the logits of 2,048 rows; a row is small beside them.
-
-    Fault: the zeros are left out.
-    """
-    small = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
-    llama = {**hub()["outlines"]["llama_68m"], **small, "num_hidden_layers": 6}
-    config = configuration_of(llama)
-    base = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    spec = LayerHeadsSpec(layers=[1, 2, 4], rank=None, labels="data")
-    module = spec.build(base.requires_grad_(False), {}, 0)
-    rows, tokens = 4, 1024
-    labels = torch.ones(rows, tokens, 3, dtype=torch.long)
-    contexts = torch.arange(1, tokens + 1).expand(rows, -1)
-    with Allocations() as allocations:
-        with torch.autocast("cpu", torch.bfloat16):
-            predicted = module(torch.ones(rows, tokens, dtype=torch.long), contexts, labels)
-        PredictionLoss(spec.predictors.weights)(predicted, labels).backward()
-    knobs = {"layers": [1, 2, 4], "rank": None}
-    learned = training(LAYER_HEADS, tokens, tokens, module=knobs)
-    closed = training_memory(learned, shape_of(config), 0, tokens)
-    moments = 2 * closed.trained
-    peak = sum(allocations.peak.values())
-    assert closed.state - moments + rows * closed.row == pytest.approx(peak, rel=0.1)
 
 
 def test_the_share_of_products_is_that_of_the_authors_training() -> None:
