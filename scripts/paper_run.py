@@ -33,7 +33,7 @@ reads and is not pinned yet.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -242,7 +242,8 @@ def main() -> None:
     options = parse(sys.argv[1:])
     status_line.enter("reading the experiments")
     from bild_lab.papers.machine import machine_of, placement_of
-    from bild_lab.papers.paper_runs import describe_needs, downloads, needs, unverified
+    from bild_lab.papers.needs import describe_needs, downloads, gpu_hours_of, needs
+    from bild_lab.papers.paper_runs import unverified
     from bild_lab.papers.step_processes import command_line
     from bild_lab.papers.step_runs import plan, run_steps, submit_steps
 
@@ -270,10 +271,14 @@ def main() -> None:
         ):
             raise SystemExit(1)
         return
-    needed = []
+    needed, known_hours, unknown = [], 0.0, []
     for place, (step, status) in enumerate(plan(steps, machine), 1):
         step_needs = [needs(setting, machine.gpu) for setting in step.settings]
         needed += step_needs
+        hours = gpu_hours_of(step_needs)
+        known_hours += hours or 0.0
+        if step_needs and hours is None:
+            unknown.append(place)
         reads = f"reads {', '.join(step.reads)}" if step.reads else ""
         writes = f"writes {step.writes}"
         placement = placement_of(step, machine)
@@ -281,18 +286,26 @@ def main() -> None:
         takes = "" if placement is None else str(placement)
         parts = [command, reads, writes, takes, describe_needs(step_needs, machine.gpu)]
         output.print(escape(f"{place} {status}: {'; '.join(filter(None, parts))}"))
-    sizes = downloads(needed)
-    listed = ", ".join(f"{name} {size:.1f}" for name, size in sorted(sizes.items()))
-    hours = sum(need.hours or 0.0 for need in needed)
-    total = (
-        f"together {sum(sizes.values()):.0f} GB to download ({listed}), about {hours:.1f} h on"
-        f" {machine.gpu}"
-    )
-    output.print(escape(total if sizes else "nothing to download"))
     if machine.warning:
         output.print(escape(machine.warning))
+    sizes = downloads(needed)
     if unseen := sorted(set(unverified()) & set(sizes)):
         output.print(escape(f"not seen on the hub's pages: {', '.join(unseen)}"))
+    output.print(escape(total(sizes, known_hours, unknown, machine.gpu)))
+
+
+def total(sizes: Mapping[str, float], hours: float, unknown: Sequence[int], gpu: str) -> str:
+    """The downloads and time of all steps together. unknown: places of steps whose time is not."""
+    listed = ", ".join(f"{name} {size:.1f}" for name, size in sorted(sizes.items()))
+    words = "nothing to download"
+    if sizes:
+        words = f"together {sum(sizes.values()):.0f} GB to download ({listed})"
+    time = f"about {hours:.1f} GPU-hours on {gpu}"
+    if unknown:
+        steps = "step" if len(unknown) == 1 else "steps"
+        places = ", ".join(map(str, unknown))
+        time = f"at least {hours:.1f} GPU-hours on {gpu}; unknown: {steps} {places}"
+    return f"{words}, {time}"
 
 
 if __name__ == "__main__":

@@ -9,25 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bild_lab.errors import UserError, require_choice, require_whole
-from bild_lab.papers.paper_runs import (
-    ASSUMED_GPU,
-    BYTES,
-    CONTEXT_GB,
-    GPUS,
-    Needs,
-    hub,
-    needs,
-    size_of,
-)
+from bild_lab.papers.needs import ASSUMED_GPU, GPUS, Needs, needs
 from bild_lab.papers.repositories import obstacle_in
 from bild_lab.papers.steps import Step, Work
 
-MOST_GPUS = 64  # over which a message says that a model can be spread
+MOST_SPREAD = 64  # GPUs over which a message says that a model can be spread
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where steps run. gpu: of paper_runs.GPUS, for estimates. room_gb: of its memory; None: there
+    """Where steps run. gpu: of needs.GPUS, for estimates. room_gb: of its memory; None: there
     is no GPU here.
 
     gpus: how many, which is how many processes run side by side; without a GPU, processes on the
@@ -138,16 +129,6 @@ def known_gpu(name: str) -> str | None:
     return next((gpu for gpu in GPUS if gpu in words), None)
 
 
-def memory_on(need: Needs, gpus: int) -> float:
-    """GB on the fullest GPU, if the target's weights are divided among so many.
-
-    Drafters, and what is not weights, are counted whole.
-    """
-    drafters = [size_of(name).weights for name in need.setting.drafts if name in hub()["models"]]
-    drafters_gb = sum(drafters) * BYTES[need.setting.dtype] / 1e9
-    return (need.weights_gb - drafters_gb) / gpus + drafters_gb + need.cache_gb + CONTEXT_GB
-
-
 def placement_of(step: Step, machine: Machine) -> Placement | None:
     """What a step takes of this machine; None where its models do not fit.
 
@@ -202,7 +183,7 @@ def fewest_gpus(
         (
             count
             for count in range(1, (most or machine.gpus) + 1)
-            if all(memory_on(need, count) <= machine.room_gb for need in step_needs)
+            if all(need.memory_on(count) <= machine.room_gb for need in step_needs)
         ),
         None,
     )
@@ -240,7 +221,7 @@ def _too_large(step: Step, step_needs: Sequence[Needs], machine: Machine) -> str
         remedy = "a training of all weights needs a larger GPU"
     elif step.work is Work.DECODING and not spread:
         remedy = "runtime.device_map=auto spreads a model"
-    elif (fewest := fewest_gpus(step_needs, machine, MOST_GPUS)) is not None:
+    elif (fewest := fewest_gpus(step_needs, machine, MOST_SPREAD)) is not None:
         remedy = f"{fewest} such GPUs hold it"
     else:
         remedy = "what is not weights fits into none, so lower dataset.max_source_tokens"

@@ -1,6 +1,4 @@
-"""What the papers' commands consist of and need: downloads, memory by closed forms, and an estimate
-of the time.
-"""
+"""What the papers' commands consist of: their configurations, models, data and trainings."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -24,37 +22,12 @@ from bild_lab.lab.config.compose import (
     without_other_applications,
 )
 from bild_lab.papers.published import load_published, published_names
+from bild_lab.papers.training_needs import BITA, FINE_TUNING, LAYER_HEADS, Training
 from bild_lab.screening.candidates import read_lists
 
 HUB = Path(__file__).parent / "hub.yaml"
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "auto": 4}  # of auto the most
-PROMPT = 512  # tokens, where nothing else is known
-CONTEXT_GB = 1.0  # what CUDA, its libraries and activations take
-GPUS = {  # memory in GB, and how fast it is read, in GB/s, as their makers say
-    "t4": (16, 320),
-    "l4": (24, 300),
-    "a10": (24, 600),
-    "a10g": (24, 600),
-    "a40": (48, 696),
-    "l40s": (48, 864),
-    "v100": (16, 900),
-    "rtx3090": (24, 936),
-    "rtx4090": (24, 1008),
-    "a100": (80, 2039),
-    "h100": (80, 3350),
-    "h200": (141, 4800),
-}
-READ_SHARE = 0.6  # of that speed that decoding reaches
-LAUNCHES_S = 100e-6  # of the host, for each layer of a forward, eager
-SAVED = 1.5  # a policy's time is about the baseline's over this
-WARMUP = 3
-# of a record: forwards of target and drafter for each token of a text, and seconds of the host for
-# each token of each point (docs/results/translation.md, What screening costs)
-RECORDED_FORWARDS = (1.1, 1.4)
-REPLAY_S = 5e-4
-# for the estimates of a machine without a GPU, or with one that is not in the list
-ASSUMED_GPU = "a100"
 ALL = "all"
+SHARED = "shared"  # the model's own head, in conf/match_rates.yaml
 CHOICES = ("experiment", "scale", "match")  # groups that decide what is swept
 # groups of which each choice is a setting of its own
 SETTINGS = ("pair", "dataset", "model", "template")
@@ -63,8 +36,6 @@ APPLICATIONS = {"run.py": "config", "scripts/generate_calibration.py": "calibrat
 MEASURES = ("config", "match_rates")  # configurations whose points are decoded one by one
 RECORDS = ("screen",)  # those whose points are decoded over a record
 COUNTING = "module=ngram"  # of a training that counts with a tokenizer
-# of trained weights: with gradients, and moments, which Adafactor factors
-COPIES = {"adafactor": 2, "adamw": 4}
 DEVICE_MAPS = ("runtime.device_map", "train.device_map", "model.device_map")
 # of alignment
 NO_DATA = {"hub_id": None, "limit": None, "max_source_tokens": None, "name": "answers"}
@@ -77,8 +48,10 @@ class RunSetting:
     """What the points of a run have in common: models, data, precision and lengths.
 
     points: how many there are, 0 for a command that answers or trains. at_once: texts that a
-    command that answers or records decodes together, else 0. templates: in how many each is asked. copies: of
-    the weights, in memory. spread: over all GPUs.
+    command that answers or records decodes together, else 0. templates: in how many each is asked.
+    heads: of inner layers that are read beside the target's. training: None for a command that does
+    not train. outline: the configuration of a model with random weights, else None. spread: over
+    all GPUs.
     """
 
     target: str | None
@@ -90,26 +63,10 @@ class RunSetting:
     points: int
     at_once: int = 0
     templates: int = 1
-    copies: int = 1
+    heads: int = 0
+    training: Training | None = None
+    outline: Mapping[str, Any] | None = None
     spread: bool = False
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What one setting needs. download_gb: by hub id. examples, hours (on this GPU): None where they are
-    not known.
-    """
-
-    setting: RunSetting
-    download_gb: Mapping[str, float]
-    weights_gb: float
-    cache_gb: float
-    examples: int | None
-    hours: float | None
-
-    @property
-    def memory_gb(self) -> float:
-        return self.weights_gb + self.cache_gb + CONTEXT_GB
 
 
 @cache
@@ -222,8 +179,10 @@ def setting_of(cfg: DictConfig, points: int) -> RunSetting:
     """What a configuration's models, data and lengths are."""
     pair, trained = cfg.get("pair"), cfg.get("train")
     model_path = cfg.model.get("path") if "model" in cfg else None
+    outline = None
     if "config" in cfg.get("model", {}):  # of random weights
         model_path = f"outputs/{cfg.name}/checkpoint"
+        outline = {**OmegaConf.to_container(cfg.model.config), "vocab_size": cfg.model.vocabulary}
     models = (
         [model_path]
         if model_path or pair is None
@@ -247,8 +206,41 @@ def setting_of(cfg: DictConfig, points: int) -> RunSetting:
         # of conf/calibration.yaml, or of conf/screen.yaml
         at_once=cfg.screen.batch if "screen" in cfg else cfg.get("batch_size", 0),
         templates=1 if isinstance(chat_templates, str | None) else len(chat_templates),
-        copies=1 if frozen else COPIES[trained.optimizer],
+        heads=len(cfg.layers or ())
+        if cfg.get("heads", SHARED) != SHARED and trained is None
+        else 0,
+        training=None if trained is None else training_of(cfg),
+        outline=outline,
         spread=any(OmegaConf.select(cfg, key) for key in DEVICE_MAPS),
+    )
+
+
+def training_of(cfg: DictConfig) -> Training:
+    """How a configuration with `train` trains."""
+    recipe, module = cfg.train, {}
+    if "bita" in cfg:
+        kind, module = BITA, OmegaConf.to_container(cfg.bita)
+    elif "module" in cfg:
+        kind, module = cfg.module.name, OmegaConf.to_container(cfg.module)
+    elif "layers" in cfg:
+        kind, module = LAYER_HEADS, {"layers": list(cfg.layers or ()), "rank": cfg.heads.rank}
+    else:
+        kind = FINE_TUNING if OmegaConf.select(cfg, "align.loss") is None else "distillation"
+    rates = recipe.learning_rate
+    return Training(
+        kind=kind,
+        steps=recipe.max_steps,
+        passes=cfg.get("passes", 1),
+        batch_size=recipe.batch_size,
+        accumulate=recipe.accumulate,
+        optimizer=recipe.optimizer,
+        target_tokens=recipe.max_target_tokens,
+        all_tokens=recipe.get("max_tokens"),
+        trainings=len(rates) if OmegaConf.is_list(rates) else 1,
+        evaluate_every=recipe.evaluate_every,
+        evaluated=OmegaConf.select(cfg, "validation.limit", default=0) or 0,
+        loss=recipe.get("loss", "last"),
+        module=module,
     )
 
 
@@ -260,140 +252,3 @@ def unverified() -> list[str]:
         for name, card in hub()[kind].items()
         if card["seen"] is None
     ]
-
-
-def needs(setting: RunSetting, gpu: str) -> Needs:
-    """What the setting takes, on this GPU. Raises UserError for an unknown one."""
-    require_choice("gpu", gpu, GPUS)
-    sizes = {
-        name: size_of(name) for name in (setting.target, *setting.drafts) if name in hub()["models"]
-    }
-    stored = {name: hub()["models"][name]["stored"] for name in sizes}
-    download = {name: sizes[name].weights * width / 1e9 for name, width in stored.items() if width}
-    data, hours = setting.dataset, None
-    card = hub()["datasets"].get(data["hub_id"], {}) if data.get("path") is None else {}
-    rows = [
-        count
-        for count in (data["limit"], card.get("splits", {}).get(data.get("split")))
-        if count is not None
-    ]
-    examples = min(rows, default=None)
-    if card:
-        download[data["hub_id"]] = card["mb"] / 1e3
-        tokens = min(card["tokens"], setting.max_new_tokens)
-        if setting.target in sizes and examples is not None and setting.points and setting.at_once:
-            hours = record_hours(list(sizes.values()), setting, gpu, examples, tokens)
-        elif setting.target in sizes and examples is not None:
-            hours = _hours(
-                sizes[setting.target],
-                setting,
-                gpu,
-                examples,
-                tokens,
-            )
-    prompt = setting.dataset["max_source_tokens"] or PROMPT
-    cached = sum(size.cache for size in sizes.values()) * (prompt + setting.max_new_tokens)
-    gigabytes = BYTES[setting.dtype] / 1e9
-    weights = setting.copies * sum(size.weights for size in sizes.values())
-    return Needs(setting, download, weights * gigabytes, cached * gigabytes, examples, hours)
-
-
-def _hours(target: Size, setting: RunSetting, gpu: str, examples: int, tokens: int) -> float | None:
-    """Method and baseline decode every example in turn; warm-up is decoded too. Answers are decoded
-    many at once.
-
-    tokens: of a text. None for a training.
-    """
-    if setting.points:
-        forwards = setting.points * (setting.repeats * examples + WARMUP) * tokens * (1 + 1 / SAVED)
-    elif setting.at_once:
-        forwards = examples * setting.templates * tokens / setting.at_once
-    else:
-        return None
-    return forwards * _forward_s(target, setting, gpu) / 3600
-
-
-def record_hours(
-    models: Sequence[Size], setting: RunSetting, gpu: str, examples: int, tokens: int
-) -> float:
-    """Of a screening: its models run where a context is new, many texts at once, and the host
-    decodes every point over what they scored.
-
-    models: the target first. tokens: of a text.
-    """
-    forwards_s = sum(
-        forwards * _forward_s(model, setting, gpu)
-        for forwards, model in zip(RECORDED_FORWARDS, models, strict=False)
-    )
-    token_s = forwards_s / setting.at_once + setting.points * REPLAY_S
-    return examples * tokens * token_s / 3600
-
-
-def _forward_s(model: Size, setting: RunSetting, gpu: str) -> float:
-    """Seconds of a forward, which reads the weights, or launches its kernels if that takes
-    longer.
-    """
-    read_s = model.read * BYTES[setting.dtype] / (READ_SHARE * GPUS[gpu][1] * 1e9)
-    return max(read_s, LAUNCHES_S * model.layers)
-
-
-class Size(NamedTuple):
-    """Of a model: its weights, those that a token reads, a token's values in the cache, and decoder
-    layers.
-
-    The last two are 0 where only the number of weights is known.
-    """
-
-    weights: int
-    read: int
-    cache: int
-    layers: int
-
-
-@cache
-def size_of(model: str) -> Size:
-    from transformers import AutoConfig  # late: it takes a second to load
-
-    from bild_lab.lab.measure.cost import dimensions
-
-    card = hub()["models"][model]
-    if card["outline"] is None:
-        return Size(card["weights"] * 10**6, card["weights"] * 10**6, 0, 0)
-    values = dict(hub()["outlines"][card["outline"]])
-    config = AutoConfig.for_model(values.pop("model_type"), **values)
-    sizes, depth = dimensions(config), config.num_hidden_layers
-    # T5 v1.0 has one matrix
-    embedding = 0 if config.model_type == "t5" else sizes.dim * config.vocab_size
-    return Size(
-        sizes.weights + embedding,
-        sizes.layers.values + sizes.head.values,
-        depth * sizes.cache_width,
-        depth,
-    )
-
-
-def describe_needs(run_needs: Sequence[Needs], gpu: str) -> str:
-    """What a command needs, in a few words; empty if nothing is known."""
-    if not run_needs:
-        return ""
-    largest = max(run_needs, key=lambda need: need.memory_gb)
-    gigabytes = downloads(run_needs)
-    parts = [f"{sum(gigabytes.values()):.1f} GB to download"] if gigabytes else []
-    if largest.weights_gb:
-        gpus = math.ceil(largest.memory_gb / GPUS[gpu][0])
-        fits = "fits" if gpus == 1 else f"does not fit: runtime.device_map=auto over {gpus} GPUs"
-        parts.append(f"{largest.memory_gb:.1f} GB of memory ({fits} in {GPUS[gpu][0]} GB)")
-        hours = hours_of(run_needs)
-        parts.append("time unknown" if hours is None else f"about {hours:.1f} h")
-    return ", ".join(parts)
-
-
-def hours_of(run_needs: Sequence[Needs]) -> float | None:
-    """Of a command with these settings; None if it is not known of each."""
-    known = [need.hours for need in run_needs]
-    return None if None in known or not known else sum(known)
-
-
-def downloads(run_needs: Sequence[Needs]) -> dict[str, float]:
-    """GB to download, each id once."""
-    return {name: size for need in run_needs for name, size in need.download_gb.items()}

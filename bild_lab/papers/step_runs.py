@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from bild_lab.errors import UserError
 from bild_lab.lab.config.entrypoint import Stopped
 from bild_lab.papers.machine import Machine, Placement, blocked_by, placement_of
-from bild_lab.papers.paper_runs import hours_of, needs
+from bild_lab.papers.needs import hours_of, needs
 from bild_lab.papers.step_processes import (
     STAMPS,
     command_line,

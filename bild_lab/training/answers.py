@@ -14,19 +14,27 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bild_lab.engine.batch_decoding import auto_batch_size, decode_batch
+from bild_lab.engine.batch_decoding import (
+    MEMORY_SHARE,
+    auto_batch_size,
+    decode_batch,
+    longest,
+)
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.hf_generation import HuggingFaceGenerate
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.device import free_bytes
+from bild_lab.engine.models.native.layers import cache_bytes
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.measure.cost import has_cost_model
 from bild_lab.lab.store.hashing import content_hash
 
 MANIFEST = "manifest.json"
@@ -188,7 +196,8 @@ def greedy_answers(
 
     They are vanilla's on the CPU kernels in every precision, and on our own decoders in float32. A
     model on hf answers by batched `generate`. batch_size: at most; fewer where their caches would
-    not fit. advance: called with 1 after each answer. stop: stop strings, which end an answer too.
+    not fit into the free memory, of GPUs alone on hf. advance: called with 1 after each answer.
+    stop: stop strings, which end an answer too.
     """
     order = sorted(range(len(sources)), key=lambda index: -sources[index].length)
     stops = StopStrings(tuple(stop), model.checkpoint) if stop else None
@@ -199,7 +208,9 @@ def greedy_answers(
         )
         requests.append(Request(sources[index].to(model.device), limits))
     method: Method = HuggingFaceGenerate(model)
-    if model.engine != "hf":
+    if model.engine == "hf":
+        batch_size = min(batch_size, texts_that_fit(model, requests) or batch_size)
+    else:
         method = DraftThenVerify(model, NoDraft(model), ExactMatch())
         model.load()
         # fewer where their caches would not fit
@@ -209,3 +220,16 @@ def greedy_answers(
     for index, text in zip(order, decoded, strict=True):
         answers[index] = text.token_ids
     return answers
+
+
+def texts_that_fit(model: LoadedModel, requests: Sequence[Request]) -> int | None:
+    """How many texts' caches the GPUs of a model on hf still hold, one at least, each with its share
+    of the layers; None on a CPU, and for a model whose cache has no known width.
+    """
+    config = model.checkpoint.config
+    if model.device.type != "cuda" or not has_cost_model(config):
+        return None
+    model.load()
+    devices = {weight.device for weight in model.module.parameters() if weight.is_cuda}
+    room = MEMORY_SHARE * len(devices) * min(map(free_bytes, devices))
+    return max(1, int(room / cache_bytes(config, model.dtype, *longest(requests))))

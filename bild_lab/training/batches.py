@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil
 
@@ -84,6 +84,20 @@ def tokenize(
                 TokenizedExample(np.array(prompt, np.int32), np.array(ended, np.int32))
             )
     return tokenized
+
+
+def longest_example(
+    examples: Sequence[TokenizedExample], encoder_decoder: bool
+) -> TokenizedExample:
+    """An example that takes as much memory as any in a batch of these, whose rows are padded.
+
+    An encoder–decoder's prompts and answers are padded each to their longest, a decoder's together.
+    """
+    if not encoder_decoder:
+        return max(examples, key=lambda example: example.length)
+    answered = max(examples, key=lambda example: len(example.answer))
+    prompt = max((example.prompt for example in examples), key=len)
+    return replace(answered, prompt=prompt)
 
 
 @dataclass(frozen=True)

@@ -232,9 +232,34 @@ class Distillation:
         self, model: PreTrainedModel, examples: Sequence[TokenizedExample], step: int
     ) -> Float[Tensor, ""]:
         """The loss of one step on these examples, in training mode."""
-        log_p = None
+        (batch,), _ = self.passes(model, [self.batch(examples)], step)
+        return self.losses(model, **batch).mean()
+
+    def passes(
+        self, model: PreTrainedModel, batches: Sequence[Mapping[str, Any]], step: int
+    ) -> tuple[list[dict[str, Any]], int]:
+        """The passes of one step as arguments of `losses`, and how many tokens they learn together:
+        by that number each sum of losses is divided, so that the passes' gradients are the step's.
+
+        Where texts are decoded, all of them are before the first pass. The target's distributions
+        of several passes wait in the host's memory.
+        """
         if self.teaching.decodes_at(step):
-            examples, log_p = self.decoded(model, examples, step)
+            decoded = [self.decoded(model, batch["examples"], step) for batch in batches]
+            batches = [
+                {"examples": examples, "log_p": log_p if len(decoded) == 1 else log_p.cpu()}
+                for examples, log_p in decoded
+            ]
+        tokens = sum(len(example.answer) for batch in batches for example in batch["examples"])
+        return list(batches), tokens
+
+    def losses(
+        self,
+        model: PreTrainedModel,
+        examples: Sequence[TokenizedExample],
+        log_p: Probs | None = None,
+    ) -> Float[Tensor, " n"]:
+        """The loss at each token of the answers. log_p: the target's; None: it is asked."""
         batch = {name: rows.to(model.device) for name, rows in self.collate(examples).items()}
         if log_p is None:
             with torch.no_grad():
@@ -245,7 +270,7 @@ class Distillation:
         log_q = answer_log_probs(model, batch, self.collate.start, self.pieces)
         if self._tokens is not None:
             log_p, log_q = (rows[:, self._tokens].log_softmax(-1) for rows in (log_p, log_q))
-        return DIVERGENCES[self.teaching.loss](log_p, log_q).mean()
+        return DIVERGENCES[self.teaching.loss](log_p, log_q)
 
     def decoded(
         self, model: PreTrainedModel, examples: Sequence[TokenizedExample], step: int

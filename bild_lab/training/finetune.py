@@ -41,6 +41,7 @@ from bild_lab.training.batches import (
     Collator,
     TokenizedExample,
     evaluation_batches,
+    longest_example,
     tokenize,
 )
 from bild_lab.training.distillation import Distillation, Teaching, on_engine
@@ -416,6 +417,7 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     return Objective(
         model=model,
         examples=train,
+        longest=longest_example(train, encoder_decoder),
         order=BatchOrder(
             [example.length for example in train], recipe.batch_size, recipe.max_steps, recipe.seed
         ),

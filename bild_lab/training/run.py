@@ -30,6 +30,7 @@ from bild_lab.lab.store.hashing import content_hash
 from bild_lab.ranks import launched
 from bild_lab.report.trackers.wandb import TRAINING
 from bild_lab.training.folder import TrainingFolder
+from bild_lab.training.memory import memory_facts, rows_at_once
 from bild_lab.training.reports import LogToRun, TerminalLog
 from bild_lab.training.train_spec import TrainSpec
 from bild_lab.training.trainer import Objective, ResumableTrainer, training_arguments
@@ -95,9 +96,13 @@ class TrainingRun:
                     folder.begin(self.identity)
             with self._within_memory(arguments):
                 objective = self.prepare(arguments)
+                divided = rows_at_once(objective, recipe, arguments.device, self.job.spread)
         except UserError:
             folder.abandon()
             raise
+        objective = objective.evaluated_by(divided.fits)
+        arguments.per_device_train_batch_size = divided.rows
+        arguments.gradient_accumulation_steps = divided.passes
         last_checkpoint = folder.last_checkpoint()
         with self._logs(arguments) as logs:
             callbacks = [*logs, *self.job.callbacks]
@@ -113,6 +118,7 @@ class TrainingRun:
             **self._progress(trainer.state),
             "precision": "bfloat16" if arguments.bf16 else "float32",
             "processes": launched().count,
+            **memory_facts(divided, arguments.device),
             "identity": self.identity,
             "environment": environment(arguments.device),
             "commits": commits_read(),

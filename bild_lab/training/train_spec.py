@@ -40,7 +40,8 @@ class TrainSpec:
     name: str  # of the recipe
     max_steps: int  # steps of the optimizer, at least 1
     batch_size: int  # examples of one step, over all processes
-    accumulate: int = 1  # forward and backward passes of one step: more need less memory
+    # forward and backward passes of one step, at least: a GPU takes more where their rows do not fit
+    accumulate: int = 1
     optimizer: str = "adafactor"  # or adamw
     learning_rate: float  # the highest of the schedule, above 0
     scale_parameter: bool = False  # Adafactor: the rate is relative to each parameter's scale

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, Sampler
@@ -23,12 +23,21 @@ from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.train_spec import SCHEDULES, TrainSpec
 
 
+class Evaluation(Protocol):
+    """A frozen dataclass that scores a model. batch_size: examples at once, in each process."""
+
+    batch_size: int
+
+    def __call__(self, model: Any, loss: Any) -> dict[str, float]: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Objective:
     """A model in memory, with what it learns and what is kept of it.
 
     examples: indexed by what `order` yields, the examples of the whole training one after another.
-    collate: makes a batch. distillation: takes the loss's place in training, and makes its own
+    longest: an example for `collate` with the longest prompt and answer that there are, whose
+    memory is counted. collate: makes a batch. distillation: takes the loss's place in training, and makes its own
     batches. evaluate: called with the model and the loss. model_options: arguments of the model
     besides the batch. facts: the entries of metrics.json about model and data. save: writes the
     trained weights into a folder.
@@ -36,14 +45,22 @@ class Objective:
 
     model: torch.nn.Module
     examples: Any
+    longest: Any
     order: Sampler
     collate: Callable[[Any], dict[str, torch.Tensor]]
     loss: Callable[..., torch.Tensor]
-    evaluate: Callable[..., dict[str, float]] | None
+    evaluate: Evaluation | None
     model_options: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any]
     save: Callable[[Path], None]
     distillation: Distillation | None = None
+
+    def evaluated_by(self, fits: int | None) -> Objective:
+        """With so many examples at once at most in evaluations; None: as many as before."""
+        if self.evaluate is None or fits is None:
+            return self
+        batch_size = min(self.evaluate.batch_size, fits)
+        return replace(self, evaluate=replace(self.evaluate, batch_size=batch_size))
 
 
 class ResumableTrainer(Trainer):
@@ -88,11 +105,18 @@ class ResumableTrainer(Trainer):
         )
         return self.accelerator.prepare(loader)
 
+    def get_batch_samples(self, *values: Any, **named: Any) -> tuple[list, Any]:
+        """The batches of a step's passes, and how many labels they have together."""
+        batches, labels = super().get_batch_samples(*values, **named)
+        if self._objective.distillation is None:
+            return batches, labels
+        return self._objective.distillation.passes(self.model, batches, self.state.global_step)
+
     def compute_loss(self, model: Any, inputs: dict[str, Any], *options: Any, **named: Any) -> Any:
         """Call the model with the objective's options; soft targets are the loss's alone."""
-        if self._objective.distillation is not None:  # a step's loss is the mean of its passes'
-            loss = self._objective.distillation(model, inputs["examples"], self.state.global_step)
-            return loss / self._recipe.accumulate
+        if self._objective.distillation is not None:
+            losses = self._objective.distillation.losses(model, **inputs)
+            return losses.sum() / named["num_items_in_batch"]
         soft = {name: inputs[name] for name in ("soft_ids", "soft_probs") if name in inputs}
         self.compute_loss_func = partial(self._objective.loss, **soft)
         fed = {name: tensor for name, tensor in inputs.items() if name not in soft}

@@ -23,13 +23,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from bild_lab.engine.models.hf.layer_control import decoder_layers
 from bild_lab.papers import step_processes
 from bild_lab.papers.machine import Placement, machine_of, placement_of
+from bild_lab.papers.needs import needs
 from bild_lab.papers.paper_runs import (
     RunSetting,
     application_of,
     composed,
     found_configuration,
     hub,
-    needs,
     replaced_words,
 )
 from bild_lab.papers.published import published_names

@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
 from bild_lab.lab.metrics import sentence_data
-from bild_lab.papers.paper_runs import RunSetting, commands, hub, items_of, needs, settings_of
+from bild_lab.papers.needs import needs
+from bild_lab.papers.paper_runs import RunSetting, commands, hub, items_of, settings_of
 from bild_lab.papers.published import load_published, published_names
 from bild_lab.papers.steps import Step, steps_of
 from scripts import paper_run
@@ -143,7 +144,7 @@ def test_memory_is_that_of_the_published_sizes() -> None:
     """
     needed = needs(setting(), "t4")
     assert needed.weights_gb == pytest.approx(4 * (0.7377 + 0.0605), rel=0.01)
-    assert needed.cache_gb == pytest.approx(640 * 4 * 2 * (24 * 1024 + 6 * 512) / 1e9)
+    assert needed.row_gb == pytest.approx(640 * 4 * 2 * (24 * 1024 + 6 * 512) / 1e9)
     assert needed.download_gb["kssteven/T5-large-xsum"] == pytest.approx(2.95, rel=0.01)
     assert needs(setting(dtype="bfloat16"), "t4").weights_gb == pytest.approx(needed.weights_gb / 2)
 
@@ -181,7 +182,10 @@ def test_a_model_that_is_trained_from_nothing_is_known_by_what_it_becomes() -> N
     words = ("python", "scripts/finetune.py", "name=gpt_lm1b", "model=gpt_lm1b", "dataset=lm1b")
     (trained,) = settings_of(words)
     assert trained.target == "outputs/gpt_lm1b/checkpoint"
-    assert needs(trained, "a100").weights_gb == pytest.approx(4 * 4 * 0.097)  # in float32, by AdamW
+    needed = needs(trained, "a100")
+    assert needed.weights_gb == pytest.approx(4 * 0.097)  # in float32
+    assert needed.state_gb == pytest.approx((12 + 2) * 0.097)  # by AdamW, and cast once
+    assert 10 < needed.memory_gb < 80 and needed.hours > 0.1
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ from bild_lab.training.modules.predictors import (
     PredictionLoss,
     RandomContexts,
     collate,
+    longest_contexts,
 )
 from bild_lab.training.modules.references import RELEASED_SUFFIXES, released_answers
 from bild_lab.training.modules.states import BasePlacement, ModuleSpec, OneRowCheckpoint
@@ -190,6 +191,7 @@ def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
     return Objective(
         model=module,
         examples=RandomContexts(train, predictors, recipe.seed),
+        longest=longest_contexts(train, predictors),
         order=EpochOrder(order),
         collate=partial(collate, reads_labels=module.reads_labels),
         loss=PredictionLoss(predictors.weights),

@@ -152,6 +152,15 @@ def choose_contexts(
     return ChosenContexts(row.tokens[: contexts.max() + predictors.ahead], contexts, labels)
 
 
+def longest_contexts(rows: Sequence[AnsweredPrompt], predictors: Predictors) -> ChosenContexts:
+    """Contexts that take as much memory as those of any of these rows: the longest row, of which as
+    much is learned as the longest answer has.
+    """
+    longest = max(rows, key=lambda row: row.length)
+    answer = min(max(row.answer_length for row in rows), longest.length - 1)
+    return choose_contexts(AnsweredPrompt(longest.tokens, longest.length - answer), predictors)
+
+
 @dataclass(frozen=True)
 class RandomContexts(Dataset[ChosenContexts]):
     """Answered prompts with random contexts, indexed by the epoch and the row's number, which alone

@@ -1,0 +1,353 @@
+"""What the papers' commands need: downloads, memory by closed forms, and an estimate of the time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+from bild_lab.errors import require_choice
+from bild_lab.papers.paper_runs import RunSetting, hub
+from bild_lab.papers.training_needs import (
+    Shape,
+    TrainingMemory,
+    shape_of,
+    training_flops,
+    training_memory,
+)
+
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "auto": 4}  # of auto the most
+PROMPT = 512  # tokens, where nothing else is known
+ANSWER = 300  # tokens of a chat model's answer, where its data set is not known
+CONTEXT_GB = 1.0  # what CUDA, its libraries and small tensors take
+MOST_GPUS = 8  # of a node, over which a model may be spread
+ROOM_SHARE = 0.9  # of a GPU's memory that rows at once are fitted into
+# memory in GB, how fast it is read, in GB/s, and products in half precision with dense matrices, in
+# TFLOP/s, as their makers say
+GPUS = {
+    "t4": (16, 320, 65),
+    "l4": (24, 300, 121),
+    "a10": (24, 600, 125),
+    "a10g": (24, 600, 70),
+    "a40": (48, 696, 150),
+    "l40s": (48, 864, 362),
+    "v100": (16, 900, 125),
+    "rtx3090": (24, 936, 71),
+    "rtx4090": (24, 1008, 165),
+    "a100": (80, 2039, 312),
+    "h100": (80, 3350, 989),
+    "h200": (141, 4800, 989),
+}
+READ_SHARE = 0.6  # of the speed of memory that decoding reaches
+# of the products that training reaches: BiTA's adapter of a 7B model, by its authors 7 hours on 32
+# A100s, is 28 % if 1.2 million rows of 2,048 tokens go forward and back beside frozen weights
+TRAINING_SHARE = 0.28
+LAUNCHES_S = 100e-6  # of the host, for each layer of a forward, eager
+# of the host, for each layer of a pass forward and back by modules, the optimizer's part included
+TRAINING_LAUNCHES_S = 5e-3
+MODULE_LAUNCHES_S = 1.5e-3  # of the host, for each layer of a forward by modules
+# of a record: forwards of target and drafter for each token of a text, and seconds of the host for
+# each token of each point (docs/results/translation.md, What screening costs)
+RECORDED_FORWARDS = (1.1, 1.4)
+REPLAY_S = 5e-4
+SAVED = 1.5  # a policy's time is about the baseline's over this
+WARMUP = 3
+# for the estimates of a machine without a GPU, or with one that is not in the list
+ASSUMED_GPU = "a100"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one setting needs.
+
+    download_gb: by hub id. weights_gb: of all models. drafts_gb: of those that draft, which stay
+    whole on one GPU where the target is spread over several. state_gb: of a training, gradients and
+    optimizer. row_gb: of a row: a decoded text's caches, or what an example
+    leaves for the backward pass; None where it is not known. rows: at once, at most; fewer where
+    the GPU of `room_gb` holds fewer. examples, hours: None where they are not known. gpus: those
+    that the hours are of; of a model that may be spread, as many as take the fewest GPU-hours.
+    """
+
+    setting: RunSetting
+    download_gb: dict[str, float]
+    weights_gb: float
+    state_gb: float
+    row_gb: float | None
+    rows: int
+    room_gb: float
+    examples: int | None
+    hours: float | None
+    gpus: int = 1
+    drafts_gb: float = 0.0
+
+    @property
+    def memory_gb(self) -> float:
+        """On one GPU."""
+        return self.memory_on(1)
+
+    def memory_on(self, gpus: int) -> float:
+        """GB of the fullest GPU where the target's layers are spread over so many, with their
+        weights and what rows leave in them, with as many rows as fit there, one at least.
+        """
+        return self._fixed_gb(gpus) + self.rows_on(gpus) * (self.row_gb or 0.0) / gpus
+
+    def rows_on(self, gpus: int) -> int:
+        """Rows at once; of a training a divisor of the most."""
+        if not self.row_gb:
+            return self.rows
+        room_gb = ROOM_SHARE * self.room_gb - self._fixed_gb(gpus)
+        fits = min(self.rows, max(1, int(room_gb * gpus / self.row_gb)))
+        if self.setting.training is None:
+            return fits
+        return next(rows for rows in range(fits, 0, -1) if self.rows % rows == 0)
+
+    def _fixed_gb(self, gpus: int) -> float:
+        target_gb = self.weights_gb - self.drafts_gb
+        return target_gb / gpus + self.drafts_gb + self.state_gb + CONTEXT_GB
+
+    @property
+    def fitting(self) -> list[int]:
+        """Numbers of GPUs over which it may be spread, so that it fits; none if no number will do."""
+        counts = range(1, MOST_GPUS + 1)
+        return [count for count in counts if self.memory_on(count) <= self.room_gb]
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """Of all GPUs that a spread model occupies, of which one works at a time."""
+        return None if self.hours is None else self.hours * self.gpus
+
+    def timed(self, hours_on: Callable[[int], float]) -> Needs:
+        """With its hours. hours_on: of a number of GPUs."""
+        counts = (self.fitting if self.setting.spread else []) or [1]
+        gpus = min(counts, key=lambda count: count * hours_on(count))
+        return replace(self, gpus=gpus, hours=hours_on(gpus))
+
+
+def needs(setting: RunSetting, gpu: str) -> Needs:
+    """What the setting takes, on this GPU. Raises UserError for an unknown one."""
+    require_choice("gpu", gpu, GPUS)
+    sizes = {
+        name: size_of(name) for name in (setting.target, *setting.drafts) if name in hub()["models"]
+    }
+    stored = {name: hub()["models"][name]["stored"] for name in sizes}
+    download = {name: sizes[name].weights * width / 1e9 for name, width in stored.items() if width}
+    data = setting.dataset
+    card = hub()["datasets"].get(data["hub_id"], {}) if data.get("path") is None else {}
+    if card:
+        download[data["hub_id"]] = card["mb"] / 1e3
+    counts = [
+        count
+        for count in (data["limit"], card.get("splits", {}).get(data.get("split")))
+        if count is not None
+    ]
+    examples = min(counts, default=None)
+    prompt = data["max_source_tokens"] or PROMPT
+    gigabytes = BYTES[setting.dtype] / 1e9
+    weights = sum(size.weights for size in sizes.values())
+    target = sizes.get(setting.target)
+    if setting.heads and target is not None and target.shape is not None:
+        weights += setting.heads * target.shape.vocabulary * target.shape.dim
+    needed = Needs(
+        setting=setting,
+        download_gb=download,
+        weights_gb=weights * gigabytes,
+        state_gb=0.0,
+        row_gb=sum(size.cache for size in sizes.values())
+        * (prompt + setting.max_new_tokens)
+        * gigabytes,
+        rows=max(1, setting.at_once),
+        room_gb=GPUS[gpu][0],
+        examples=examples,
+        hours=None,
+        drafts_gb=gigabytes
+        * sum(
+            sizes[name].weights for name in (set(setting.drafts) & set(sizes)) - {setting.target}
+        ),
+    )
+    if target is None:
+        return needed
+    tokens = min(card["tokens"] if card else ANSWER, setting.max_new_tokens)
+    if setting.training is not None:
+        return _with_training(needed, target, gpu, prompt, tokens)
+    if not card or examples is None or not (setting.points or setting.at_once):
+        return needed
+    if setting.points and setting.at_once:
+        models = list(sizes.values())
+        return needed.timed(lambda _: record_hours(models, setting, gpu, examples, tokens))
+    return needed.timed(lambda gpus: _hours(needed, target, gpu, gpus, examples, tokens))
+
+
+def _hours(needed: Needs, target: Size, gpu: str, gpus: int, examples: int, tokens: int) -> float:
+    """Method and baseline decode every example in turn; warm-up is decoded too. Answers are decoded
+    many at once, whose caches are half full on average.
+
+    tokens: of a text.
+    """
+    setting, speed = needed.setting, READ_SHARE * GPUS[gpu][1]  # GB/s
+    read_s = target.read * BYTES[setting.dtype] / (1e9 * speed)
+    if setting.points:
+        forwards = setting.points * (setting.repeats * examples + WARMUP) * tokens * (1 + 1 / SAVED)
+    else:
+        rows = needed.rows_on(gpus)
+        forwards = examples * setting.templates * tokens / rows
+        read_s += rows * (needed.row_gb or 0.0) / 2 / speed
+    return forwards * max(read_s, LAUNCHES_S * target.layers) / 3600
+
+
+def record_hours(
+    models: Sequence[Size], setting: RunSetting, gpu: str, examples: int, tokens: int
+) -> float:
+    """Of a screening: its models run where a context is new, many texts at once, and the host
+    decodes every point over what they scored.
+
+    models: the target first. tokens: of a text.
+    """
+    speed = READ_SHARE * GPUS[gpu][1]  # GB/s
+    forwards_s = sum(
+        forwards * max(model.read * BYTES[setting.dtype] / (1e9 * speed), LAUNCHES_S * model.layers)
+        for forwards, model in zip(RECORDED_FORWARDS, models, strict=False)
+    )
+    token_s = forwards_s / setting.at_once + setting.points * REPLAY_S
+    return examples * tokens * token_s / 3600
+
+
+def _with_training(needed: Needs, target: Size, gpu: str, prompt: int, tokens: int) -> Needs:
+    """With the memory and time of a training, each where it is known.
+
+    prompt: the longest. tokens: of a mean answer.
+    """
+    setting, training = needed.setting, needed.setting.training
+    shape = target.shape if setting.outline is None else outline_shape(setting.outline)
+    most = max(1, training.batch_size // training.accumulate)
+    memory: TrainingMemory | None = None
+    if shape is not None:
+        memory = training_memory(training, shape, target.weights, prompt)
+    if memory is None:
+        return replace(needed, row_gb=None, rows=most)
+    needed = replace(
+        needed,
+        state_gb=(memory.trained + memory.state) / 1e9,
+        row_gb=memory.row / 1e9,
+        rows=most,
+    )
+    steps = training.steps
+    if steps is None:
+        if needed.examples is None:
+            return needed
+        steps = math.ceil(training.passes * needed.examples / training.batch_size)
+    if setting.dataset.get("turns", 1) is None:  # a conversation is one row
+        tokens = training.target_tokens
+    flops = training_flops(training, shape, target.weights, min(prompt, PROMPT), tokens)
+    product_s = training.batch_size * flops / (TRAINING_SHARE * GPUS[gpu][2] * 1e12)
+    read_s = target.read * BYTES["float32"] / (1e9 * READ_SHARE * GPUS[gpu][1])
+    evaluations = steps / training.evaluate_every if training.evaluate_every else 0
+    batches = math.ceil(training.evaluated / most)
+    evaluation_s = batches * tokens * max(read_s, MODULE_LAUNCHES_S * shape.layers)
+
+    def hours_on(gpus: int) -> float:
+        passes = training.batch_size / needed.rows_on(gpus)
+        launches_s = passes * (shape.layers + shape.encoder) * TRAINING_LAUNCHES_S
+        step_s = max(product_s, launches_s)
+        return training.trainings * (steps * step_s + evaluations * evaluation_s) / 3600
+
+    return needed.timed(hours_on)
+
+
+class Size(NamedTuple):
+    """Of a model: its weights, those that a token reads, a token's values in the cache, and decoder
+    layers.
+
+    The last two are 0, and its shape is None, where only the number of weights is known.
+    """
+
+    weights: int
+    read: int
+    cache: int
+    layers: int
+    shape: Shape | None = None
+
+
+@cache
+def size_of(model: str) -> Size:
+    from bild_lab.lab.measure.cost import dimensions
+
+    card = hub()["models"][model]
+    if card["outline"] is None:
+        return Size(card["weights"] * 10**6, card["weights"] * 10**6, 0, 0)
+    config = configuration_of(hub()["outlines"][card["outline"]])
+    sizes, depth = dimensions(config), config.num_hidden_layers
+    # T5 v1.0 has one matrix
+    embedding = 0 if config.model_type == "t5" else sizes.dim * config.vocab_size
+    return Size(
+        sizes.weights + embedding,
+        sizes.layers.values + sizes.head.values,
+        depth * sizes.cache_width,
+        depth,
+        shape_of(config),
+    )
+
+
+def outline_shape(outline: Any) -> Shape:
+    """The shape of a model with random weights."""
+    return shape_of(configuration_of(outline))
+
+
+def configuration_of(outline: Any) -> Any:
+    """A configuration of Transformers."""
+    from transformers import AutoConfig  # late: it takes a second to load
+
+    values = dict(outline)
+    return AutoConfig.for_model(values.pop("model_type"), **values)
+
+
+def describe_needs(run_needs: Sequence[Needs], gpu: str) -> str:
+    """What a command needs, in a few words; empty if nothing is known."""
+    if not run_needs:
+        return ""
+    largest = max(run_needs, key=lambda need: need.memory_gb)
+    gigabytes = downloads(run_needs)
+    parts = [f"{sum(gigabytes.values()):.1f} GB to download"] if gigabytes else []
+    if largest.weights_gb:
+        parts.append(_memory_words(largest, gpu))
+        hours = gpu_hours_of(run_needs)
+        parts.append("time unknown" if hours is None else f"about {hours:.1f} GPU-hours")
+    return ", ".join(parts)
+
+
+def _memory_words(need: Needs, gpu: str) -> str:
+    """The memory of a setting on one GPU, how many rows it has at once, and whether it fits."""
+    if need.memory_gb <= need.room_gb:
+        fits = f"fits in {GPUS[gpu][0]} GB"
+    else:
+        fits = "does not fit"
+        if need.fitting:
+            fits += f": runtime.device_map=auto over {need.fitting[0]} GPUs"
+    if need.row_gb is None:
+        fits += ", without the rows of a step, which are not known"
+    elif need.rows > 1:
+        fits += f", {need.rows_on(need.gpus)} of {need.rows} rows at once"
+        fits += f" on {need.gpus} GPUs" if need.gpus > 1 else ""
+    least = "at least " if need.row_gb is None else ""
+    return f"{least}{need.memory_gb:.1f} GB of memory ({fits})"
+
+
+def hours_of(run_needs: Sequence[Needs]) -> float | None:
+    """Of a command with these settings; None if it is not known of each."""
+    return _sum([need.hours for need in run_needs])
+
+
+def gpu_hours_of(run_needs: Sequence[Needs]) -> float | None:
+    """The same for all GPUs together that models are spread over."""
+    return _sum([need.gpu_hours for need in run_needs])
+
+
+def _sum(hours: Sequence[float | None]) -> float | None:
+    known = [value for value in hours if value is not None]
+    return None if len(known) < len(hours) or not known else sum(known)
+
+
+def downloads(run_needs: Sequence[Needs]) -> dict[str, float]:
+    """GB to download, each id once."""
+    return {name: size for need in run_needs for name, size in need.download_gb.items()}
