@@ -27,7 +27,7 @@ pytestmark = [
 PROMPTS = ["w5 w9 w12", "w7 w8 w7 w8", "w21 w5 w6"]
 
 
-def test_its_texts_are_the_targets_own_and_its_prompt_lookup_is_told_of(tmp_path: Path) -> None:
+def test_its_texts_are_the_targets_own_and_it_tells_of_its_drafting(tmp_path: Path) -> None:
     file = write(tiny("qwen2"), tmp_path / "tiny.gguf", **{"general.file_type": 0})
     data = tmp_path / "test.jsonl"
     data.write_text("".join(json.dumps({"de": prompt, "en": "w7"}) + "\n" for prompt in PROMPTS))
@@ -35,7 +35,7 @@ def test_its_texts_are_the_targets_own_and_its_prompt_lookup_is_told_of(tmp_path
         port = free.getsockname()[1]
     command = (
         f"{PROGRAM} -m {file} --port {port} -c 256 --no-warmup -t 1 -np 1"
-        " --spec-type ngram-simple --spec-ngram-size-n 2 --spec-ngram-size-m 4"
+        f" --spec-type draft-simple -md {file} --spec-draft-n-max 3"
     )
     point = prepare(
         compose_config(
@@ -55,5 +55,5 @@ def test_its_texts_are_the_targets_own_and_its_prompt_lookup_is_told_of(tmp_path
     )
     result = run_point(point, Sweep(tmp_path / "sweep"))
     assert result.certificate.defects == 0 and result.streamed.errors == 0
-    assert result.counts.drafted > 0
+    assert result.counts.drafted > 0 and result.counts.accepted_share > 0.9  # it drafts for itself
     assert (result.folder / "method_server.log").read_text()
