@@ -112,7 +112,7 @@ def counting() -> Iterator[Allocations]:
         yield allocations
 
 
-def row_bytes(run: Pass, parameters: list[torch.Tensor], rows: int = 8) -> int:
+def row_bytes(run: Pass, parameters: list[torch.Tensor], rows: int = 64) -> int:
     """What one row more takes at the peak."""
     peaks = []
     for count in (rows, rows + 1):
