@@ -73,9 +73,9 @@ def run_missing(name: str) -> None:
 
     Raises UserError if one was not; the output says why.
     """
-    from bild_lab.papers.machine import machine_of
-    from bild_lab.papers.step_runs import run_steps
-    from bild_lab.papers.steps import steps_of
+    from bild_lab.papers.runs.machine import machine_of
+    from bild_lab.papers.runs.step_runs import run_steps
+    from bild_lab.papers.runs.steps import steps_of
 
     status_line.leave()
     steps = [step for step in steps_of(name, "small") if step.figure is None]

@@ -21,7 +21,7 @@ that has the key, such as dataset.limit=100. launcher=slurm submits the steps as
 for; slurm.KEY=VALUE are sbatch's options, gpu= and gpus= the nodes' GPUs. Memory is a closed form, times are estimates.
 
 The hub is asked whether this login may read what is gated, and which weights are in pickles alone; without a hub the
-cards of bild_lab/papers/hub.yaml answer. LIMA, which is gated, is left out of BiTA's trainings where it may not be
+cards of bild_lab/papers/runs/hub.yaml answer. LIMA, which is gated, is left out of BiTA's trainings where it may not be
 read. calibration=[FILE.jsonl] takes BiTA's released answers of one pair, pair=NAME, in place of answering.
 
 pins asks the hub for today's commit of every repository that an experiment reads, or of these IDs alone; with ID=BRANCH
@@ -46,7 +46,7 @@ from bild_lab.lab.config.console import console, output, status_line
 from bild_lab.lab.config.entrypoint import run_application
 
 if TYPE_CHECKING:
-    from bild_lab.papers.steps import Step
+    from bild_lab.papers.runs.steps import Step
 
 FLAGS = ("true", "false")
 SLURM = "slurm."
@@ -138,7 +138,7 @@ def pin_named(words: Sequence[str]) -> None:
     Raises UserError for an id that no experiment reads, and in the end for those that the hub does
     not have.
     """
-    from bild_lab.papers.repositories import named_repositories, pin
+    from bild_lab.papers.runs.repositories import named_repositories, pin
 
     branches = named_repositories(words)
     status_line.enter(f"asking for {len(branches)} repositories")
@@ -152,7 +152,7 @@ def pin_named(words: Sequence[str]) -> None:
 
 def pin_step(steps: Sequence[Step], run: bool) -> str:
     """The line about the pins of what the steps read. run: pin first what is not pinned yet."""
-    from bild_lab.papers.repositories import hub_is_reachable, pin, unpinned
+    from bild_lab.papers.runs.repositories import hub_is_reachable, pin, unpinned
 
     read = [repository for step in steps for repository in step.repositories]
     missing = unpinned(read)
@@ -177,9 +177,9 @@ def steps_with_access(options: PaperRunOptions, logged_in: bool) -> tuple[list[S
     """The steps, without the answers that trainings can do without and this login may not read;
     and the ids of these data sets.
     """
-    from bild_lab.papers.recipes import OPTIONAL_ANSWERS
-    from bild_lab.papers.repositories import may_read, state_of
-    from bild_lab.papers.steps import steps_of
+    from bild_lab.papers.runs.recipes import OPTIONAL_ANSWERS
+    from bild_lab.papers.runs.repositories import may_read, state_of
+    from bild_lab.papers.runs.steps import steps_of
 
     steps = steps_of(options.item, options.scale, options.overrides, live=options.live)
     read = {repository.name: repository for step in steps for repository in step.repositories}
@@ -241,11 +241,11 @@ def main() -> None:
         return
     options = parse(sys.argv[1:])
     status_line.enter("reading the experiments")
-    from bild_lab.papers.machine import machine_of, placement_of
-    from bild_lab.papers.needs import describe_needs, downloads, gpu_hours_of, needs
-    from bild_lab.papers.paper_runs import unverified
-    from bild_lab.papers.step_processes import command_line
-    from bild_lab.papers.step_runs import plan, run_steps, submit_steps
+    from bild_lab.papers.runs.machine import machine_of, placement_of
+    from bild_lab.papers.runs.needs import describe_needs, downloads, gpu_hours_of, needs
+    from bild_lab.papers.runs.paper_runs import unverified
+    from bild_lab.papers.runs.step_processes import command_line
+    from bild_lab.papers.runs.step_runs import plan, run_steps, submit_steps
 
     machine = machine_of(options.gpu, options.force, options.gpus, options.processes)
     steps, left_out = steps_with_access(options, machine.gated)

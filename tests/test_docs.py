@@ -34,7 +34,7 @@ from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.store.records import Sweep
-from bild_lab.papers.paper_runs import application_of
+from bild_lab.papers.runs.paper_runs import application_of
 from bild_lab.screening.candidates import grid_of
 from tests.policies import DECODER_ONLY, EXTERNAL, GREEDY_ONLY, LLAMA_CPP, SERVER, is_lossless
 from tests.report.sample import sample_sweep

@@ -10,7 +10,7 @@ from bild_lab.errors import UserError, did_you_mean, require_choice, suggestion
 from bild_lab.lab.config.compose import compose_policy
 from bild_lab.lab.config.schemas import picture_kinds
 from bild_lab.lab.metrics.text_metrics import metric_named
-from bild_lab.papers.paper_runs import items_of
+from bild_lab.papers.runs.paper_runs import items_of
 
 
 def test_the_most_similar_word_is_meant_in_whatever_case_and_none_for_others() -> None:

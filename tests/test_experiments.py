@@ -30,8 +30,8 @@ from bild_lab.lab.data.examples import cached_examples, load_examples
 from bild_lab.lab.point.prepare import prepare
 from bild_lab.papers.figures import FIGURES, measured
 from bild_lab.papers.match_rates import match_rates
-from bild_lab.papers.needs import size_of
 from bild_lab.papers.published import SCALES, load_published
+from bild_lab.papers.runs.needs import size_of
 from tests.engine.methods.drafters.tables import ngram_table
 from tests.engine.methods.modules.tiny import files_of
 from tests.tiny import tiny_llama

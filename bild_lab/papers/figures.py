@@ -36,7 +36,7 @@ from bild_lab.papers.published import (
     load_published,
     markdown,
 )
-from bild_lab.papers.recipes import OPTIONAL_ANSWERS
+from bild_lab.papers.runs.recipes import OPTIONAL_ANSWERS
 from bild_lab.report.provenance import caption, notes
 from bild_lab.report.style import VECTOR
 

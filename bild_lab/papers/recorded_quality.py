@@ -19,7 +19,7 @@ from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.numbers import Quality
 from bild_lab.lab.schema.result import Result
-from bild_lab.papers.recorded_steps import PREFIX
+from bild_lab.papers.runs.recorded_steps import PREFIX
 from bild_lab.screening.rows import SUMMARY, TABLE, plain_text
 from bild_lab.screening.text_log import FOLDER as TEXTS
 from bild_lab.screening.text_log import TokenIds, texts_of_points

@@ -10,7 +10,7 @@ import json
 
 import torch
 
-from bild_lab.papers.paper_runs import hub
+from bild_lab.papers.runs.paper_runs import hub
 from tests.papers.rehearsal_hub import scaled_configuration
 
 OWNER = "FasterDecoding/medusa-"

@@ -35,8 +35,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from bild_lab.papers.needs import size_of
-from bild_lab.papers.paper_runs import hub
+from bild_lab.papers.runs.needs import size_of
+from bild_lab.papers.runs.paper_runs import hub
 from tests.loopback_hub import CONVERSION, contents, pickle_of, pickled
 
 TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("rehearsal.yaml").read_text())

@@ -24,7 +24,7 @@ from bild_lab.lab.data.examples import cached_examples
 from bild_lab.lab.data.prompts import Example, with_answers
 from bild_lab.lab.point.history import requests_of
 from bild_lab.lab.point.prepare import prepare
-from bild_lab.papers.recipes import Recipe, recipes_of
+from bild_lab.papers.runs.recipes import Recipe, recipes_of
 from bild_lab.training.train_spec import TrainSpec
 from tests.engine.methods.modules.tiny import files_of
 from tests.test_experiments import BITA, ROW, commands, composed, swept

@@ -21,7 +21,6 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
-from bild_lab.papers import step_processes
 from bild_lab.papers.drawings import written
 from bild_lab.papers.figures import (
     FIGURES,
@@ -31,6 +30,7 @@ from bild_lab.papers.figures import (
     over_generate,
 )
 from bild_lab.papers.published import AGREES, SCALES, load_published, published_names
+from bild_lab.papers.runs import step_processes
 from tests.papers.samples import RUNS, bild, bita, outputs_of, points, store
 from tests.report.sample import sample_result, with_quality, with_speedup
 

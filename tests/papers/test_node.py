@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from bild_lab.engine.models.hf.layer_control import decoder_layers
-from bild_lab.papers import step_processes
-from bild_lab.papers.machine import Placement, machine_of, placement_of
-from bild_lab.papers.needs import needs
-from bild_lab.papers.paper_runs import (
+from bild_lab.papers.published import published_names
+from bild_lab.papers.runs import step_processes
+from bild_lab.papers.runs.machine import Placement, machine_of, placement_of
+from bild_lab.papers.runs.needs import needs
+from bild_lab.papers.runs.paper_runs import (
     RunSetting,
     application_of,
     composed,
@@ -32,9 +33,8 @@ from bild_lab.papers.paper_runs import (
     hub,
     replaced_words,
 )
-from bild_lab.papers.published import published_names
-from bild_lab.papers.step_runs import TO_DO, plan
-from bild_lab.papers.steps import Step, Work, steps_of
+from bild_lab.papers.runs.step_runs import TO_DO, plan
+from bild_lab.papers.runs.steps import Step, Work, steps_of
 from tests.papers.test_paper_runs import setting
 from tests.pretended import Node, pretended_node
 

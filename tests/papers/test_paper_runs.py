@@ -15,10 +15,10 @@ from omegaconf import OmegaConf
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
 from bild_lab.lab.metrics import sentence_data
-from bild_lab.papers.needs import needs
-from bild_lab.papers.paper_runs import RunSetting, commands, hub, items_of, settings_of
 from bild_lab.papers.published import load_published, published_names
-from bild_lab.papers.steps import Step, steps_of
+from bild_lab.papers.runs.needs import needs
+from bild_lab.papers.runs.paper_runs import RunSetting, commands, hub, items_of, settings_of
+from bild_lab.papers.runs.steps import Step, steps_of
 from scripts import paper_run
 
 

@@ -7,7 +7,7 @@ import shlex
 from hydra import compose, initialize_config_dir
 
 from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
-from bild_lab.papers.recipes import recipes_of
+from bild_lab.papers.runs.recipes import recipes_of
 
 
 def test_early_exits_and_calm_are_chosen_on_all_of_validation() -> None:

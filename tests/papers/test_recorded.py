@@ -18,10 +18,10 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
 from bild_lab.papers.cells import read_points
 from bild_lab.papers.figures import draw_figure
-from bild_lab.papers.paper_runs import found_configuration
 from bild_lab.papers.recorded_quality import notes, protocol, recorded_of
-from bild_lab.papers.recorded_steps import recorded_commands
-from bild_lab.papers.steps import steps_of
+from bild_lab.papers.runs.paper_runs import found_configuration
+from bild_lab.papers.runs.recorded_steps import recorded_commands
+from bild_lab.papers.runs.steps import steps_of
 from bild_lab.screening.candidates import as_overrides
 from bild_lab.screening.recorded_text import RecordedText
 from bild_lab.screening.replay import ReplayedText

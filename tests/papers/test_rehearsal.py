@@ -57,7 +57,8 @@ FORKING = (
 from types import SimpleNamespace
 import datasets, torch, transformers
 import bild_lab.lab.measure.runner, bild_lab.report.sweep, bild_lab.training.trainer
-from bild_lab.papers import figures, step_processes
+from bild_lab.papers import figures
+from bild_lab.papers.runs import step_processes
 
 def forked(command, **options):
     if (step := os.fork()) == 0:

@@ -14,16 +14,16 @@ from omegaconf import OmegaConf
 
 from bild_lab import files
 from bild_lab.errors import UserError
-from bild_lab.papers import repositories
-from bild_lab.papers.machine import Machine, blocked_by
-from bild_lab.papers.repositories import (
+from bild_lab.papers.runs import repositories
+from bild_lab.papers.runs.machine import Machine, blocked_by
+from bild_lab.papers.runs.repositories import (
     Repository,
     drafts_with_a_model,
     obstacle_in,
     repositories_in,
     state_of,
 )
-from bild_lab.papers.steps import Step, steps_of
+from bild_lab.papers.runs.steps import Step, steps_of
 from scripts.paper_run import pin_step, require_one_model
 from tests.loopback_hub import commit_of, loopback_hub, printed_in_a_fresh_process
 
@@ -119,7 +119,7 @@ def test_a_policy_says_whether_it_drafts_with_a_model() -> None:
 
 ASK = """
 import json, sys
-from bild_lab.papers.repositories import Repository, obstacle_in
+from bild_lab.papers.runs.repositories import Repository, obstacle_in
 for words in json.loads(sys.argv[1]):
     print(obstacle_in([Repository(*words)], logged_in=True, tries=True))
 """
@@ -173,8 +173,8 @@ from pathlib import Path
 from bild_lab import files
 files.PINS = Path(sys.argv.pop())
 from scripts.paper_run import pin_named, pin_step
-from bild_lab.papers.repositories import Repository
-from bild_lab.papers.steps import Step
+from bild_lab.papers.runs.repositories import Repository
+from bild_lab.papers.runs.steps import Step
 read = (Repository("models", "lmsys/vicuna-13b-v1.3"), Repository("datasets", "GAIR/lima", "refs/convert/parquet"))
 steps = [Step("python run.py", "x", (), (), repositories=read)]
 print(pin_step(steps, run=False))

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 # paper_run.py whose adapters learn the answers to one data set, not to five
 ONE_DATA_SET = """
 from bild_lab.lab.config.entrypoint import run_application
-from bild_lab.papers import recipes
+from bild_lab.papers.runs import recipes
 from scripts import paper_run
 
 recipes.BITA_ANSWERS = {"code_alpaca": ()}

@@ -20,12 +20,12 @@ import torch
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.entrypoint import Stopped
-from bild_lab.papers import step_processes, step_runs, steps
-from bild_lab.papers.machine import Machine, Placement, blocked_by, machine_of, placement_of
 from bild_lab.papers.published import SCALES, published_names
-from bild_lab.papers.step_processes import is_done
-from bild_lab.papers.step_runs import plan, run_steps, submit_steps
-from bild_lab.papers.steps import Step, output_folders, steps_of
+from bild_lab.papers.runs import step_processes, step_runs, steps
+from bild_lab.papers.runs.machine import Machine, Placement, blocked_by, machine_of, placement_of
+from bild_lab.papers.runs.step_processes import is_done
+from bild_lab.papers.runs.step_runs import plan, run_steps, submit_steps
+from bild_lab.papers.runs.steps import Step, output_folders, steps_of
 from scripts import paper_run
 from tests.papers.test_paper_runs import setting
 

@@ -13,9 +13,9 @@ from accelerate.utils import convert_outputs_to_fp32
 from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from bild_lab.papers.needs import GPUS, TRAINING_SHARE, configuration_of, size_of
-from bild_lab.papers.paper_runs import hub
-from bild_lab.papers.training_needs import (
+from bild_lab.papers.runs.needs import GPUS, TRAINING_SHARE, configuration_of, size_of
+from bild_lab.papers.runs.paper_runs import hub
+from bild_lab.papers.runs.training_needs import (
     BITA,
     FINE_TUNING,
     MEDUSA,

@@ -15,7 +15,7 @@ import yaml
 
 from bild_lab.lab.config.entrypoint import WIDTH
 from bild_lab.lab.schema.glossary import TERMS, terms_text
-from bild_lab.papers.paper_runs import application_of
+from bild_lab.papers.runs.paper_runs import application_of
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = [ROOT / "run.py", *sorted((ROOT / "scripts").glob("*.py"))]

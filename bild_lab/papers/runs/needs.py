@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from bild_lab.errors import require_choice
-from bild_lab.papers.paper_runs import RunSetting, hub
-from bild_lab.papers.training_needs import (
+from bild_lab.papers.runs.paper_runs import RunSetting, hub
+from bild_lab.papers.runs.training_needs import (
     Shape,
     TrainingMemory,
     shape_of,

@@ -22,7 +22,7 @@ from bild_lab.lab.config.compose import (
     without_other_applications,
 )
 from bild_lab.papers.published import load_published, published_names
-from bild_lab.papers.training_needs import BITA, FINE_TUNING, LAYER_HEADS, Training
+from bild_lab.papers.runs.training_needs import BITA, FINE_TUNING, LAYER_HEADS, Training
 from bild_lab.screening.candidates import read_lists
 
 HUB = Path(__file__).parent / "hub.yaml"

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from bild_lab import files
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import config_dir
-from bild_lab.papers.paper_runs import hub
+from bild_lab.papers.runs.paper_runs import hub
 
 ASK_TIMEOUT_S = 5.0  # for a repository
 CARD_PICKLES = "pickle"  # of `format` in hub.yaml
@@ -262,7 +262,7 @@ def named_repositories(words: Sequence[str]) -> dict[Repository, str | None]:
     named = dict(word.partition("=")[::2] for word in words)
     if unknown := named.keys() - {repository.name for repository in known}:
         raise UserError(
-            f"no experiment reads {', '.join(sorted(unknown))}; see bild_lab/papers/hub.yaml"
+            f"no experiment reads {', '.join(sorted(unknown))}; see bild_lab/papers/runs/hub.yaml"
         )
     return {
         repository: named[repository.name] or None

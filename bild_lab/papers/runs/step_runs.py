@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.entrypoint import Stopped
-from bild_lab.papers.machine import Machine, Placement, blocked_by, placement_of
-from bild_lab.papers.needs import hours_of, needs
-from bild_lab.papers.step_processes import (
+from bild_lab.papers.runs.machine import Machine, Placement, blocked_by, placement_of
+from bild_lab.papers.runs.needs import hours_of, needs
+from bild_lab.papers.runs.step_processes import (
     STAMPS,
     command_line,
     execute,
@@ -29,7 +29,7 @@ from bild_lab.papers.step_processes import (
     start,
     visible,
 )
-from bild_lab.papers.steps import Step
+from bild_lab.papers.runs.steps import Step
 
 DONE, TO_DO = "done", "to do"
 POLL_S = 0.2  # between two looks at the running processes

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bild_lab.errors import UserError, require_choice, require_whole
-from bild_lab.papers.needs import ASSUMED_GPU, GPUS, Needs, needs
-from bild_lab.papers.repositories import obstacle_in
-from bild_lab.papers.steps import Step, Work
+from bild_lab.papers.runs.needs import ASSUMED_GPU, GPUS, Needs, needs
+from bild_lab.papers.runs.repositories import obstacle_in
+from bild_lab.papers.runs.steps import Step, Work
 
 MOST_SPREAD = 64  # GPUs over which a message says that a model can be spread
 
@@ -194,7 +194,7 @@ def blocked_by(step: Step, machine: Machine) -> str | None:
     if step.missing:
         return (
             f"nothing writes outputs/{step.missing[0]}: put it there, or add its command to"
-            " bild_lab/papers/recipes.py"
+            " bild_lab/papers/runs/recipes.py"
         )
     for setting in step.settings:
         if setting.target is None:

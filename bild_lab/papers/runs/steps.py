@@ -20,7 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.config.compose import plain_values
-from bild_lab.papers.paper_runs import (
+from bild_lab.papers.published import SCALES, load_published, published_names
+from bild_lab.papers.runs.paper_runs import (
     COUNTING,
     SETTINGS,
     RunSetting,
@@ -35,10 +36,9 @@ from bild_lab.papers.paper_runs import (
     replaced_words,
     settings_of,
 )
-from bild_lab.papers.published import SCALES, load_published, published_names
-from bild_lab.papers.recipes import recipes_of
-from bild_lab.papers.recorded_steps import PREFIX, recorded_commands
-from bild_lab.papers.repositories import Repository, repositories_in
+from bild_lab.papers.runs.recipes import recipes_of
+from bild_lab.papers.runs.recorded_steps import PREFIX, recorded_commands
+from bild_lab.papers.runs.repositories import Repository, repositories_in
 
 OUTPUTS = Path("outputs")
 _ABSENT = object()

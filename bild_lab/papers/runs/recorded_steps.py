@@ -14,7 +14,13 @@ from itertools import product
 from omegaconf import DictConfig
 
 from bild_lab.lab.store.hashing import content_hash
-from bild_lab.papers.paper_runs import SETTINGS, Words, configurations, lists_of, replaced_words
+from bild_lab.papers.runs.paper_runs import (
+    SETTINGS,
+    Words,
+    configurations,
+    lists_of,
+    replaced_words,
+)
 
 # by scale; the first of the data set, the same for every point
 TIMED_EXAMPLES = {"paper": 200, "small": 12}
