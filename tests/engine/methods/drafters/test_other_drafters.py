@@ -218,7 +218,7 @@ def test_trees_by_name_have_probes_where_there_are_any() -> None:
     assert {count for tree in plain for count in tree.probes} == {0}
     assert max(count for tree in probed for count in tree.probes) == 2
     for probes, kinds in (
-        (0, "full_tree, narrowing_tree"),
+        (0, "full_tree, narrowing_tree, mc_sim_7b_63"),
         (3, "full_tree, narrowing_tree, straightforward"),
     ):
         with pytest.raises(

@@ -84,8 +84,8 @@ def test_what_heads_cannot_be_made_of_is_refused(tmp_path: Path, checkpoints: Pa
     with pytest.raises(
         UserError,
         match=(
-            "tree must be one of efficient_tree, full_tree, narrowing_tree or the file of .*, got"
-            " 'chain'"
+            "tree must be one of efficient_tree, full_tree, narrowing_tree, mc_sim_7b_63 or the file"
+            " of .*, got 'chain'"
         ),
     ):
         load(checkpoints, "llama", "medusa", tree="chain")
