@@ -219,7 +219,7 @@ def test_trees_by_name_have_probes_where_there_are_any() -> None:
     assert max(count for tree in probed for count in tree.probes) == 2
     for probes, kinds in (
         (0, "full_tree, narrowing_tree, mc_sim_7b_63"),
-        (3, "full_tree, narrowing_tree, straightforward"),
+        (3, "full_tree, narrowing_tree, mc_sim_7b_63, straightforward"),
     ):
         with pytest.raises(
             UserError,
