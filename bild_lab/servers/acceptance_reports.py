@@ -25,7 +25,7 @@ def reported_rounds(answer: Mapping[str, Any], choice: Mapping[str, Any]) -> Rep
     if "spec_verify_ct" in sglang:
         return _of_sglang(sglang)
     llama_cpp = answer.get("timings") or {}
-    if "draft_n" in llama_cpp:
+    if "predicted_n" in llama_cpp:
         return _of_llama_cpp(llama_cpp)
     return None
 
@@ -56,8 +56,13 @@ def _of_sglang(fields: Mapping[str, Any]) -> ReportedRounds:
 
 
 def _of_llama_cpp(fields: Mapping[str, Any]) -> ReportedRounds:
-    """Every verification emits what it accepted and one token more."""
+    """Every verification emits what it accepted and one token more.
+
+    A text for which nothing was drafted has no `draft_n`.
+    """
     accepted = fields.get("draft_n_accepted", 0)
     return ReportedRounds(
-        verifications=fields["predicted_n"] - accepted, drafted=fields["draft_n"], accepted=accepted
+        verifications=fields["predicted_n"] - accepted,
+        drafted=fields.get("draft_n", 0),
+        accepted=accepted,
     )

@@ -8,8 +8,12 @@ from functools import lru_cache
 import pytest
 
 import bild_lab
+from bild_lab.engine.trace import EngineReport, ReportedRounds, Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.measure.summary import counts
+from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.point.decoder import Decoder
+from bild_lab.servers.acceptance_reports import reported_rounds
 from tests.checkpoints import tiny_checkpoints
 from tests.servers.fake_server import DRAFTED, FakeServer, serving
 
@@ -64,6 +68,23 @@ def test_the_drafting_of_each_dialect_is_read() -> None:
         assert (told.verifications, told.drafted, told.accepted) == (steps, 3 * steps, 2 * steps)
     assert reports["vllm"].steps == {(DRAFTED, DRAFTED - 1): steps}
     assert reports["llama_cpp"].steps is None
+
+
+def test_a_text_without_drafts_counts_as_many_forwards_as_tokens() -> None:
+    """llama-server tells of drafts only where it drafted."""
+    told = reported_rounds({"timings": {"predicted_n": 7}}, {})
+    assert (told.verifications, told.drafted, told.accepted) == (7, 0, 0)
+    texts = [
+        Timed([5] * 7, [1.0], Trace(report=EngineReport(rounds=told))),
+        Timed(
+            [5] * 8,
+            [1.0],
+            Trace(report=EngineReport(rounds=ReportedRounds(2, drafted=9, accepted=6))),
+        ),
+        Timed([5] * 90, [1.0], Trace(report=EngineReport())),  # of which nothing was told
+    ]
+    measured = counts(texts)
+    assert measured.tokens_per_target_call == 15 / 9 and measured.accepted_share == 6 / 9
 
 
 @pytest.mark.parametrize(

@@ -245,10 +245,9 @@ def counts(timed: Sequence[Timed]) -> Counts:
     loop.
     """
     traces = [text.trace for text in timed]
-    if reported := [
-        trace.report.rounds for trace in traces if trace.report and trace.report.rounds
-    ]:
-        return reported_counts(reported, token_count(timed))
+    told = [text for text in timed if text.trace.report and text.trace.report.rounds]
+    if told:
+        return reported_counts([text.trace.report.rounds for text in told], token_count(told))
     rounds = [
         (decoding_round.depth, decoding_round.accepted)
         for trace in traces
@@ -280,7 +279,7 @@ def counts(timed: Sequence[Timed]) -> Counts:
 def reported_counts(reported: Sequence[ReportedRounds], tokens: int) -> Counts:
     """Totals of what another engine told of its rounds. What it did not tell is None.
 
-    tokens: of all texts.
+    tokens: of the texts that it told of.
     """
     verifications = sum(rounds.verifications for rounds in reported)
     known = all(rounds.drafted is not None for rounds in reported)

@@ -28,7 +28,7 @@ from bild_lab.engine.models.hf.model import (
     require_device_map,
 )
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
-from bild_lab.engine.protocols import BringsBaseline, External, Method, Replays
+from bild_lab.engine.protocols import BringsBaseline, External, Method, Replays, Served
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings
 from bild_lab.engine.vocabularies import TranslatedModel, in_vocabulary_of
@@ -139,7 +139,8 @@ def decoder_of(
     for model in (target, *drafts):
         model.checkpoint.check()
     runs_blocks = getattr(method, "reads_gguf_blocks", False) and runtime.weights == "gguf"
-    runs_original_weights = isinstance(method, External) or method.engine == "hf"
+    is_peer = isinstance(method, External) and not isinstance(method, Served)
+    runs_original_weights = is_peer or method.engine == "hf"
     quantized = runtime.weights or pair.draft_weights
     if quantized and runs_original_weights and not runs_blocks:
         raise UserError(
