@@ -260,8 +260,8 @@ def require_commits(rehearsal: Rehearsal) -> None:
     )
     for file in (rehearsal.folder / "outputs").glob("*/points/*/result.json"):
         point = json.loads(file.read_text())
-        roles = (point["setting"].get(role) for role in ("target", "draft"))
-        models = {model for model in roles if model in pins["models"]}
+        decoding = (point["setting"].get(role) for role in point["facts"]["parameters"])
+        models = {model for model in decoding if model in pins["models"]}
         read = point["facts"]["commits"]
         assert read.items() <= pinned.items() and read.keys() & pins["datasets"].keys()
         assert models <= read.keys(), file
