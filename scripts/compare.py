@@ -24,8 +24,8 @@ PAIRS, SPEC_BENCH = "pairs", "spec_bench"
 
 def print_spec_bench(cfg: DictConfig) -> None:
     """Print Spec-Bench's table of a sweep. Raises UserError for bad input."""
+    from bild_lab.benchmark.spec_bench import spec_bench_table
     from bild_lab.lab.store.records import Sweep
-    from bild_lab.report.spec_bench import spec_bench_table
 
     if len(cfg.sweeps) != 1:
         raise UserError(

@@ -27,14 +27,14 @@ from bild_lab.lab.config.schemas import PairSpec, typed
 
 if TYPE_CHECKING:
     from bild_lab.lab.data.dataset_spec import DatasetSpec
-    from bild_lab.training.ngrams import NgramSpec
+    from bild_lab.training.modules.ngrams import NgramSpec
 
 
 def train(cfg: DictConfig) -> None:
     """Train the module that the configuration names. Raises UserError for bad input."""
     from bild_lab.lab.config.policies import find_part
     from bild_lab.training.modules.frozen import frozen_job, train_and_report
-    from bild_lab.training.ngrams import NgramSpec
+    from bild_lab.training.modules.ngrams import NgramSpec
 
     values = OmegaConf.to_container(cfg.module, resolve=True)
     name, module_spec = values.pop("name"), find_part(values.pop("_target_"))
@@ -53,7 +53,7 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
     """Count the references of a dataset in the target's tokens."""
     from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
     from bild_lab.lab.data.examples import load_examples
-    from bild_lab.training.ngrams import estimate, reference_tokens
+    from bild_lab.training.modules.ngrams import estimate, reference_tokens
     from bild_lab.training.reports import dataset_words
 
     pair, folder, dataset = checked(cfg)

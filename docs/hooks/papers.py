@@ -16,11 +16,10 @@ from bild_lab.papers.runs.machine import Machine
 from bild_lab.papers.runs.needs import GPUS, downloads, gpu_hours_of, needs
 from bild_lab.papers.runs.step_runs import TO_DO, plan
 from bild_lab.papers.runs.steps import Step, steps_of
-from docs.hooks import keys
+from docs.hooks import keys, policies
 
 PAGE = keys.ROOT / "docs/papers.md"
 BEGIN = "<!-- bild_lab/papers: python -m docs.hooks.papers writes this table -->"
-END = "<!-- end of the table -->"
 GPU = "a100"
 NODES = (1, 8)  # GPUs of a machine
 SWITCH = "runtime.allow_pickles=true"
@@ -29,15 +28,6 @@ SWITCH = "runtime.allow_pickles=true"
 def table(items: Sequence[str] | None = None) -> str:
     """The rows of these items; None: of all."""
     return "\n".join(_rows(published_names() if items is None else items))
-
-
-def with_table(page: str, rows: str) -> str:
-    """The text of the page with these rows between its two comments."""
-    before, _, rest = page.partition(f"{BEGIN}\n")
-    _, _, after = rest.partition(f"\n{END}")
-    if not after:
-        raise ValueError(f"{PAGE} must have the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{rows}\n\n{END}{after}"
 
 
 def paper_steps(item: str) -> tuple[list[Step], bool]:
@@ -95,7 +85,7 @@ def main() -> None:
         os.chdir(folder)
         rows = table()
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(with_table(page, rows), encoding="utf-8")
+    PAGE.write_text(policies.with_table(page, rows, BEGIN), encoding="utf-8")
     sys.stdout.write(f"{PAGE} has the table of the papers' items\n")
 
 

@@ -43,13 +43,13 @@ def cells(file: Path) -> dict[str, str]:
     return found
 
 
-def with_table(page: str, rows: str) -> str:
-    """The text of the page with these rows between its two comments."""
-    before, _, rest = page.partition(f"{BEGIN}\n")
+def with_table(page: str, rows: str, begin: str = BEGIN) -> str:
+    """The text of a page with these rows between its comments `begin` and `END`."""
+    before, _, rest = page.partition(f"{begin}\n")
     _, _, after = rest.partition(f"\n{END}")
     if not after:
-        raise ValueError(f"{PAGE} must have the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{rows}\n\n{END}{after}"
+        raise ValueError(f"the page must have the lines {begin} and {END}")
+    return f"{before}{begin}\n\n{rows}\n\n{END}{after}"
 
 
 def _rows(folder: Path) -> Iterator[str]:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from bild_lab.papers.published import published_names
-from docs.hooks import papers
+from docs.hooks import papers, policies
 
 
 def rows_of_page() -> dict[str, str]:
     """The rows by their items."""
     table = papers.PAGE.read_text(encoding="utf-8").partition(papers.BEGIN)[2]
-    lines = table.partition(papers.END)[0].splitlines()
+    lines = table.partition(policies.END)[0].splitlines()
     return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
 
 

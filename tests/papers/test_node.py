@@ -34,7 +34,7 @@ from bild_lab.papers.runs.paper_runs import (
     replaced_words,
 )
 from bild_lab.papers.runs.step_runs import TO_DO, plan
-from bild_lab.papers.runs.steps import Step, Work, steps_of
+from bild_lab.papers.runs.steps import Step, StepKind, steps_of
 from tests.papers.test_paper_runs import setting
 from tests.pretended import Node, pretended_node
 
@@ -124,7 +124,7 @@ def require_command(step: Step, placement: Placement) -> None:
         assert (read.module, read.training_script) == (True, "bild_lab")
         assert read.training_script_args == [Path(words[1]).stem, *words[2:]]
     cfg = composed(application_of(words[1]), tuple(words[2:]))
-    if step.work is not Work.ANSWERING:
+    if step.work is not StepKind.ANSWERING:
         rows = cfg.train.batch_size // (cfg.train.accumulate or 1)
         assert rows % placement.processes == 0
     if "runtime" in cfg:

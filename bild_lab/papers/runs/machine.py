@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from bild_lab.errors import UserError, require_choice, require_whole
 from bild_lab.papers.runs.needs import ASSUMED_GPU, GPUS, Needs, needs
 from bild_lab.papers.runs.repositories import obstacle_in
-from bild_lab.papers.runs.steps import Step, Work
+from bild_lab.papers.runs.steps import Step, StepKind
 
 MOST_SPREAD = 64  # GPUs over which a message says that a model can be spread
 
@@ -136,13 +136,13 @@ def placement_of(step: Step, machine: Machine) -> Placement | None:
     model that is too large for one GPU is cut among the processes of a training beside it, and
     spread over as few as hold it where it decodes or answers. Toys take one GPU.
     """
-    if step.work is Work.NONE:
+    if step.work is StepKind.NONE:
         return Placement(gpus=0)
     step_needs = [needs(setting, machine.gpu) for setting in step.settings]
     known = any(need.weights_gb for need in step_needs)
     spread = bool(step_needs) and all(need.setting.spread for need in step_needs)
     fewest = fewest_gpus(step_needs, machine)
-    if step.work is Work.DECODING:
+    if step.work is StepKind.DECODING:
         if fewest == 1:
             return Placement()
         if fewest is not None and spread:
@@ -153,18 +153,18 @@ def placement_of(step: Step, machine: Machine) -> Placement | None:
     shares = max(
         count
         for count in range(1, machine.gpus + 1)
-        if step.work is Work.ANSWERING or step.rows % count == 0
+        if step.work is StepKind.ANSWERING or step.rows % count == 0
     )
     whole = ("runtime.device_map=null",) if spread else ()
     if fewest == 1:
         if shares == 1 or not known:
             return Placement()
-        manner = "questions divided" if step.work is Work.ANSWERING else "data parallel"
+        manner = "questions divided" if step.work is StepKind.ANSWERING else "data parallel"
         return Placement(shares, shares, whole, manner)
-    if step.work is Work.TRAINING_BESIDE_FROZEN and shares > 1:
+    if step.work is StepKind.TRAINING_BESIDE_FROZEN and shares > 1:
         if (fewest is not None and fewest <= shares) or machine.tries:
             return Placement(shares, shares, (*whole, "model.sharded=true"), "sharded")
-    elif step.work is Work.ANSWERING and (fewest is not None or machine.tries):
+    elif step.work is StepKind.ANSWERING and (fewest is not None or machine.tries):
         mapped = () if spread else ("runtime.device_map=auto",)
         return Placement(fewest or machine.gpus, 1, mapped, "spread")
     return Placement() if machine.tries else None
@@ -217,9 +217,9 @@ def _too_large(step: Step, step_needs: Sequence[Needs], machine: Machine) -> str
     """That a step's models do not fit, and what would help."""
     largest = max(need.memory_gb for need in step_needs)
     spread = all(need.setting.spread for need in step_needs)
-    if step.work is Work.TRAINING:
+    if step.work is StepKind.TRAINING:
         remedy = "a training of all weights needs a larger GPU"
-    elif step.work is Work.DECODING and not spread:
+    elif step.work is StepKind.DECODING and not spread:
         remedy = "runtime.device_map=auto spreads a model"
     elif (fewest := fewest_gpus(step_needs, machine, MOST_SPREAD)) is not None:
         remedy = f"{fewest} such GPUs hold it"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from bild_lab.errors import require_choice
 from bild_lab.papers.runs.paper_runs import RunSetting, hub
 from bild_lab.papers.runs.training_needs import (
-    Shape,
+    ModelShape,
     TrainingMemory,
     shape_of,
     training_flops,
@@ -266,7 +266,7 @@ class Size(NamedTuple):
     read: int
     cache: int
     layers: int
-    shape: Shape | None = None
+    shape: ModelShape | None = None
 
 
 @cache
@@ -289,7 +289,7 @@ def size_of(model: str) -> Size:
     )
 
 
-def outline_shape(outline: Any) -> Shape:
+def outline_shape(outline: Any) -> ModelShape:
     """The shape of a model with random weights."""
     return shape_of(configuration_of(outline))
 

@@ -44,7 +44,7 @@ OUTPUTS = Path("outputs")
 _ABSENT = object()
 
 
-class Work(Enum):
+class StepKind(Enum):
     """What a step does with models, which says how it can use GPUs.
 
     NONE: draws, counts or fetches, without a model. DECODING: one process; a large target is spread
@@ -61,15 +61,15 @@ class Work(Enum):
 
 
 WORK = {  # of the scripts that run models
-    "run.py": Work.DECODING,
-    "scripts/screen.py": Work.DECODING,
-    "scripts/match_rates.py": Work.DECODING,
-    "scripts/generate_calibration.py": Work.ANSWERING,
-    "scripts/align.py": Work.TRAINING,
-    "scripts/finetune.py": Work.TRAINING,
-    "scripts/train_bita.py": Work.TRAINING_BESIDE_FROZEN,
-    "scripts/train_lm_heads.py": Work.TRAINING_BESIDE_FROZEN,
-    "scripts/train_module.py": Work.TRAINING_BESIDE_FROZEN,
+    "run.py": StepKind.DECODING,
+    "scripts/screen.py": StepKind.DECODING,
+    "scripts/match_rates.py": StepKind.DECODING,
+    "scripts/generate_calibration.py": StepKind.ANSWERING,
+    "scripts/align.py": StepKind.TRAINING,
+    "scripts/finetune.py": StepKind.TRAINING,
+    "scripts/train_bita.py": StepKind.TRAINING_BESIDE_FROZEN,
+    "scripts/train_lm_heads.py": StepKind.TRAINING_BESIDE_FROZEN,
+    "scripts/train_module.py": StepKind.TRAINING_BESIDE_FROZEN,
 }
 
 
@@ -96,9 +96,9 @@ class Step:
     rows: int = 1
 
     @property
-    def work(self) -> Work:
+    def work(self) -> StepKind:
         words = shlex.split(self.command)
-        return Work.NONE if COUNTING in words else WORK.get(words[1], Work.NONE)
+        return StepKind.NONE if COUNTING in words else WORK.get(words[1], StepKind.NONE)
 
     @property
     def drawn(self) -> tuple[str, ...]:

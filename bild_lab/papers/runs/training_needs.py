@@ -47,7 +47,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The sizes of a model that its training's memory depends on.
 
     queries: of all heads together. cached: keys and values of a token in a layer. shared_heads:
@@ -79,23 +79,23 @@ class TrainingMemory:
     row: int
 
 
-def shape_of(config: Any) -> Shape:
+def shape_of(config: Any) -> ModelShape:
     """The sizes in a configuration of Transformers: T5, mT5, Llama or GPT-2."""
     heads = config.num_attention_heads
     if config.model_type in ("t5", "mt5"):
         inner = heads * config.d_kv
         gated = config.is_gated_act
         sizes = (config.d_model, inner, 2 * inner, heads, False, config.d_ff, gated)
-        return Shape(*sizes, config.num_decoder_layers, config.num_layers, config.vocab_size)
+        return ModelShape(*sizes, config.num_decoder_layers, config.num_layers, config.vocab_size)
     hidden = getattr(config, "intermediate_size", None) or config.n_inner
     groups = getattr(config, "num_key_value_heads", heads)
     head_dim = config.hidden_size // heads
     sizes = (config.hidden_size, config.hidden_size, 2 * groups * head_dim, heads, groups < heads)
-    return Shape(*sizes, hidden, False, config.num_hidden_layers, 0, config.vocab_size)
+    return ModelShape(*sizes, hidden, False, config.num_hidden_layers, 0, config.vocab_size)
 
 
 def training_memory(
-    training: Training, shape: Shape, weights: int, prompt_tokens: int
+    training: Training, shape: ModelShape, weights: int, prompt_tokens: int
 ) -> TrainingMemory | None:
     """What a training of this model takes besides the model's weights.
 
@@ -124,7 +124,7 @@ def training_memory(
 
 
 def training_flops(
-    training: Training, shape: Shape, weights: int, prompt: int, answer: int
+    training: Training, shape: ModelShape, weights: int, prompt: int, answer: int
 ) -> float | None:
     """FLOPs of a row, forward and back: twice each weight that a token meets forward, twice for the
     gradient of its values, and twice for its own where it is trained.
@@ -156,18 +156,18 @@ def training_flops(
     return None
 
 
-def _medusa_weights(module: Mapping[str, Any], shape: Shape) -> int:
+def _medusa_weights(module: Mapping[str, Any], shape: ModelShape) -> int:
     matrices = module["heads"] * module["layers"] * shape.dim * (shape.dim + 1)
     return matrices + (0 if module["shared"] else module["heads"] * shape.vocabulary * shape.dim)
 
 
-def _head_weights(module: Mapping[str, Any], shape: Shape) -> int:
+def _head_weights(module: Mapping[str, Any], shape: ModelShape) -> int:
     rank, both = module["rank"], shape.vocabulary + shape.dim
     whole = shape.vocabulary * shape.dim
     return len(module["layers"]) * (whole if rank is None else rank * both)
 
 
-def _bita(training: Training, shape: Shape, tokens: int) -> TrainingMemory:
+def _bita(training: Training, shape: ModelShape, tokens: int) -> TrainingMemory:
     """Rows of masks, and of a shallow prompt, go forward and back over the keys and values of the
     text, which are cached (training/modules/bita.py).
     """
@@ -196,7 +196,7 @@ def _bita(training: Training, shape: Shape, tokens: int) -> TrainingMemory:
     return TrainingMemory(FULL * trained, STATES[training.optimizer] * FULL * trained, row)
 
 
-def _medusa(training: Training, shape: Shape, tokens: int, answer: int) -> TrainingMemory:
+def _medusa(training: Training, shape: ModelShape, tokens: int, answer: int) -> TrainingMemory:
     """All heads' logits at every context of an answer; the model itself keeps nothing for them
     (training/modules/medusa.py).
     """
@@ -211,7 +211,7 @@ def _medusa(training: Training, shape: Shape, tokens: int, answer: int) -> Train
     return TrainingMemory(FULL * matrices, state, row)
 
 
-def _layer_heads(training: Training, shape: Shape, tokens: int, answer: int) -> TrainingMemory:
+def _layer_heads(training: Training, shape: ModelShape, tokens: int, answer: int) -> TrainingMemory:
     """The states of the layers that have heads, and the logits of some rows at a time
     (training/modules/layer_heads.py).
     """
@@ -231,12 +231,12 @@ def _layer_heads(training: Training, shape: Shape, tokens: int, answer: int) -> 
     return TrainingMemory(FULL * (matrices + frozen), state, row)
 
 
-def _forward_alone(shape: Shape, tokens: int) -> int:
+def _forward_alone(shape: ModelShape, tokens: int) -> int:
     """The most of a forward that keeps nothing for a backward pass: a feed-forward block."""
     return tokens * HALF * (3 * shape.hidden + 2 * shape.dim)
 
 
-def _encoder_decoder_row(training: Training, shape: Shape, source: int, answer: int) -> int:
+def _encoder_decoder_row(training: Training, shape: ModelShape, source: int, answer: int) -> int:
     """T5 and mT5."""
     encoder = shape.encoder * (
         _t5_attention(shape, source, source) + _t5_feed_forward(shape, source)
@@ -252,7 +252,7 @@ def _encoder_decoder_row(training: Training, shape: Shape, source: int, answer: 
     return encoder + decoder + biases + logits
 
 
-def _t5_attention(shape: Shape, rows: int, columns: int, crossed: bool = False) -> int:
+def _t5_attention(shape: ModelShape, rows: int, columns: int, crossed: bool = False) -> int:
     """Saved by one block: its norm, casts, queries, keys, values, output, bias and dropout."""
     norm = 2 * FULL * shape.dim
     read = HALF * shape.dim * (1 if crossed else 3)
@@ -262,7 +262,7 @@ def _t5_attention(shape: Shape, rows: int, columns: int, crossed: bool = False) 
     return rows * (norm + read + projected + other) + keys
 
 
-def _t5_feed_forward(shape: Shape, rows: int) -> int:
+def _t5_feed_forward(shape: ModelShape, rows: int) -> int:
     """Saved by one block: its norm, casts, hidden values and dropout."""
     norm = 2 * FULL * shape.dim
     if shape.gated:
@@ -272,7 +272,7 @@ def _t5_feed_forward(shape: Shape, rows: int) -> int:
     return rows * (norm + read + hidden + shape.dim)
 
 
-def _decoder_row(shape: Shape, tokens: int) -> int:
+def _decoder_row(shape: ModelShape, tokens: int) -> int:
     """GPT-2 without dropout."""
     layer = 11 * HALF * shape.dim + FULL * shape.heads + 2 * HALF * shape.hidden
     logits = shape.vocabulary * LOGITS * FULL

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.training.ngrams import estimate
+from bild_lab.training.modules.ngrams import estimate
 from tests.tiny import END, PAD, VOCABULARY
 
 

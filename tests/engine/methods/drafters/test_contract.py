@@ -22,7 +22,7 @@ from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.protocols import Drafter, Prepares
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Scores
-from bild_lab.training.ngrams import estimate
+from bild_lab.training.modules.ngrams import estimate
 from tests.stubs import SESSION, StubModel
 
 VOCABULARY = 6

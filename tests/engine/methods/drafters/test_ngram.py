@@ -28,7 +28,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.training.ngrams import estimate
+from bild_lab.training.modules.ngrams import estimate
 from tests.engine.methods.drafters.tables import ngram_table
 from tests.stubs import SESSION, StubModel
 

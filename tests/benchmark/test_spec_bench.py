@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bild_lab.benchmark.spec_bench import questions_per_s, spec_bench_row, speedup_of_means
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
-from bild_lab.report.spec_bench import questions_per_s, spec_bench_row, speedup_of_means
 
 
 def example(

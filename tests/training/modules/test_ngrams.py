@@ -17,7 +17,7 @@ import run
 from bild_lab.engine.methods.lookup.ngram import read_table
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.lab.data.prompts import Example
-from bild_lab.training.ngrams import reference_tokens
+from bild_lab.training.modules.ngrams import reference_tokens
 from scripts import train_module
 from tests.training.printed import printed_point
 
