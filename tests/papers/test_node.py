@@ -17,6 +17,7 @@ import torch
 from accelerate import infer_auto_device_map
 from accelerate.commands.launch import launch_command_parser
 from accelerate.utils import get_balanced_memory
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -34,7 +35,8 @@ from bild_lab.papers.runs.paper_runs import (
     replaced_words,
 )
 from bild_lab.papers.runs.step_runs import TO_DO, plan
-from bild_lab.papers.runs.steps import Step, StepKind, steps_of
+from bild_lab.papers.runs.steps import Step, StepKind
+from docs.hooks.papers import paper_steps
 from tests.papers.test_paper_runs import setting
 from tests.pretended import Node, pretended_node
 
@@ -103,7 +105,7 @@ def models_of(step: Step, placement: Placement) -> list[Tensor]:
             held += (sharded if placement.manner == "sharded" else whole)(asked, placement)
         for name in filter(outline, asked.drafts):
             held += whole(replace(asked, target=name), Placement())
-        gigabytes = needs(asked, "a100").cache_gb
+        gigabytes = (needs(asked, "a100").row_gb or 0.0) / max(1, placement.gpus)
         held.append(torch.empty(int(gigabytes * 1e9), dtype=torch.uint8, device="cuda:0"))
     return held
 
@@ -128,7 +130,9 @@ def require_command(step: Step, placement: Placement) -> None:
         rows = cfg.train.batch_size // (cfg.train.accumulate or 1)
         assert rows % placement.processes == 0
     if "runtime" in cfg:
-        assert (cfg.runtime.device_map is None) == (placement.manner != "spread")
+        assert (OmegaConf.select(cfg, "runtime.device_map") is None) == (
+            placement.manner != "spread"
+        )
     if "model" in cfg and "sharded" in cfg.model:
         assert cfg.model.sharded == (placement.manner == "sharded")
 
@@ -138,7 +142,7 @@ def require_command(step: Step, placement: Placement) -> None:
 def test_every_step_of_an_item_has_gpus_that_hold_its_models(item: str, node: Node) -> None:
     machine = machine_of(None, tries=False)
     assert (machine.gpu, machine.gpus, machine.devices[7]) == ("a100", 8, "7")
-    steps = steps_of(item)
+    steps = paper_steps(item)[0]
     held: dict[Any, bool] = {}
     for step, status in plan(steps, machine):
         if status.startswith(UNMADE):
