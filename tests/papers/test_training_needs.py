@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import transformers.masking_utils
 from accelerate.utils import convert_outputs_to_fp32
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from bild_lab.papers.runs.needs import GPUS, TRAINING_SHARE, configuration_of, size_of
@@ -18,6 +20,8 @@ from bild_lab.papers.runs.paper_runs import hub
 from bild_lab.papers.runs.training_needs import (
     BITA,
     FINE_TUNING,
+    HEAD_ROWS,
+    LAYER_HEADS,
     MEDUSA,
     Training,
     shape_of,
@@ -26,8 +30,9 @@ from bild_lab.papers.runs.training_needs import (
 )
 from bild_lab.training.losses import LayerLoss, layer_weights
 from bild_lab.training.memory import Allocations
-from bild_lab.training.modules import medusa
+from bild_lab.training.modules import layer_heads, medusa
 from bild_lab.training.modules.bita import BitaSpec
+from bild_lab.training.modules.layer_heads import LayerHeadsSpec
 from bild_lab.training.modules.medusa import MedusaSpec
 from bild_lab.training.modules.predictors import PredictionLoss
 from bild_lab.training.modules.states import ModuleSpec
@@ -41,6 +46,7 @@ GPT = {
     "attn_pdrop": 0.0, "vocab_size": 8000, "bos_token_id": 1, "eos_token_id": 1,
 }  # fmt: skip
 DEEP = {"prompt": "deep", "prompt_tokens": 16, "mask_tokens": 3, "splits": 64}
+WHOLE_HEADS = {"layers": [2, 4, 6], "rank": None}
 HEADS = {"heads": 3, "layers": 1, "shared": False, "contexts": None}
 
 
@@ -92,7 +98,16 @@ class AsOnGpu(TorchFunctionMode):
             return FusedAttention.apply(query, key, value, mask)
         if function in HALVED:
             args = [self._half(value) for value in args]
+        if function is torch.Tensor.__getitem__ and _is_mask(args[1]):  # of places that are real
+            return args[0].flatten(0, 1).clone()
+        if function is torch.Tensor.__setitem__ and _is_mask(args[1]):
+            args[0].flatten(0, 1).copy_(args[2])
+            return None
         return function(*args, **kwargs)
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype == torch.bool
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +119,9 @@ def without_values(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(transformers.masking_utils, "fast_all", lambda mask: False)
     monkeypatch.setattr(medusa, "own_matrices", ends)
+    monkeypatch.setattr(layer_heads, "own_matrices", ends)
+    again = partial(checkpoint, context_fn=lambda: (nullcontext(), AsOnGpu()))
+    monkeypatch.setattr(layer_heads, "checkpoint", again)
 
 
 @contextmanager
@@ -137,14 +155,17 @@ def beside_frozen(spec: ModuleSpec, config: Any, tokens: int, contexts: int) -> 
         base = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         module = spec.build(base.requires_grad_(False), {}, 0).train()
     count = len(spec.predictors.names)
+    loss = PredictionLoss(spec.predictors.weights)
 
     def run(rows: int) -> torch.Tensor:
         labels = torch.ones(rows, contexts, count, dtype=torch.long)
+        read = {"target_tokens": labels} if module.reads_labels else {}
         predicted = convert_outputs_to_fp32(module.forward)(
             input_ids=torch.ones(rows, tokens, dtype=torch.long),
             contexts=torch.ones(rows, contexts, dtype=torch.long),
+            **read,
         )
-        return PredictionLoss(spec.predictors.weights)(predicted, labels)
+        return loss(predicted, labels)
 
     return run, list(module.parameters())
 
@@ -181,7 +202,14 @@ FROZEN = {
     "bita shallow": (BITA, {**DEEP, "prompt": "shallow"}, "llama_7b", 8, 1024, 1024),
     "bita shared heads": (BITA, {**DEEP, "mask_tokens": 4}, "llama_70b", 4, 2048, 2048),
     "medusa": (MEDUSA, HEADS, "llama_7b", 2, 1024, 512),
+    "layer heads": (LAYER_HEADS, WHOLE_HEADS, "llama_7b", 8, 1024, 512),
+    "layer heads of a rank": (LAYER_HEADS, {**WHOLE_HEADS, "rank": 64}, "llama_7b", 8, 1024, 1024),
 }  # fmt: skip
+SPECS = {
+    BITA: partial(BitaSpec, consecutive=True),
+    MEDUSA: MedusaSpec,
+    LAYER_HEADS: partial(LayerHeadsSpec, labels="data"),
+}
 
 
 @pytest.mark.fast("bita")
@@ -190,12 +218,31 @@ def test_a_row_beside_a_frozen_model_takes_what_is_counted(name: str) -> None:
     """Within a tenth. Fault: the cache, or the logits' gradients, are left out."""
     kind, module, model, layers, tokens, answer = FROZEN[name]
     config = outline(model, layers)
-    spec = BitaSpec(**module, consecutive=True) if kind == BITA else MedusaSpec(**module)
+    spec = SPECS[kind](**module)
     contexts = module["splits"] if kind == BITA else answer
     counted = row_bytes(*beside_frozen(spec, config, tokens, contexts))
     learned = training(kind, answer, tokens, module=module)
     closed = training_memory(learned, shape_of(config), 0, tokens)
     assert closed.row == pytest.approx(counted, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [None, 64])
+def test_layer_heads_take_what_is_counted_whatever_the_rows(rank: int | None) -> None:
+    """Gradients and the logits of some rows, within a tenth; the optimizer takes no part in a pass.
+    Fault: gradients are counted twice, or a head's copy in half precision is left out.
+    """
+    module = {**WHOLE_HEADS, "rank": rank}
+    config, tokens, answer = outline("llama_7b", 8), 64, 64
+    run, parameters = beside_frozen(SPECS[LAYER_HEADS](**module), config, tokens, answer)
+    rows = HEAD_ROWS // answer
+    with counting() as allocations:
+        torch.autograd.backward(run(rows))
+    learned = training(LAYER_HEADS, answer, tokens, module=module)
+    closed = training_memory(learned, shape_of(config), 0, tokens)
+    moments = 2 * 4 * sum(parameter.numel() for parameter in parameters)
+    assert HEAD_ROWS == layer_heads.ROWS
+    assert closed.state - moments == pytest.approx(sum(allocations.peak.values()), rel=0.1)
 
 
 TUNED = {

@@ -219,15 +219,18 @@ def _layer_heads(training: Training, shape: ModelShape, tokens: int, answer: int
     matrices = _head_weights(training.module, shape)
     frozen = 0 if rank is None else shape.vocabulary * shape.dim
     contexts = min(answer, tokens)
-    states = (shape.layers + 2) * tokens * HALF * shape.dim
+    states = shape.layers * tokens * HALF * shape.dim  # what each layer reads
     learned = count * contexts * HALF * shape.dim
     row = max(
         states + _forward_alone(shape, tokens),
         (count + 1) * tokens * HALF * shape.dim + 2 * learned,
     )
     logits = HEAD_ROWS * shape.vocabulary * (LOGITS * FULL + HALF)
-    # each gradient of a head is written among zeros for all, before it is added
-    state = (STATES[training.optimizer] + 1) * FULL * matrices + logits
+    head = HALF * shape.vocabulary * shape.dim  # as autocast reads it
+    gradients = FULL * matrices
+    # a head's gradients lie among zeros for all: with the sum so far and the next there are three
+    passing = max(3 * gradients, 2 * gradients + head + logits)
+    state = (STATES[training.optimizer] - 1) * gradients + passing
     return TrainingMemory(FULL * (matrices + frozen), state, row)
 
 
