@@ -241,8 +241,8 @@ def main() -> None:
         return
     options = parse(sys.argv[1:])
     status_line.enter("reading the experiments")
-    from bild_lab.papers.runs.machine import machine_of, placement_of
-    from bild_lab.papers.runs.needs import describe_needs, downloads, gpu_hours_of, needs
+    from bild_lab.papers.runs.machine import machine_of, needs_of, placement_of
+    from bild_lab.papers.runs.needs import describe_needs, downloads, gpu_hours_of
     from bild_lab.papers.runs.paper_runs import unverified
     from bild_lab.papers.runs.step_processes import command_line
     from bild_lab.papers.runs.step_runs import plan, run_steps, submit_steps
@@ -273,7 +273,7 @@ def main() -> None:
         return
     needed, known_hours, unknown = [], 0.0, []
     for place, (step, status) in enumerate(plan(steps, machine), 1):
-        step_needs = [needs(setting, machine.gpu) for setting in step.settings]
+        step_needs = needs_of(step, machine)
         needed += step_needs
         hours = gpu_hours_of(step_needs)
         known_hours += hours or 0.0
@@ -284,7 +284,9 @@ def main() -> None:
         placement = placement_of(step, machine)
         command = step.command if placement is None else command_line(step, placement)
         takes = "" if placement is None else str(placement)
-        parts = [command, reads, writes, takes, describe_needs(step_needs, machine.gpu)]
+        spread_over = 1 if placement is None else placement.spread_over
+        described = describe_needs(step_needs, machine.gpu, spread_over)
+        parts = [command, reads, writes, takes, described]
         output.print(escape(f"{place} {status}: {'; '.join(filter(None, parts))}"))
     if machine.warning:
         output.print(escape(machine.warning))

@@ -178,6 +178,19 @@ def test_time_grows_with_points_texts_and_a_slower_memory() -> None:
         needs(setting(), "abacus")
 
 
+def test_hours_are_of_the_gpus_that_are_there() -> None:
+    """One GPU holds one row of the answers of this model, two hold 22. Fault: the hours of eight
+    GPUs on a machine with one.
+    """
+    asked = setting(
+        target="lmsys/vicuna-33b-v1.3", drafts=(), dtype="float16", spread=True, points=0, at_once=32,
+        max_new_tokens=1600,
+    )  # fmt: skip
+    alone, node = needs(asked, "a100", 1), needs(asked, "a100", 8)
+    assert (alone.gpus, node.gpus) == (1, 2)
+    assert alone.gpu_hours > 5 * node.gpu_hours
+
+
 def test_a_model_that_is_trained_from_nothing_is_known_by_what_it_becomes() -> None:
     words = ("python", "scripts/finetune.py", "name=gpt_lm1b", "model=gpt_lm1b", "dataset=lm1b")
     (trained,) = settings_of(words)

@@ -365,6 +365,10 @@ LLAMA = "meta-llama/Llama-2-{}b-chat-hf"
 EIGHT = replace(NODE, gpus=8)
 
 
+# one GPU holds one row of it, two hold 22 (listed by bita/tab1)
+ROWS_OF_33B = {
+    "target": "lmsys/vicuna-33b-v1.3", "spread": True, "points": 0, "at_once": 32, "max_new_tokens": 1600,
+}  # fmt: skip
 WHOLE, SHARDED = "runtime.device_map=null", "model.sharded=true"
 
 
@@ -384,6 +388,8 @@ WHOLE, SHARDED = "runtime.device_map=null", "model.sharded=true"
         ("generate_calibration", {"size": 7}, EIGHT, "8 GPUs, questions divided", 8, ()),
         ("generate_calibration", {"size": 70, "spread": True}, EIGHT, "2 GPUs, spread", 1, ()),
         ("generate_calibration", {"size": 70}, EIGHT, "2 GPUs, spread", 1, ("runtime.device_map=auto",)),
+        ("generate_calibration", ROWS_OF_33B, EIGHT, "2 GPUs, spread", 1, ()),
+        ("generate_calibration", ROWS_OF_33B, HERE, "1 GPU", 1, ()),
         ("run", {"size": 70, "spread": True}, EIGHT, "2 GPUs, spread", 1, ()),
         ("run", {"size": 70, "drafts": (LLAMA.format(7),), "spread": True}, EIGHT, "3 GPUs, spread", 1, ()),
         ("run", {"size": 70}, EIGHT, None, 0, ()),

@@ -13,6 +13,7 @@ from bild_lab.papers.runs.needs import ASSUMED_GPU, GPUS, Needs, needs
 from bild_lab.papers.runs.repositories import obstacle_in
 from bild_lab.papers.runs.steps import Step, StepKind
 
+SPREAD, SHARDED = "spread", "sharded"  # manners in which several GPUs hold one copy of a target
 MOST_SPREAD = 64  # GPUs over which a message says that a model can be spread
 
 
@@ -48,6 +49,11 @@ class Placement:
     processes: int = 1
     overrides: tuple[str, ...] = ()
     manner: str = ""
+
+    @property
+    def spread_over(self) -> int:
+        """The GPUs that hold the target together."""
+        return self.gpus if self.manner in (SPREAD, SHARDED) else 1
 
     def __str__(self) -> str:
         if self.gpus == 0:
@@ -129,16 +135,21 @@ def known_gpu(name: str) -> str | None:
     return next((gpu for gpu in GPUS if gpu in words), None)
 
 
+def needs_of(step: Step, machine: Machine) -> list[Needs]:
+    """What each setting of a step needs on this machine."""
+    return [needs(setting, machine.gpu, machine.gpus) for setting in step.settings]
+
+
 def placement_of(step: Step, machine: Machine) -> Placement | None:
     """What a step takes of this machine; None where its models do not fit.
 
     A training and a calibration take every GPU, a training as many as divide its rows evenly. A
     model that is too large for one GPU is cut among the processes of a training beside it, and
-    spread over as few as hold it where it decodes or answers. Toys take one GPU.
+    spread over some where it decodes or answers. Toys take one GPU.
     """
     if step.work is StepKind.NONE:
         return Placement(gpus=0)
-    step_needs = [needs(setting, machine.gpu) for setting in step.settings]
+    step_needs = needs_of(step, machine)
     known = any(need.weights_gb for need in step_needs)
     spread = bool(step_needs) and all(need.setting.spread for need in step_needs)
     fewest = fewest_gpus(step_needs, machine)
@@ -146,16 +157,22 @@ def placement_of(step: Step, machine: Machine) -> Placement | None:
         if fewest == 1:
             return Placement()
         if fewest is not None and spread:
-            return Placement(fewest, manner="spread")
+            return Placement(_spread_gpus(step_needs, machine, fewest), manner=SPREAD)
         if machine.tries:
-            return Placement(machine.gpus, manner="spread") if spread else Placement()
+            return Placement(machine.gpus, manner=SPREAD) if spread else Placement()
         return None
     shares = max(
         count
         for count in range(1, machine.gpus + 1)
         if step.work is StepKind.ANSWERING or step.rows % count == 0
     )
-    whole = ("runtime.device_map=null",) if spread else ()
+    whole, mapped = (), ("runtime.device_map=auto",)
+    if spread:
+        whole, mapped = ("runtime.device_map=null",), ()
+    if step.work is StepKind.ANSWERING and fewest is not None:
+        count = _spread_gpus(step_needs, machine, fewest)
+        if count > 1:  # it must, or takes fewer GPU-hours, as more rows fit together
+            return Placement(count, 1, mapped, SPREAD)
     if fewest == 1:
         if shares == 1 or not known:
             return Placement()
@@ -163,11 +180,20 @@ def placement_of(step: Step, machine: Machine) -> Placement | None:
         return Placement(shares, shares, whole, manner)
     if step.work is StepKind.TRAINING_BESIDE_FROZEN and shares > 1:
         if (fewest is not None and fewest <= shares) or machine.tries:
-            return Placement(shares, shares, (*whole, "model.sharded=true"), "sharded")
-    elif step.work is StepKind.ANSWERING and (fewest is not None or machine.tries):
-        mapped = () if spread else ("runtime.device_map=auto",)
-        return Placement(fewest or machine.gpus, 1, mapped, "spread")
+            return Placement(shares, shares, (*whole, "model.sharded=true"), SHARDED)
+    elif step.work is StepKind.ANSWERING and machine.tries:
+        return Placement(machine.gpus, 1, mapped, SPREAD)
     return Placement() if machine.tries else None
+
+
+def _spread_gpus(step_needs: Sequence[Needs], machine: Machine, fewest: int) -> int:
+    """Over how many GPUs a step's target is spread: as its hours are estimated, if the machine has
+    so many, as more GPUs may hold more rows at once.
+    """
+    if machine.room_gb is None:  # processes of a CPU
+        return fewest
+    estimated = max((need.gpus for need in step_needs), default=1)
+    return estimated if fewest <= estimated <= machine.gpus else fewest
 
 
 def fewest_gpus(
@@ -205,7 +231,7 @@ def blocked_by(step: Step, machine: Machine) -> str | None:
     obstacle = obstacle_in(step.repositories, machine.gated, machine.tries)
     if obstacle is not None:
         return obstacle
-    step_needs = [needs(setting, machine.gpu) for setting in step.settings]
+    step_needs = needs_of(step, machine)
     if machine.tries or not any(need.weights_gb for need in step_needs):
         return None
     if machine.room_gb is None:

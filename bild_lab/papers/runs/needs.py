@@ -68,6 +68,7 @@ class Needs:
     leaves for the backward pass; None where it is not known. rows: at once, at most; fewer where
     the GPU of `room_gb` holds fewer. examples, hours: None where they are not known. gpus: those
     that the hours are of; of a model that may be spread, as many as take the fewest GPU-hours.
+    node_gpus: of the machine, among which these are chosen.
     """
 
     setting: RunSetting
@@ -81,6 +82,7 @@ class Needs:
     hours: float | None
     gpus: int = 1
     drafts_gb: float = 0.0
+    node_gpus: int = MOST_GPUS
 
     @property
     def memory_gb(self) -> float:
@@ -120,13 +122,17 @@ class Needs:
 
     def timed(self, hours_on: Callable[[int], float]) -> Needs:
         """With its hours. hours_on: of a number of GPUs."""
-        counts = (self.fitting if self.setting.spread else []) or [1]
+        fitting = self.fitting if self.setting.spread else []
+        here = [count for count in fitting if count <= self.node_gpus]
+        counts = here or fitting[:1] or [1]
         gpus = min(counts, key=lambda count: count * hours_on(count))
         return replace(self, gpus=gpus, hours=hours_on(gpus))
 
 
-def needs(setting: RunSetting, gpu: str) -> Needs:
-    """What the setting takes, on this GPU. Raises UserError for an unknown one."""
+def needs(setting: RunSetting, gpu: str, node_gpus: int = MOST_GPUS) -> Needs:
+    """What the setting takes, on a machine with so many of this GPU. Raises UserError for an
+    unknown one.
+    """
     require_choice("gpu", gpu, GPUS)
     sizes = {
         name: size_of(name) for name in (setting.target, *setting.drafts) if name in hub()["models"]
@@ -165,6 +171,7 @@ def needs(setting: RunSetting, gpu: str) -> Needs:
         * sum(
             sizes[name].weights for name in (set(setting.drafts) & set(sizes)) - {setting.target}
         ),
+        node_gpus=node_gpus,
     )
     if target is None:
         return needed
@@ -302,35 +309,42 @@ def configuration_of(outline: Any) -> Any:
     return AutoConfig.for_model(values.pop("model_type"), **values)
 
 
-def describe_needs(run_needs: Sequence[Needs], gpu: str) -> str:
-    """What a command needs, in a few words; empty if nothing is known."""
+def describe_needs(run_needs: Sequence[Needs], gpu: str, spread_over: int = 1) -> str:
+    """What a command needs, in a few words; empty if nothing is known.
+
+    spread_over: the GPUs that hold its target together.
+    """
     if not run_needs:
         return ""
     largest = max(run_needs, key=lambda need: need.memory_gb)
     gigabytes = downloads(run_needs)
     parts = [f"{sum(gigabytes.values()):.1f} GB to download"] if gigabytes else []
     if largest.weights_gb:
-        parts.append(_memory_words(largest, gpu))
+        parts.append(_memory_words(largest, gpu, spread_over))
         hours = gpu_hours_of(run_needs)
         parts.append("time unknown" if hours is None else f"about {hours:.1f} GPU-hours")
     return ", ".join(parts)
 
 
-def _memory_words(need: Needs, gpu: str) -> str:
-    """The memory of a setting on one GPU, how many rows it has at once, and whether it fits."""
-    if need.memory_gb <= need.room_gb:
+def _memory_words(need: Needs, gpu: str, spread_over: int) -> str:
+    """The memory of a setting on each of its GPUs, how many rows it has at once, and whether it
+    fits.
+    """
+    memory_gb = need.memory_on(spread_over)
+    memory = f"{memory_gb:.1f} GB of memory"
+    if spread_over > 1:
+        memory += f" on each of {spread_over} GPUs"
+    if memory_gb <= need.room_gb:
         fits = f"fits in {GPUS[gpu][0]} GB"
     else:
-        fits = "does not fit"
+        fits = f"does not fit in {GPUS[gpu][0]} GB"
         if need.fitting:
-            fits += f": runtime.device_map=auto over {need.fitting[0]} GPUs"
+            fits += f", {need.fitting[0]} GPUs hold it"
     if need.row_gb is None:
-        fits += ", without the rows of a step, which are not known"
-    elif need.rows > 1:
-        fits += f", {need.rows_on(need.gpus)} of {need.rows} rows at once"
-        fits += f" on {need.gpus} GPUs" if need.gpus > 1 else ""
-    least = "at least " if need.row_gb is None else ""
-    return f"{least}{need.memory_gb:.1f} GB of memory ({fits})"
+        return f"at least {memory} ({fits}, without the rows of a step, which are not known)"
+    if need.rows > 1:
+        fits += f", {need.rows_on(spread_over)} of {need.rows} rows at once"
+    return f"{memory} ({fits})"
 
 
 def hours_of(run_needs: Sequence[Needs]) -> float | None:

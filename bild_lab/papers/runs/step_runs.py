@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.entrypoint import Stopped
-from bild_lab.papers.runs.machine import Machine, Placement, blocked_by, placement_of
-from bild_lab.papers.runs.needs import hours_of, needs
+from bild_lab.papers.runs.machine import Machine, Placement, blocked_by, needs_of, placement_of
+from bild_lab.papers.runs.needs import hours_of
 from bild_lab.papers.runs.step_processes import (
     STAMPS,
     command_line,
@@ -253,9 +253,7 @@ class _RemainingTime:
         self, steps: Sequence[Step], machine: Machine, placements: Sequence[Placement]
     ) -> None:
         self._steps, self._gpus = steps, machine.gpus
-        hours = [
-            hours_of([needs(setting, machine.gpu) for setting in step.settings]) for step in steps
-        ]
+        hours = [hours_of(needs_of(step, machine)) for step in steps]
         # of a spread model one GPU computes at a time, and all are held
         held = [max(1, placement.gpus // placement.processes) for placement in placements]
         self._hours = [
