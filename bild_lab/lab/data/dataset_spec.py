@@ -84,7 +84,8 @@ class DatasetSpec:
     # train, validation, test, or another split of the dataset; null: of a file that its name says,
     # else test
     split: str | None = "test"
-    limit: int | None = None  # the first rows only, at least 1; null: all
+    skip: int = 0  # rows before the first, such as those that thresholds were chosen on
+    limit: int | None = None  # so many rows only, at least 1; null: all
     # the text to decode from; of a list the turns of a conversation, of messages {"role",
     # "content"} or {"from", "value"} the questions. Columns: a name, a.b for a field inside one, or
     # a list of which the first one that a row has is taken
@@ -144,6 +145,7 @@ class DatasetSpec:
                 require_whole(
                     f"dataset.{key}", getattr(self, key), 1, remedy="use null for no limit"
                 )
+        require_whole("dataset.skip", self.skip, 0)
         require_whole("dataset.shots", self.shots, 0)
         chat = (
             (self.chat_template,)

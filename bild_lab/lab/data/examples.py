@@ -38,19 +38,22 @@ NAME = r"[A-Za-z_][\w.]*"  # a column in a template's braces
 
 
 def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example, ...]:
-    """The examples of the split's first `spec.limit` rows, in the dataset's order; never empty.
+    """The examples of `spec.limit` rows of the split after `spec.skip`, in the dataset's order;
+    never empty.
 
     unanswered: allow later turns without their history, which the caller adds. Raises UserError for
     a missing path, split or column, malformed files, an unreachable hub, rows without a source,
     and, unless `unanswered` is set, for later turns without `spec.history`.
     """
     shots = _shots(spec)
-    examples = tuple(
-        _examples(spec, islice(_rows(spec), spec.limit), "".join(text for _, text in shots))
-    )
+    stop = None if spec.limit is None else spec.skip + spec.limit
+    rows = islice(enumerate(_rows(spec)), spec.skip, stop)
+    examples = tuple(_examples(spec, rows, "".join(text for _, text in shots)))
     if not examples:
+        after = f" after {spec.skip} rows" if spec.skip else ""
+        remedy = "check dataset.split" if not spec.skip else "check dataset.skip"
         raise UserError(
-            f"dataset {spec.name!r} has no examples in split {spec.split!r}; check dataset.split"
+            f"dataset {spec.name!r} has no examples in split {spec.split!r}{after}; {remedy}"
         )
     ids = [example.id for example in examples]
     if len(set(ids)) < len(ids):
@@ -121,15 +124,17 @@ def _rows(spec: DatasetSpec) -> Iterator[tuple[str, Row]]:
     )
 
 
-def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) -> Iterator[Example]:
+def _examples(
+    spec: DatasetSpec, rows: Iterable[tuple[int, tuple[str, Row]]], shots: str
+) -> Iterator[Example]:
     """The examples of these rows; rows without a source or an answered question are left out.
 
-    shots: the text that every prompt begins with.
+    rows: each with its number in the split. shots: the text that every prompt begins with.
     """
     split = canonical_split(spec.split)
     unanswered = instructed = 0
     without_source: list[str] = []
-    for index, (where, row) in enumerate(rows):
+    for index, (where, row) in rows:
         answers: list[str] = []
         if (messages := messages_of(spec, where, row)) is not None:
             turns, answers = questions_and_answers(spec, messages)
@@ -213,7 +218,7 @@ def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
     if not spec.shots:
         return []
     solved_examples = []
-    shot_spec = replace(spec, split=spec.shot_split, limit=spec.shots, shots=0)
+    shot_spec = replace(spec, split=spec.shot_split, skip=0, limit=spec.shots, shots=0)
     rows_with_source = (
         (where, row) for where, row in _rows(shot_spec) if not _lacks_source(spec, row)
     )

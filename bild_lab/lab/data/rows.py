@@ -69,7 +69,7 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
     if re.search(r"[\[+%:]", split):
         raise UserError(
             f"dataset.split={split!r} is a slice or a sum, which local files do not have; name one"
-            " split, and take its first rows by dataset.limit"
+            " split, and take some of its rows by dataset.skip and dataset.limit"
         )
     if not path.exists():
         raise UserError(

@@ -143,12 +143,10 @@ def needs(setting: RunSetting, gpu: str, node_gpus: int = MOST_GPUS) -> Needs:
     card = hub()["datasets"].get(data["hub_id"], {}) if data.get("path") is None else {}
     if card:
         download[data["hub_id"]] = card["mb"] / 1e3
-    counts = [
-        count
-        for count in (data["limit"], card.get("splits", {}).get(data.get("split")))
-        if count is not None
-    ]
-    examples = min(counts, default=None)
+    rows = card.get("splits", {}).get(data.get("split"))
+    if rows is not None:
+        rows = max(0, rows - data.get("skip", 0))
+    examples = min((count for count in (data["limit"], rows) if count is not None), default=None)
     prompt = data["max_source_tokens"] or PROMPT
     gigabytes = BYTES[setting.dtype] / 1e9
     weights = sum(size.weights for size in sizes.values())

@@ -155,6 +155,19 @@ def test_ids_and_categories_come_from_the_data_where_it_has_them(rows_file) -> N
     ]
 
 
+def test_skipped_rows_leave_the_others_with_their_ids(rows_file) -> None:
+    """Rows that chose thresholds are held out. Fault: ids are counted anew, so that two halves of a
+    split look like the same examples.
+    """
+    rows = [{"de": name, "en": name} for name in "abcde"]
+    path = rows_file(*rows)
+    every, held_out = (load_examples(spec(path=path, skip=skip, limit=3)) for skip in (0, 3))
+    assert [example.source for example in (*every, *held_out)] == list("abcde")
+    assert len({example.id for example in (*every, *held_out)}) == 5
+    with pytest.raises(UserError, match=r"after 9 rows; check dataset\.skip"):
+        load_examples(spec(path=path, skip=9))
+
+
 def test_the_limit_takes_the_first_examples_and_reads_no_further(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"de": "a", "en": "b"}\n{"de": "c", "en": "d"}\nnot json\n')
@@ -302,6 +315,7 @@ def test_rows_that_give_no_example_are_refused_by_place_and_key(rows_file, case:
     ("fields", "key", "value"),
     [
         *(({"limit": value}, "limit", str(value)) for value in (0, True, 1.5)),
+        *(({"skip": value}, "skip", str(value)) for value in (-1, True, None)),
         ({"turns": 0}, "turns", "0"),
         ({"max_source_tokens": -1}, "max_source_tokens", "-1"),
         ({"prompt_template": "summarize:"}, "prompt_template", "'summarize:'"),

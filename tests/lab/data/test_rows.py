@@ -287,5 +287,7 @@ def test_parquet_keeps_the_names_of_classes_and_refuses_two_columns_of_one_name(
 
 @pytest.mark.parametrize("split", ["train[:100]", "train+test", "train[:10%]"])
 def test_a_slice_of_a_local_file_is_refused_and_not_the_whole(folder, split: str) -> None:
-    with pytest.raises(UserError, match=r"is a slice or a sum, .*by dataset\.limit"):
+    with pytest.raises(
+        UserError, match=r"is a slice or a sum, .*by dataset\.skip and dataset\.limit"
+    ):
         found(folder("questions.jsonl"), split)
