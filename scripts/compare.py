@@ -1,7 +1,8 @@
 """Compare two sweeps: python scripts/compare.py outputs/before outputs/after
 
 Points are matched by policy and knobs, examples by their ids, and intervals are paired. For each point the verdict says
-whether B is faster or slower, better or worse than A, or neither. latex=true prints a table for a paper too.
+whether B is faster or slower, better or worse than A, or neither; with margin=5 also whether B is
+no worse than A by five points. latex=true prints a table for a paper too.
 format=spec_bench prints Spec-Bench's own table of one sweep: python scripts/compare.py outputs/NAME format=spec_bench
 """
 
@@ -13,7 +14,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.markup import escape
 
-from bild_lab.errors import UserError, require_choice, require_flag
+from bild_lab.errors import UserError, require_choice, require_finite, require_flag
 from bild_lab.lab.config.command_line import words_as_list
 from bild_lab.lab.config.compose import hydra_main
 from bild_lab.lab.config.console import output, status_line
@@ -48,6 +49,9 @@ def compare(cfg: DictConfig) -> None:
             " outputs/after"
         )
     require_flag("latex", cfg.latex)
+    if cfg.margin is not None:
+        remedy = "5 means five points of quality, null: no test"
+        require_finite("margin", cfg.margin, 0, above=True, remedy=remedy)
     # imported late: drawing and scoring libraries take seconds, and bad input should not wait for
     # them
     from bild_lab.lab.point.identity import sweep_folder
@@ -78,7 +82,7 @@ def compare(cfg: DictConfig) -> None:
         shared = texts[data_key]
         why = why or shared.why
         examples = (read_examples(side.folder) for side in (pair.a, pair.b))
-        compared.append(compare_point(pair, *examples, shared.references, shared.keys))
+        compared.append(compare_point(pair, *examples, shared.references, shared.keys, cfg.margin))
     if all(comparison.quality.difference is not None for comparison in compared):
         why = ""
     remarks = notes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bild_lab.lab.schema.formatting import duration, interval, number, percent, signed, times
-from bild_lab.lab.schema.numbers import Quality
+from bild_lab.lab.schema.numbers import NonInferiority, Quality
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT
 from bild_lab.lab.store.groups import Group
@@ -33,6 +33,18 @@ def difference_interval(quality: Quality) -> str:
     return interval(quality.difference_low, quality.difference_high, write=signed)
 
 
+def p_value_words(p_value: float) -> str:
+    """`p = 0.011`, and `p < 0.001` for a smaller one."""
+    return "p < 0.001" if p_value < 0.001 else f"p = {number(p_value, 3)}"
+
+
+def non_inferiority_verdict(tested: NonInferiority) -> str:
+    """`no worse by 5: p = 0.011`, or `not shown to be no worse by 5: p = 0.344`."""
+    claim = f"no worse by {tested.margin:g}"
+    words = claim if tested.shown else f"not shown to be {claim}"
+    return f"{words}: {p_value_words(tested.p_value)}"
+
+
 def speed_claim(group: Group, result: Result) -> str:
     """`bild (fallback 0.5) decodes 1.98× [1.86, 2.11] as fast`."""
     return f"{group.label(result)} decodes {speedup_interval(result)} as fast"
@@ -47,6 +59,8 @@ def quality_claim(group: Group, result: Result) -> str:
     claim = f"{quality_change(group, result)} on {n_examples} examples"
     if difference_high is not None and difference_high < 0:
         claim += ", a loss beyond chance"
+    if result.quality.non_inferiority is not None:
+        claim += f", {non_inferiority_verdict(result.quality.non_inferiority)}"
     if agreement is not None:
         claim += f"; {_agreement(agreement, n_examples)}"
     return claim + cautions(result)

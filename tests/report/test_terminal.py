@@ -13,6 +13,7 @@ from tests.report.sample import (
     sample_replayed,
     sample_result,
     sample_sweep,
+    sample_tested_quality,
 )
 
 
@@ -96,3 +97,20 @@ def test_replayed_texts_come_last_without_numbers_of_a_clock():
     assert ["answers file theirs.jsonl 40.80 \u22120.20 – – – – 97%"] == [
         " ".join(one.split()) for one in line if "answers" in one
     ]
+
+
+def test_points_that_were_tested_say_whether_they_are_no_worse_by_the_margin():
+    shown, open_question = (
+        sample_result(
+            "bild", {"fallback": at}, 1.7 - at, quality=sample_tested_quality(-1.0, p_value)
+        )
+        for at, p_value in ((0.3, 0.0112), (0.5, 0.344))
+    )
+    lines = rendered([shown, open_question, sample_baseline()], [])
+    assert max(map(len, lines)) <= 80
+    title = next(index for index, line in enumerate(lines) if "no worse" in line)
+    assert "by 5" in lines[title + 1]
+    text = "\n".join(lines)
+    assert text.index("yes") < text.index("0.011") < text.index("not shown") < text.index("0.344")
+    assert "no worse: yes" in text and "of at most 0.05" in text
+    assert not any("no worse" in line for line in rendered(sample_sweep(), []))
