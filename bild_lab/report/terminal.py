@@ -25,6 +25,7 @@ from bild_lab.lab.schema.numbers import NON_INFERIORITY_LEVEL, NonInferiority, S
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
 from bild_lab.lab.store.groups import Group, by_setting, differing_keys, telling_knobs
 from bild_lab.report import tables
+from bild_lab.report.phrases import machine_facts
 from bild_lab.report.provenance import disturbance, unreliable
 from bild_lab.report.tables import (
     CATEGORY_COLUMNS,
@@ -132,11 +133,14 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
 
 
 def _precisions(results: Sequence[Result]) -> str:
-    """In which precisions, and where, the models ran; empty without results."""
+    """In which precisions, and where, the models ran, and what the machine gives to drafts; empty
+    without results.
+    """
     words = dict.fromkeys(
         f"{result.setting.dtype} on {result.setting.device}" for result in results
     )
-    return f"Decoded in {', '.join(words)}." if words else ""
+    facts = [", ".join(words), machine_facts(results)]
+    return f"Decoded in {'; '.join(filter(None, facts))}." if words else ""
 
 
 def category_table(results: Sequence[Result]) -> Table | None:

@@ -60,6 +60,22 @@ def test_the_precision_that_the_models_ran_in_is_said():
     assert "Decoded in bfloat16 on " in " ".join(line.strip() for line in lines)
 
 
+def test_what_the_machine_gives_to_drafts_is_said_beside_the_precision():
+    slow, fast = (
+        sample_result(
+            "bild",
+            {"fallback": at},
+            1.7,
+            environment={**ENVIRONMENT, "read_gb_per_s": read, "eight_rows_cost": 1.46},
+        )
+        for at, read in ((0.3, 13.24), (0.5, 20.0))
+    )
+    words = " ".join(line.strip() for line in rendered([slow, fast], []))
+    assert "on cpu; memory read at 13.2 to 20.0 GB/s, eight rows cost 1.46 tokens." in words
+    older = " ".join(line.strip() for line in rendered([sample_sweep()[0]], []))
+    assert "Decoded in bfloat16 on cpu." in older
+
+
 def test_table_of_only_failures_renders():
     assert any("failed" in line for line in rendered([], [sample_failure()]))
 
