@@ -14,7 +14,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import interval_of_best
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.headline import headline, headline_sentences
-from bild_lab.report.reasons import reason_lines
+from bild_lab.report.phrases import reason_lines
 from tests.report.sample import (
     ENVIRONMENT,
     SETTING,
