@@ -24,7 +24,9 @@ LINKED = re.compile(r"\[`([^`]+)`\]\(([^)#]+)[^)]*\)")
 
 @dataclass(frozen=True)
 class Claim:
-    """A row of a table of claims. words: of its command. page: where the command is."""
+    """A row of a table of claims. words: of its command; none where it names none. page: where the
+    command is.
+    """
 
     row: str
     words: tuple[str, ...]
@@ -32,7 +34,7 @@ class Claim:
 
 
 def claims_of(page: Path) -> list[Claim]:
-    """The rows of the page's table with a column "Command". Fails for a row without one."""
+    """The rows of the page's table with a column "Command"."""
     lines = page.read_text().splitlines()
     (title,) = (at for at, line in enumerate(lines) if re.match(r"\|.*\| Command", line))
     column = next(
@@ -43,8 +45,7 @@ def claims_of(page: Path) -> list[Claim]:
         if not line.startswith("|"):
             break
         linked = LINKED.findall(line.split("|")[column])
-        assert len(linked) == 1, f"no command: {line}"
-        (words, target), *_ = linked
+        words, target = linked[0] if len(linked) == 1 else ("", "")
         claims.append(Claim(line, tuple(words.split()), page.parent / target))
     return claims
 
@@ -104,6 +105,7 @@ def reader_folder(tmp_path: Path) -> Path:
 def test_every_row_has_one_command_on_its_page_and_a_commit(page: Path) -> None:
     claims = claims_of(page)
     assert len(claims) >= 6
+    assert [claim.row for claim in claims if not claim.words] == []
     found = {" ".join(claim.words): commands_with(claim.words, claim.page) for claim in claims}
     assert {words: lines for words, lines in found.items() if len(lines) != 1} == {}
     assert [claim.row for claim in claims if not COMMIT.search(claim.row)] == []
@@ -118,13 +120,16 @@ def test_the_table_of_the_readme_is_short_and_part_of_the_register() -> None:
         assert speedup in named[claim.words], claim.row
 
 
+COMPOSED_FOR_README = {claim.words for claim in claims_of(README)}
+
+
 @pytest.mark.parametrize(
     "claim",
     [
         pytest.param(claim, id=" ".join(claim.words), marks=[pytest.mark.slow] if later else [])
         for later, page in enumerate((README, REGISTER))
         for claim in claims_of(page)
-        if not (later and claim.words in {claim.words for claim in claims_of(README)})
+        if claim.words and not (later and claim.words in COMPOSED_FOR_README)
     ],
 )
 def test_the_command_of_a_row_composes(claim: Claim, tmp_path: Path) -> None:
@@ -142,5 +147,4 @@ def test_a_row_without_its_command_is_found(tmp_path: Path) -> None:
     assert commands_with(("name=a", "policy=z"), page) == []
     assert len(commands_with(("name=b",), page)) == 1 == len(commands_with(("name=a",), page))
     page.write_text("| Claim | Command |\n|---|---|\n| fast | 2.0, by hand |\n")
-    with pytest.raises(AssertionError, match="no command"):
-        claims_of(page)
+    assert [claim.words for claim in claims_of(page)] == [()]
