@@ -39,15 +39,20 @@ NAME = r"[A-Za-z_][\w.]*"  # a column in a template's braces
 
 def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example, ...]:
     """The examples of the split's first `spec.limit` rows, in the dataset's order; never empty.
+    With `spec.categories`, the first rows of these.
 
     unanswered: allow later turns without their history, which the caller adds. Raises UserError for
     a missing path, split or column, malformed files, an unreachable hub, rows without a source,
     and, unless `unanswered` is set, for later turns without `spec.history`.
     """
     shots = _shots(spec)
-    examples = tuple(
-        _examples(spec, islice(_rows(spec), spec.limit), "".join(text for _, text in shots))
-    )
+    rows = islice(_numbered_rows(spec), spec.limit)
+    examples = tuple(_examples(spec, rows, "".join(text for _, text in shots)))
+    if not examples and spec.categories:
+        raise UserError(
+            f"dataset {spec.name!r} has no row of dataset.categories={list(spec.categories)} in"
+            f" split {spec.split!r}; it has {', '.join(_categories(spec)) or 'none'}"
+        )
     if not examples:
         raise UserError(
             f"dataset {spec.name!r} has no examples in split {spec.split!r}; check dataset.split"
@@ -121,15 +126,31 @@ def _rows(spec: DatasetSpec) -> Iterator[tuple[str, Row]]:
     )
 
 
-def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) -> Iterator[Example]:
+def _numbered_rows(spec: DatasetSpec) -> Iterator[tuple[int, tuple[str, Row]]]:
+    """The rows of the categories that are asked for, each with its number among all."""
+    for index, (where, row) in enumerate(_rows(spec)):
+        category = _optional(row, spec.category_column) if spec.categories else None
+        if not spec.categories or str(category) in spec.categories:
+            yield index, (where, row)
+
+
+def _categories(spec: DatasetSpec) -> list[str]:
+    """The categories that the split has, in the order of its rows."""
+    found = (_optional(row, spec.category_column) for _, row in _rows(spec))
+    return list(dict.fromkeys(str(category) for category in found if category is not None))
+
+
+def _examples(
+    spec: DatasetSpec, rows: Iterable[tuple[int, tuple[str, Row]]], shots: str
+) -> Iterator[Example]:
     """The examples of these rows; rows without a source or an answered question are left out.
 
-    shots: the text that every prompt begins with.
+    rows: each with its number in the split. shots: the text that every prompt begins with.
     """
     split = canonical_split(spec.split)
     unanswered = instructed = 0
     without_source: list[str] = []
-    for index, (where, row) in enumerate(rows):
+    for index, (where, row) in rows:
         answers: list[str] = []
         if (messages := messages_of(spec, where, row)) is not None:
             turns, answers = questions_and_answers(spec, messages)
