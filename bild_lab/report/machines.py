@@ -188,7 +188,7 @@ def runs_notes(points: Sequence[PointRuns]) -> list[str]:
     were disturbed.
     """
     values: dict[str, dict[str, None]] = {}
-    disturbed: dict[str, None] = {}
+    disturbed: dict[str, str] = {}  # by the sweep
     for point in points:
         settings = [flat_setting(result) for result in point.results.values()]
         for key in dict.fromkeys(key for setting in settings for key in setting):
@@ -197,11 +197,12 @@ def runs_notes(points: Sequence[PointRuns]) -> list[str]:
                 values.setdefault(key, {}).update(texts)
         for name, result in point.results.items():
             if reason := disturbance(result):
-                disturbed[f"{name}: {reason}"] = None
+                disturbed.setdefault(name, reason)
     remarks = [f"The runs differ in {key}: {', '.join(texts)}." for key, texts in values.items()]
     if disturbed:
+        words = "; ".join(f"{name}: {reason}" for name, reason in disturbed.items())
         remarks.append(
-            f"{_DISTURBED} Do not rely on these timings: {'; '.join(disturbed)}. Measure them again"
+            f"{_DISTURBED} Do not rely on these timings: {words}. Measure them again"
             " on a quiet machine."
         )
     return remarks

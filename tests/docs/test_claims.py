@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from bild_lab.lab.config.command_line import quote_free_text
 from bild_lab.lab.config.compose import compose_config, config_dir
@@ -120,18 +122,21 @@ def test_the_table_of_the_readme_is_short_and_part_of_the_register() -> None:
         assert speedup in named[claim.words], claim.row
 
 
-COMPOSED_FOR_README = {claim.words for claim in claims_of(README)}
+def composed_claims() -> Iterator[ParameterSet]:
+    """Each command of both tables once; those of README that are quick are in the fast tests."""
+    readme = [claim for claim in claims_of(README) if claim.words]
+    named = {claim.words for claim in readme}
+    for claim in readme:
+        lines = commands_with(claim.words, claim.page)
+        is_slow = any("scripts/screen.py" in line for line in lines)
+        marks = [pytest.mark.slow] if is_slow else []
+        yield pytest.param(claim, id=" ".join(claim.words), marks=marks)
+    for claim in claims_of(REGISTER):
+        if claim.words and claim.words not in named:
+            yield pytest.param(claim, id=" ".join(claim.words), marks=[pytest.mark.slow])
 
 
-@pytest.mark.parametrize(
-    "claim",
-    [
-        pytest.param(claim, id=" ".join(claim.words), marks=[pytest.mark.slow] if later else [])
-        for later, page in enumerate((README, REGISTER))
-        for claim in claims_of(page)
-        if claim.words and not (later and claim.words in COMPOSED_FOR_README)
-    ],
-)
+@pytest.mark.parametrize("claim", composed_claims())
 def test_the_command_of_a_row_composes(claim: Claim, tmp_path: Path) -> None:
     (line,) = commands_with(claim.words, claim.page)
     if claim.words[0] == "make":
