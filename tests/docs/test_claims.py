@@ -9,9 +9,9 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from bild_lab.lab.config.command_line import quote_free_text
 from bild_lab.lab.config.compose import compose_config, config_dir
@@ -122,7 +122,7 @@ def test_the_table_of_the_readme_is_short_and_part_of_the_register() -> None:
         assert speedup in named[claim.words], claim.row
 
 
-def composed_claims() -> Iterator[ParameterSet]:
+def composed_claims() -> Iterator[Any]:
     """Each command of both tables once; those of README that are quick are in the fast tests."""
     readme = [claim for claim in claims_of(README) if claim.words]
     named = {claim.words for claim in readme}
