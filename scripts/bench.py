@@ -297,7 +297,6 @@ def main() -> None:
         decoding_seconds,
         forward_costs,
         long_texts,
-        read_gb_per_s,
         run,
         shape_seconds,
         synthetic_bench,
@@ -305,6 +304,7 @@ def main() -> None:
         why_without_peers,
     )
     from bild_lab.engine.models.device import DTYPES, resolve_device
+    from bild_lab.lab.measure.machine import read_gb_per_s
     from bild_lab.lab.point.environment import BUSY_REMEDY, environment
     from bild_lab.lab.schema.formatting import counted
     from bild_lab.lab.store.progress import roughly

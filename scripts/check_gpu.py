@@ -29,8 +29,8 @@ def main() -> None:
     """
     import torch  # late, as it takes seconds to load
 
-    from bild_lab.benchmark.bench import read_gb_per_s
     from bild_lab.engine.models.native import why_no_kernels
+    from bild_lab.lab.measure.machine import read_gb_per_s
 
     if not torch.cuda.is_available():
         raise UserError("the Triton kernels need a GPU, and PyTorch finds none")

@@ -1,7 +1,10 @@
 """Compare two sweeps: python scripts/compare.py outputs/before outputs/after
 
 Points are matched by policy and knobs, examples by their ids, and intervals are paired. For each point the verdict says
-whether B is faster or slower, better or worse than A, or neither. latex=true prints a table for a paper too.
+whether B is faster or slower, better or worse than A, or neither; with margin=5 also whether B is
+no worse than A by five points. latex=true prints a table for a paper too.
+format=machines lays runs of the same points on several machines or days side by side, with the median
+run of each point: python scripts/compare.py outputs/first outputs/second outputs/third format=machines
 format=spec_bench prints Spec-Bench's own table of one sweep: python scripts/compare.py outputs/NAME format=spec_bench
 """
 
@@ -13,13 +16,13 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.markup import escape
 
-from bild_lab.errors import UserError, require_choice, require_flag
+from bild_lab.errors import UserError, require_choice, require_finite, require_flag
 from bild_lab.lab.config.command_line import words_as_list
 from bild_lab.lab.config.compose import hydra_main
 from bild_lab.lab.config.console import output, status_line
 from bild_lab.lab.config.entrypoint import refusing, run_application
 
-PAIRS, SPEC_BENCH = "pairs", "spec_bench"
+PAIRS, MACHINES, SPEC_BENCH = "pairs", "machines", "spec_bench"
 
 
 def print_spec_bench(cfg: DictConfig) -> None:
@@ -35,9 +38,46 @@ def print_spec_bench(cfg: DictConfig) -> None:
     print(spec_bench_table(Sweep(Path(str(cfg.sweeps[0])).expanduser()).finished()))
 
 
+def print_machines(cfg: DictConfig) -> None:
+    """Print every point's runs, and write `machines.csv`. Raises UserError for bad input."""
+    from bild_lab.lab.point.identity import sweep_folder
+    from bild_lab.lab.store.records import Sweep, require_writable
+    from bild_lab.report.machines import (
+        TABLE,
+        machines_table,
+        point_runs,
+        runs_notes,
+        write_machines,
+    )
+
+    folders = [Path(str(name)).expanduser() for name in cfg.sweeps]
+    if not folders:
+        raise UserError(
+            f"format={MACHINES} needs the folders of runs, got none; python scripts/compare.py"
+            f" outputs/first outputs/second format={MACHINES}"
+        )
+    folder = sweep_folder(cfg)
+    require_writable(folder)
+    status_line.enter("comparing")
+    # folders of several machines may have one name
+    names = [path.name for path in folders]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in folders]
+    sweeps = {name: Sweep(path).finished() for name, path in zip(names, folders, strict=True)}
+    points = point_runs(sweeps)
+    write_machines(folder, points)
+    output.print(machines_table(points))
+    for remark in runs_notes(points):
+        output.print(escape(remark))
+    output.print(f"{folder}/{TABLE} contains this table")
+
+
 def compare(cfg: DictConfig) -> None:
     """Compare, print, and write the table and the page. Raises UserError for bad input."""
-    require_choice("format", cfg.format, (PAIRS, SPEC_BENCH))
+    require_choice("format", cfg.format, (PAIRS, MACHINES, SPEC_BENCH))
+    if cfg.format == MACHINES:
+        print_machines(cfg)
+        return
     if cfg.format == SPEC_BENCH:
         print_spec_bench(cfg)
         return
@@ -48,6 +88,9 @@ def compare(cfg: DictConfig) -> None:
             " outputs/after"
         )
     require_flag("latex", cfg.latex)
+    if cfg.margin is not None:
+        remedy = "5 means five points of quality, null: no test"
+        require_finite("margin", cfg.margin, 0, above=True, remedy=remedy)
     # imported late: drawing and scoring libraries take seconds, and bad input should not wait for
     # them
     from bild_lab.lab.point.identity import sweep_folder
@@ -78,7 +121,7 @@ def compare(cfg: DictConfig) -> None:
         shared = texts[data_key]
         why = why or shared.why
         examples = (read_examples(side.folder) for side in (pair.a, pair.b))
-        compared.append(compare_point(pair, *examples, shared.references, shared.keys))
+        compared.append(compare_point(pair, *examples, shared.references, shared.keys, cfg.margin))
     if all(comparison.quality.difference is not None for comparison in compared):
         why = ""
     remarks = notes(

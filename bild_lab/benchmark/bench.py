@@ -54,6 +54,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LAST_LOGITS, Session
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.measure.machine import median_s
 from bild_lab.lab.measure.score import precision_of
 from bild_lab.lab.measure.summary import log_probabilities
 from bild_lab.lab.measure.timing import (
@@ -68,7 +69,6 @@ from bild_lab.lab.measure.timing import (
 log = logging.getLogger(__name__)
 
 WINDOW = 5
-BUFFER_BYTES = 2**29  # larger than caches
 QUERY_LENGTHS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (64, 256, 1024, 2048)
 PROMPTS = (100, 500, 1000, 2000, 4000)  # tokens
@@ -324,24 +324,6 @@ def ratio(reference: Sequence[float], times: Sequence[float]) -> float:
     """The median of the rounds' ratios."""
     pairs = zip(reference, times, strict=True)
     return statistics.median(reference_ms / own_ms for reference_ms, own_ms in pairs)
-
-
-def median_s(work: Callable[[], Any], synchronize: Callable[[], None], runs: int = 7) -> float:
-    """The median seconds of so many runs, without the first two."""
-    times = []
-    for _ in range(runs):
-        synchronize()
-        started = time.perf_counter()
-        work()
-        synchronize()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[2:])
-
-
-def read_gb_per_s(device: torch.device, synchronize: Callable[[], None]) -> float:
-    """The bandwidth at which this device reads its memory with as many threads as PyTorch has."""
-    buffer = torch.ones(BUFFER_BYTES // 4, device=device)
-    return BUFFER_BYTES / median_s(buffer.sum, synchronize) / 1e9
 
 
 @torch.inference_mode()

@@ -28,7 +28,6 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from bild_lab.benchmark.bench import median_s
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.methods.early_exit.calm import leave_layer_by_layer, saturation
 from bild_lab.engine.methods.speculative.draft_tree import grow_tree
@@ -40,6 +39,7 @@ from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ChainSpec, GrownTree, OutputSpec, Rows, TreeSpec
+from bild_lab.lab.measure.machine import median_s
 
 ROW_COUNTS = (2, 3, 8, 9, 16, 24, 33, 64)  # that must have the bits of one row
 TIMED_ROWS = (1, 4, 8, 16, 64)

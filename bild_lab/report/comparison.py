@@ -24,7 +24,7 @@ from bild_lab.lab.schema.formatting import (
     signed,
     times,
 )
-from bild_lab.lab.schema.numbers import Speedup
+from bild_lab.lab.schema.numbers import NonInferiority, Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import telling_knobs
 from bild_lab.report.page.base import page_environment, plotly_js
@@ -200,7 +200,16 @@ def _metric_columns(
         **_estimate_columns(f"{name}_difference", difference),
         p_value_column: None if difference is None else difference.p_value,
         verdict_column: metric.verdict,
+        **_non_inferiority_columns(metric.non_inferiority),
     }
+
+
+def _non_inferiority_columns(tested: NonInferiority | None) -> dict[str, float]:
+    """The columns of the test whether B is no worse than A by a margin; none without it."""
+    if tested is None:
+        return {}
+    names = ("margin", "lower_bound", "p_value")
+    return {f"non_inferiority_{name}": getattr(tested, name) for name in names}
 
 
 def _estimate_columns(name: str, estimate: Speedup | Difference | None) -> dict[str, float | None]:
@@ -311,8 +320,16 @@ def _quality_cells(metric: MetricComparison | None) -> list[TableCell]:
         return [*values, TableCell(MISSING), _verdict_cell(metric.verdict)]
     bounds = interval(difference.low, difference.high, write=signed)
     change = TableCell(signed(difference.value), bounds, difference.value)
-    p_value = f"p {number(difference.p_value, 3)}"
-    return [*values, change, _verdict_cell(metric.verdict, p_value)]
+    details = [f"p {number(difference.p_value, 3)}"]
+    if metric.non_inferiority is not None:
+        details.append(_no_worse_words(metric.non_inferiority))
+    return [*values, change, _verdict_cell(metric.verdict, "\n".join(details))]
+
+
+def _no_worse_words(tested: NonInferiority) -> str:
+    """Whether B is no worse than A by the margin, in lines as short as a column."""
+    verdict = "no worse" if tested.shown else "not shown\nno worse"
+    return f"{verdict}\nby {tested.margin:g}: p {number(tested.p_value, 3)}"
 
 
 def _text(cell: TableCell) -> Text:

@@ -1,4 +1,4 @@
-"""The points that two sweeps, A and B, share, and what else differs between the two."""
+"""The points that sweeps share: two of them, A and B, with what else differs, or several runs."""
 
 from __future__ import annotations
 
@@ -46,24 +46,11 @@ def match_points(a: Sequence[Result], b: Sequence[Result]) -> Matching:
     points only if it varies. Of equal points the newest counts. Raises UserError if nothing
     matches, or if matching points have other datasets or metrics.
     """
-    varying = list(_varying_keys(a) | _varying_keys(b))
-    policies = {result.policy for result in [*a, *b]}
-    knobs = {policy: _matched_knobs(policy, a, b) for policy in policies}
-
-    def distinguishing(result: Result) -> dict[str, Any]:
-        setting = flat_setting(result)
-        return {key: setting.get(key) for key in varying}
-
-    def key_of(result: Result) -> str:
-        matched_knobs = {
-            name: value for name, value in result.knobs.items() if name in knobs[result.policy]
-        }
-        return _comparable([result.policy, matched_knobs, distinguishing(result)])
-
-    results_a = {key_of(result): result for result in a}
-    results_b = {key_of(result): result for result in b}
+    identity = _identity_over([a, b])
+    results_a = {identity.key(result): result for result in a}
+    results_b = {identity.key(result): result for result in b}
     pairs = [
-        MatchedPoint(result, results_b[key], distinguishing(result))
+        MatchedPoint(result, results_b[key], identity.distinct(result))
         for key, result in results_a.items()
         if key in results_b
     ]
@@ -73,10 +60,73 @@ def match_points(a: Sequence[Result], b: Sequence[Result]) -> Matching:
             f" {_point_list(results_b.values())}; points match by policy and knobs"
         )
     for pair in pairs:
-        _require_same_task(pair)
+        _require_same_task(pair.a, pair.b, "A and B")
     only_a = [result for key, result in results_a.items() if key not in results_b]
     only_b = [result for key, result in results_b.items() if key not in results_a]
     return Matching(pairs, only_a, only_b)
+
+
+@dataclass(frozen=True)
+class MatchedRuns:
+    """One point in several runs of it, on other machines or days.
+
+    results: by the name of the sweep. distinct: as in `MatchedPoint`.
+    """
+
+    results: dict[str, Result]
+    distinct: dict[str, Any]
+
+
+def match_runs(sweeps: Mapping[str, Sequence[Result]]) -> list[MatchedRuns]:
+    """The points of all sweeps, in the order in which they are met, each with its result in every
+    sweep that has it.
+
+    sweeps: by their names, each with its results, oldest first. Points match as in `match_points`,
+    of equal points in one sweep the newest counts. Raises UserError if matching points have other
+    datasets or metrics.
+    """
+    identity = _identity_over(list(sweeps.values()))
+    points: dict[str, MatchedRuns] = {}
+    for name, results in sweeps.items():
+        for result in results:
+            runs = points.setdefault(
+                identity.key(result), MatchedRuns({}, identity.distinct(result))
+            )
+            runs.results[name] = result
+    for runs in points.values():
+        (first_name, first), *others = runs.results.items()
+        for name, other in others:
+            _require_same_task(first, other, f"{first_name} and {name}")
+    return list(points.values())
+
+
+@dataclass(frozen=True)
+class _PointIdentity:
+    """What tells the points of sweeps apart: by policy the knobs, and keys of the setting."""
+
+    knobs: Mapping[str, set[str]]
+    varying: Sequence[str]
+
+    def distinct(self, result: Result) -> dict[str, Any]:
+        """The values of the setting that tell a point from others."""
+        setting = flat_setting(result)
+        return {key: setting.get(key) for key in self.varying}
+
+    def key(self, result: Result) -> str:
+        """A text that equal points share."""
+        matched_knobs = {
+            name: value for name, value in result.knobs.items() if name in self.knobs[result.policy]
+        }
+        return _comparable([result.policy, matched_knobs, self.distinct(result)])
+
+
+def _identity_over(sweeps: Sequence[Sequence[Result]]) -> _PointIdentity:
+    varying: dict[str, None] = {}
+    for results in sweeps:
+        varying |= _varying_keys(results)
+    policies = {result.policy for results in sweeps for result in results}
+    knobs = {policy: _matched_knobs(policy, sweeps) for policy in policies}
+    return _PointIdentity(knobs, list(varying))
 
 
 def differences(pairs: Iterable[MatchedPoint]) -> dict[str, tuple[str, str]]:
@@ -115,11 +165,13 @@ def flat_setting(result: Result) -> dict[str, Any]:
     return flat
 
 
-def _require_same_task(pair: MatchedPoint) -> None:
+def _require_same_task(a: Result, b: Result, names: str) -> None:
     """Raise UserError unless both have the same metric, and the same dataset or, under two names,
     the same rows.
+
+    names: of the two sweeps, for the message.
     """
-    setting_a, setting_b = pair.a.setting, pair.b.setting
+    setting_a, setting_b = a.setting, b.setting
     keys = ["metric", "tokenize", "language"]
     if setting_a.data is None or setting_a.data != setting_b.data:
         keys = ["dataset", "split", *keys]
@@ -127,23 +179,22 @@ def _require_same_task(pair: MatchedPoint) -> None:
         value_a, value_b = setting_a.get(key), setting_b.get(key)
         if value_a != value_b:
             raise UserError(
-                f"A and B must have the same {key} to be compared, got {value_a} and {value_b} at"
-                f" {point_text(pair.a)}; measure one of them again with the dataset keys of the"
+                f"{names} must have the same {key} to be compared, got {value_a} and {value_b} at"
+                f" {point_text(a)}; measure one of them again with the dataset keys of the"
                 " other"
             )
 
 
-def _matched_knobs(policy: str, a: Sequence[Result], b: Sequence[Result]) -> set[str]:
-    """The knobs of a policy that both A and B have or that vary within one."""
-    knobs_a = [result.knobs for result in a if result.policy == policy]
-    knobs_b = [result.knobs for result in b if result.policy == policy]
-    names_a = set().union(*knobs_a)
-    names_b = set().union(*knobs_b)
-    if not knobs_a or not knobs_b:
-        return names_a | names_b
-    matched = names_a & names_b
-    for name in names_a ^ names_b:
-        if _varies(name, knobs_a) or _varies(name, knobs_b):
+def _matched_knobs(policy: str, sweeps: Sequence[Sequence[Result]]) -> set[str]:
+    """The knobs of a policy that all sweeps with it have, or that vary within one."""
+    knobs_by_sweep = [
+        [result.knobs for result in results if result.policy == policy] for results in sweeps
+    ]
+    knobs_by_sweep = [knobs for knobs in knobs_by_sweep if knobs]
+    names = [set().union(*knobs) for knobs in knobs_by_sweep]
+    matched = set.intersection(*names)
+    for name in set().union(*names) - matched:
+        if any(_varies(name, knobs) for knobs in knobs_by_sweep):
             matched.add(name)
     return matched
 

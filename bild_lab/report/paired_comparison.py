@@ -22,7 +22,7 @@ from bild_lab.lab.metrics.quality import (
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, metric_named
 from bild_lab.lab.metrics.writing import Writing
 from bild_lab.lab.schema.examples import MeasuredExample
-from bild_lab.lab.schema.numbers import Quality, Speedup
+from bild_lab.lab.schema.numbers import NonInferiority, Quality, Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import paired_ratio
 from bild_lab.report.matching import MatchedPoint, differences, point_text
@@ -49,12 +49,14 @@ METHOD_KEYS = {
 class MetricComparison:
     """One metric of A and B over the examples that both decoded.
 
-    metric: as shown. values: of A and of B. difference: B minus A.
+    metric: as shown. values: of A and of B. difference: B minus A. non_inferiority: whether B is no
+    worse than A by a margin; None where that was not tested.
     """
 
     metric: str
     values: tuple[float | None, float | None]
     difference: Difference | None
+    non_inferiority: NonInferiority | None = None
 
     @property
     def verdict(self) -> str:
@@ -121,11 +123,13 @@ def compare_point(
     examples_b: Sequence[MeasuredExample],
     references: Mapping[tuple[str, int], Sequence[str]] | None,
     same: Collection[tuple[str, int]] | None = None,
+    margin: float | None = None,
 ) -> PointComparison:
     """Compare a pair over the examples that A and B both have, paired by their keys.
 
     references: of each example, by its key; None if they are not known. Agreement with the
     baseline's outputs needs none. same: the keys that mean the same text in both; None if all do.
+    margin: also test whether B is no worse than A by so many points of the leading metric.
     Raises UserError without a shared example.
     """
     by_key_a = {example.key: example for example in examples_a}
@@ -163,7 +167,8 @@ def compare_point(
         baseline_latency_ratio=baseline_latency,
         not_compared_reason=reason,
         metric_comparisons=tuple(
-            _compare_metric(metric, a, b) for metric in (pair.a.setting.metric, *further)
+            _compare_metric(metric, a, b, margin if place == 0 else None)
+            for place, metric in enumerate((pair.a.setting.metric, *further))
         ),
         relative_latency_ratio=relative_latency,
     )
@@ -206,14 +211,19 @@ class _Side:
     def quality(self, metric: str) -> Quality:
         return self.result.further_qualities.get(metric, self.result.quality)
 
-    def judged(self, metric: str, baseline: _Side | None = None) -> MetricScore | None:
+    def judged(
+        self, metric: str, baseline: _Side | None = None, margin: float | None = None
+    ) -> MetricScore | None:
         """These outputs, beside those of a baseline if there is one, from their stored values or
         else from their texts. None if neither values nor references are known.
+
+        margin: as in `score_with_baseline`.
         """
         sides = [self.examples] if baseline is None else [self.examples, baseline.examples]
         values = _stored_values(metric, sides)
         if values is not None:
-            return score_values(self.quality(metric).metric, *values, seed=SACREBLEU_SEED)
+            shown = self.quality(metric).metric
+            return score_values(shown, *values, seed=SACREBLEU_SEED, margin=margin)
         token_metric = metric_named(metric).of_tokens
         if token_metric is not None:
             outputs = [
@@ -222,7 +232,11 @@ class _Side:
             ]
             references = [NO_REFERENCE] * len(self.examples)
             return score_with_baseline(
-                metric, *_with_baseline(outputs), references, seed=SACREBLEU_SEED
+                metric,
+                *_with_baseline(outputs),
+                references,
+                seed=SACREBLEU_SEED,
+                margin=margin,
             )
         if self.references is None:
             return None
@@ -235,6 +249,7 @@ class _Side:
             self.references,
             seed=SACREBLEU_SEED,
             writing=self.writing,
+            margin=margin,
         )
 
 
@@ -257,15 +272,16 @@ def _with_baseline(outputs: Sequence[list[Any]]) -> tuple[list[Any], list[Any] |
     return outputs[0], outputs[1] if len(outputs) > 1 else None
 
 
-def _compare_metric(metric: str, a: _Side, b: _Side) -> MetricComparison:
+def _compare_metric(metric: str, a: _Side, b: _Side, margin: float | None) -> MetricComparison:
     """A metric of both sides: the results' own values, or those of these examples alone if more
     were decoded.
     """
-    against_a = b.judged(metric, a)
+    against_a = b.judged(metric, a, margin)
     return MetricComparison(
         metric=a.quality(metric).metric,
         values=(_metric_value(metric, a), _metric_value(metric, b)),
         difference=None if against_a is None else against_a.difference,
+        non_inferiority=None if against_a is None else against_a.score.non_inferiority,
     )
 
 

@@ -1,13 +1,16 @@
-"""Phrases about points that the headline, the figures and the page share."""
+"""Phrases about points that the headline, the figures and the page share, and why a point has its
+speed: tokens in a round, the cost of drafting and of verifying, the stages' shares of the time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bild_lab.lab.measure.prediction import Reasons, reasons
 from bild_lab.lab.schema.formatting import duration, interval, number, percent, signed, times
-from bild_lab.lab.schema.numbers import Quality
+from bild_lab.lab.schema.numbers import NonInferiority, Quality
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT
+from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT, best_at_loss
 from bild_lab.lab.store.groups import Group
 from bild_lab.report.provenance import disturbance
 
@@ -33,6 +36,41 @@ def difference_interval(quality: Quality) -> str:
     return interval(quality.difference_low, quality.difference_high, write=signed)
 
 
+def p_value_words(p_value: float) -> str:
+    """`p = 0.011`, and `p < 0.001` for a smaller one."""
+    return "p < 0.001" if p_value < 0.001 else f"p = {number(p_value, 3)}"
+
+
+def non_inferiority_verdict(tested: NonInferiority) -> str:
+    """`no worse by 5: p = 0.011`, or `not shown to be no worse by 5: p = 0.344`."""
+    claim = f"no worse by {tested.margin:g}"
+    words = claim if tested.shown else f"not shown to be {claim}"
+    return f"{words}: {p_value_words(tested.p_value)}"
+
+
+def machine_facts(results: Sequence[Result]) -> str:
+    """What explains how much drafts gain on a machine: `memory read at 13.2 GB/s, eight rows cost
+    1.46 tokens`; of several values the lowest and the highest. Empty for older results.
+    """
+    bandwidths = [result.environment.read_gb_per_s for result in results]
+    costs = [result.environment.eight_rows_cost for result in results]
+    words = []
+    if bandwidth := _span(bandwidths, 1):
+        words.append(f"memory read at {bandwidth} GB/s")
+    if cost := _span(costs, 2):
+        words.append(f"eight rows cost {cost} tokens")
+    return ", ".join(words)
+
+
+def _span(values: Sequence[float | None], digits: int) -> str:
+    """The lowest and the highest of the known values, or the only one; empty without one."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    ends = (number(end, digits) for end in (min(known), max(known)))
+    return " to ".join(dict.fromkeys(ends))
+
+
 def speed_claim(group: Group, result: Result) -> str:
     """`bild (fallback 0.5) decodes 1.98× [1.86, 2.11] as fast`."""
     return f"{group.label(result)} decodes {speedup_interval(result)} as fast"
@@ -47,6 +85,8 @@ def quality_claim(group: Group, result: Result) -> str:
     claim = f"{quality_change(group, result)} on {n_examples} examples"
     if difference_high is not None and difference_high < 0:
         claim += ", a loss beyond chance"
+    if result.quality.non_inferiority is not None:
+        claim += f", {non_inferiority_verdict(result.quality.non_inferiority)}"
     if agreement is not None:
         claim += f"; {_agreement(agreement, n_examples)}"
     return claim + cautions(result)
@@ -142,3 +182,56 @@ def model_sizes(results: Sequence[Result]) -> str:
     return ", ".join(
         f"{role} {number(count / 1e6, int(count < 1e8))} M" for role, count in counts.items()
     )
+
+
+def reason_lines(group: Group) -> list[tuple[str, str]]:
+    """Label and explanation of each policy's fastest point at no loss, or of its fastest.
+
+    They read `bild (fallback 0.5), 1.98×` and `6.90 tokens a call (α 98 %); a drafter step costs
+    13 % …`. Points that were not traced have none.
+    """
+    lines = []
+    for policy in group.policies:
+        results = group.of_policy(policy)
+        best = best_at_loss(results, 0.0) or results[0]
+        best_reasons = reasons(best)
+        if best_reasons is not None:
+            speed = ", ".join(filter(None, [times(best.speedup.value), disturbance(best)]))
+            lines.append((f"{group.label(best)}, {speed}", _explanation(best, best_reasons)))
+    return lines
+
+
+def _explanation(result: Result, point_reasons: Reasons) -> str:
+    """What the speedup is made of."""
+    parts = _gains(result)
+    drafter_cost, verification = point_reasons.drafter_cost, point_reasons.verification
+    if drafter_cost is not None and verification is not None:
+        step = percent(drafter_cost, 0 if drafter_cost >= 0.095 else 1)
+        parts.append(
+            f"a drafter step costs {step} of a target token (c), checking a draft"
+            f" {number(verification)} tokens"
+        )
+    stages = [
+        f"{stage} {percent(share)}"
+        for stage, share in point_reasons.shares.items()
+        if share >= 0.005
+    ]
+    return "; ".join([*parts, f"time: {', '.join(stages)}"]) + "."
+
+
+def _gains(result: Result) -> list[str]:
+    """What is gained in a round, before any cost."""
+    counts, pipeline = result.counts, result.pipeline
+    if pipeline is not None:
+        right = f"{percent(pipeline.match_rate)} of the predictions right"
+        if pipeline.theorem is None:
+            return [right]
+        return [f"{right}, for which Theorem 4.1 gives {times(pipeline.theorem)}"]
+    if counts.drafted:
+        if counts.tokens_per_target_call is None:
+            return []
+        accepted = percent(counts.acceptance_rate)
+        return [f"{number(counts.tokens_per_target_call)} tokens a call (α {accepted})"]
+    if counts.exit_layer_mean is None:
+        return []
+    return [f"a token leaves after {number(counts.exit_layer_mean, 1)} layers on average"]

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from bild_lab.lab.schema.formatting import point_label, signed, times
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import Group
-from bild_lab.report.phrases import difference_interval, model_sizes, timed_points
+from bild_lab.report.phrases import (
+    difference_interval,
+    machine_facts,
+    model_sizes,
+    timed_points,
+)
 from bild_lab.report.provenance import unreliable
 from bild_lab.report.screened_points import ScreenedPoint
 
@@ -49,7 +54,8 @@ def _hardware(group: Group) -> str:
     if setting.device == "cpu":
         cores = group.results[0].environment.cores
         machine += f", {setting.threads} threads of {cores} cores"
-    return f"{machine}; {setting.dtype}, batch {setting.batch}"
+    facts = [machine, machine_facts(group.results), f"{setting.dtype}, batch {setting.batch}"]
+    return "; ".join(filter(None, facts))
 
 
 def _runs(group: Group) -> str:

@@ -27,8 +27,8 @@ def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
     from bild_lab.report.page.html import write_html
     from bild_lab.report.page.index import update_index
     from bild_lab.report.pareto_figure import draw_pareto
+    from bild_lab.report.phrases import reason_lines
     from bild_lab.report.provenance import notes
-    from bild_lab.report.reasons import reason_lines
     from bild_lab.report.screened_points import was_screened
     from bild_lab.report.terminal import category_table, sweep_table
 

@@ -22,13 +22,14 @@ from bild_lab.lab.schema.formatting import (
     signed,
     times,
 )
-from bild_lab.lab.schema.numbers import Category, Speedup
+from bild_lab.lab.schema.numbers import Category, NonInferiority, Speedup
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.groups import Group
-from bild_lab.report.phrases import difference_interval
+from bild_lab.report.phrases import difference_interval, p_value_words
 from bild_lab.report.provenance import disturbance
 
 OVERALL = "overall"  # the category of all examples
+NO_WORSE = "no worse"
 # the columns of every point after those of its quality
 _POINT_COLUMNS = (
     "latency_s_median",
@@ -221,11 +222,45 @@ def quality_columns(group: Group) -> list[TableColumn]:
     return [
         replace(column_of("quality"), title=group.metric),
         column_of("quality_difference"),
+        *([_non_inferiority_column(group)] if is_tested(group.results) else []),
         *(
             TableColumn(title, hint, partial(_further_cell, name))
             for name, title in further.items()
         ),
     ]
+
+
+def is_tested(results: Sequence[Result]) -> bool:
+    """Whether one of these points was tested for being no worse than the baseline by a margin."""
+    return any(result.quality.non_inferiority is not None for result in results)
+
+
+def non_inferiority_title(results: Sequence[Result]) -> str:
+    """`no worse by 5`; of several margins the cells have to tell."""
+    tests = (result.quality.non_inferiority for result in results)
+    margins = {tested.margin for tested in tests if tested is not None}
+    return f"{NO_WORSE} by {margins.pop():g}" if len(margins) == 1 else NO_WORSE
+
+
+def non_inferiority_cell(tested: NonInferiority | None) -> TableCell:
+    """`yes` or `not shown`, with the p-value; a dash for a point that was not tested."""
+    if tested is None:
+        return TableCell(MISSING)
+    bound = f"at least {signed(tested.lower_bound)}"
+    return TableCell(
+        "yes" if tested.shown else "not shown",
+        f"{p_value_words(tested.p_value)}, {bound}, margin {tested.margin:g}",
+        tested.p_value,
+    )
+
+
+def _non_inferiority_column(group: Group) -> TableColumn:
+    names = ("margin", "lower_bound", "p_value")
+    return TableColumn(
+        non_inferiority_title(group.results),
+        " ".join(COLUMNS[f"non_inferiority_{name}"].explanation for name in names),
+        lambda result: non_inferiority_cell(result.quality.non_inferiority),
+    )
 
 
 def categories_of(result: Result) -> dict[str, Category]:

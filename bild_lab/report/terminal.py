@@ -21,12 +21,22 @@ from bild_lab.lab.schema.formatting import (
     short_name,
     signed,
 )
-from bild_lab.lab.schema.numbers import Speedup
+from bild_lab.lab.schema.numbers import NON_INFERIORITY_LEVEL, NonInferiority, Speedup
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
 from bild_lab.lab.store.groups import Group, by_setting, differing_keys, telling_knobs
 from bild_lab.report import tables
+from bild_lab.report.phrases import machine_facts
 from bild_lab.report.provenance import disturbance, unreliable
-from bild_lab.report.tables import CATEGORY_COLUMNS, TableCell, categories_of, points_table
+from bild_lab.report.tables import (
+    CATEGORY_COLUMNS,
+    NO_WORSE,
+    TableCell,
+    categories_of,
+    is_tested,
+    non_inferiority_cell,
+    non_inferiority_title,
+    points_table,
+)
 
 WIDTH = 80
 _ON_FRONT = "\u25cf"
@@ -45,6 +55,10 @@ _LEGEND = (
     f"{_ON_FRONT} on the Pareto front. Brackets: 95 % intervals. "
     + "; ".join(f"{column.short}: {column.words}" for column in _SHORTENED)
     + "."
+)
+_TESTED = (
+    f"{NO_WORSE}: yes where the data show it at a one-sided p-value, below, of at most"
+    f" {NON_INFERIORITY_LEVEL:g}."
 )
 _UNRELIABLE = "timed while the machine was busy with something else: do not rely on this speedup"
 _LONGEST_MESSAGE = 300  # characters of a failure's message
@@ -88,18 +102,26 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
     groups = by_setting(results)
     metrics = {group.metric for group in groups}
     metric = metrics.pop() if len(metrics) == 1 else "quality"
-    for title in (metric, *(COLUMNS[name].short_title for name in _NUMBERS)):
-        table.add_column(title.replace("/", "/\n"), justify="right", no_wrap=True)
+    titles = [metric, *(COLUMNS[name].short_title.replace("/", "/\n") for name in _NUMBERS)]
+    tested = is_tested(results)
+    if tested:  # behind the difference
+        titles.insert(2, non_inferiority_title(results).replace(" by", "\nby"))
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
     for group in groups:
         if len(groups) > 1:
             table.add_row("", Text(f"setting {_difference(group, groups)}", style="bold"))
         for result in group.results:
-            table.add_row(*_cells(group, result), style="dim" if result.is_baseline else "")
+            cells = _cells(group, result)
+            if tested:
+                cells.insert(4, _non_inferiority_text(result.quality.non_inferiority))
+            table.add_row(*cells, style="dim" if result.is_baseline else "")
         table.add_section()
     for failure in failures:
         knobs = knob_label(failure, telling_knobs(failure, failures), " ")
         table.add_row(Text(TIMES), Text(f"{failure.policy} {knobs}"), Text("failed"), style="red")
-    table.caption = Text(f"{_LEGEND} {_precisions(results)}".strip(), style="dim", justify="left")
+    legend = f"{_LEGEND} {_TESTED}" if tested else _LEGEND
+    table.caption = Text(f"{legend} {_precisions(results)}".strip(), style="dim", justify="left")
     if any(disturbance(result) for result in results):
         table.caption.append(f"\n{_DISTURBED} {_UNRELIABLE}", style="red")
     for failure in failures:
@@ -111,11 +133,14 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
 
 
 def _precisions(results: Sequence[Result]) -> str:
-    """In which precisions, and where, the models ran; empty without results."""
+    """In which precisions, and where, the models ran, and what the machine gives to drafts; empty
+    without results.
+    """
     words = dict.fromkeys(
         f"{result.setting.dtype} on {result.setting.device}" for result in results
     )
-    return f"Decoded in {', '.join(words)}." if words else ""
+    facts = [", ".join(words), machine_facts(results)]
+    return f"Decoded in {'; '.join(filter(None, facts))}." if words else ""
 
 
 def category_table(results: Sequence[Result]) -> Table | None:
@@ -174,6 +199,12 @@ def _cells(group: Group, result: Result) -> list[Text]:
         _share(result.agreement_with_target),
     ]
     return [Text(text) for text in texts]
+
+
+def _non_inferiority_text(tested: NonInferiority | None) -> Text:
+    """The verdict, and its p-value below it."""
+    verdict = non_inferiority_cell(tested).text
+    return Text(verdict if tested is None else f"{verdict}\n{number(tested.p_value, 3)}")
 
 
 def _speedup(speedup: Speedup) -> str:

@@ -22,6 +22,7 @@ from bild_lab.engine.models.native import compiled, why_no_kernels
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.measure import machine
 from scripts import bench as script
 from tests.benchmark.test_llama_cpp import written
 
@@ -64,7 +65,7 @@ SMALL = {
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "SHAPES", SMALL)
     monkeypatch.setattr(compiled, "BACKEND", "eager")
-    monkeypatch.setattr(bench, "BUFFER_BYTES", 2**20)
+    monkeypatch.setattr(machine, "BUFFER_BYTES", 2**20)
     monkeypatch.setattr(bench, "CONTEXTS", (64, 300))
 
 

@@ -196,3 +196,15 @@ def test_bad_input_is_refused_in_one_line_and_writes_nothing(
     assert (code, printed.count("\n")) == (2, 1)
     assert message in printed
     assert not Path("outputs/compare").exists()
+
+
+def test_runs_of_a_point_lie_side_by_side(command: Command, sweep: Callable[..., Sweep]) -> None:
+    for name in ("monday", "tuesday", "wednesday"):
+        sweep(name, 1.0)
+    folders = [f"outputs/{name}" for name in ("monday", "tuesday", "wednesday")]
+    code, printed = command(*folders, "format=machines", "name=runs")
+    assert code == 0, printed
+    assert printed.count("3 runs") == 2 and "outputs/runs/machines.csv" in printed
+    assert len(pd.read_csv("outputs/runs/machines.csv")) == 6
+    code, printed = command("format=machines")
+    assert code != 0 and "needs the folders of runs" in printed

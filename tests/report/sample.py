@@ -230,6 +230,12 @@ def _quality(value: float, baseline: float | None) -> dict:
     }
 
 
+def sample_tested_quality(difference: float, p_value: float, margin: float = 5.0) -> dict:
+    """Make a quality that was tested for being no worse than the baseline's by a margin."""
+    tested = {"margin": margin, "lower_bound": -4.2, "p_value": p_value, "test": "bootstrap"}
+    return {**_quality(BASELINE_QUALITY + difference, BASELINE_QUALITY), "non_inferiority": tested}
+
+
 def _latency(mean: float) -> dict:
     return {
         "median": mean * 0.93,

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bild_lab.lab.metrics.quality import Difference
+from bild_lab.lab.schema.numbers import NonInferiority
 from bild_lab.report.comparison import (
     comparison_frame,
     comparison_table,
@@ -78,3 +79,17 @@ def test_every_metric_has_its_columns_and_its_line(tmp_path: Path) -> None:
     counts = [row.count("<td") for row in rows.split("</tr>")[:2]]
     # the point, five of speed, four of BLEU and four of chrF, also where it is missing
     assert counts == [14, 14]
+
+
+def test_a_margin_has_its_columns_and_its_words() -> None:
+    tested = NonInferiority(margin=5.0, lower_bound=-2.6, p_value=0.0109, test="score")
+    metric = MetricComparison("BLEU", (41.0, 41.0), Difference("BLEU", 0.0, -1.0, 1.0, 1.0), tested)
+    both = [replace(compared(), metric_comparisons=(metric,)), compared()]
+    frame = comparison_frame(both)
+    assert frame["non_inferiority_p_value"].tolist()[0] == 0.0109
+    assert frame["non_inferiority_lower_bound"].isna().tolist() == [False, True]
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(comparison_table(both))
+    lines = console.export_text()
+    assert "no worse" in lines and "by 5: p 0.011" in lines
+    assert "non_inferiority_margin" not in comparison_frame([compared()])

@@ -14,7 +14,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import interval_of_best
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.headline import headline, headline_sentences
-from bild_lab.report.reasons import reason_lines
+from bild_lab.report.phrases import reason_lines
 from tests.report.sample import (
     ENVIRONMENT,
     SETTING,
@@ -23,6 +23,7 @@ from tests.report.sample import (
     sample_replayed,
     sample_result,
     sample_sweep,
+    sample_tested_quality,
 )
 
 EXACT = {"agreement_with_target": 1.0}
@@ -51,6 +52,16 @@ def bild(speedup: float | None = 1.5, difference: float = 0.0, **changes: Any) -
 
 def under(**environment: object) -> dict:
     return {"environment": {**ENVIRONMENT, **environment}}
+
+
+def test_the_verdict_of_a_margin_stands_beside_the_interval():
+    for p_value, words in (
+        (0.0112, "−0.50 to +0.45 on 100 examples, no worse by 5: p = 0.011"),
+        (0.344, "on 100 examples, not shown to be no worse by 5: p = 0.344"),
+        (0.0001, "on 100 examples, no worse by 5: p < 0.001"),
+    ):
+        tested = bild(1.7, quality=sample_tested_quality(-0.05, p_value), **CHANGED)
+        assert words in headline([sample_baseline(), tested])
 
 
 @pytest.mark.parametrize(

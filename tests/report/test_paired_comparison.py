@@ -10,6 +10,7 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from bild_lab.errors import UserError
+from bild_lab.lab.metrics.non_inferiority import score_test
 from bild_lab.lab.metrics.quality import score_values, score_with_baseline
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Speedup
@@ -330,3 +331,17 @@ def test_metrics_that_both_have_are_compared_behind_the_leading_one() -> None:
         compared(decoded([1.0]), decoded([1.0]), **sides).metric_comparisons[1].verdict
         == "not compared"
     )
+
+
+def test_with_a_margin_b_is_tested_against_a_by_the_leading_metric() -> None:
+    own = {"setting": {"metric": "pass_at_1"}}
+    a = [replace(one, scores={"pass_at_1": 100.0}) for one in decoded([1.0] * 100)]
+    b = [
+        replace(one, scores={"pass_at_1": 0.0 if index < 1 else 100.0})
+        for index, one in enumerate(a)
+    ]
+    pair = MatchedPoint(bild(**own), bild(**own), {})
+    tested = compare_point(pair, a, b, None, margin=5).quality.non_inferiority
+    assert tested == score_test(0, 1, 100, 5) and tested.shown
+    assert compare_point(pair, b, a, None, margin=5).quality.non_inferiority.lower_bound > -3
+    assert compare_point(pair, a, b, None).quality.non_inferiority is None

@@ -13,6 +13,7 @@ from tests.report.sample import (
     sample_replayed,
     sample_result,
     sample_sweep,
+    sample_tested_quality,
 )
 
 
@@ -59,6 +60,22 @@ def test_the_precision_that_the_models_ran_in_is_said():
     assert "Decoded in bfloat16 on " in " ".join(line.strip() for line in lines)
 
 
+def test_what_the_machine_gives_to_drafts_is_said_beside_the_precision():
+    slow, fast = (
+        sample_result(
+            "bild",
+            {"fallback": at},
+            1.7,
+            environment={**ENVIRONMENT, "read_gb_per_s": read, "eight_rows_cost": 1.46},
+        )
+        for at, read in ((0.3, 13.24), (0.5, 20.0))
+    )
+    words = " ".join(line.strip() for line in rendered([slow, fast], []))
+    assert "on cpu; memory read at 13.2 to 20.0 GB/s, eight rows cost 1.46 tokens." in words
+    older = " ".join(line.strip() for line in rendered([sample_sweep()[0]], []))
+    assert "Decoded in bfloat16 on cpu." in older
+
+
 def test_table_of_only_failures_renders():
     assert any("failed" in line for line in rendered([], [sample_failure()]))
 
@@ -96,3 +113,20 @@ def test_replayed_texts_come_last_without_numbers_of_a_clock():
     assert ["answers file theirs.jsonl 40.80 \u22120.20 – – – – 97%"] == [
         " ".join(one.split()) for one in line if "answers" in one
     ]
+
+
+def test_points_that_were_tested_say_whether_they_are_no_worse_by_the_margin():
+    shown, open_question = (
+        sample_result(
+            "bild", {"fallback": at}, 1.7 - at, quality=sample_tested_quality(-1.0, p_value)
+        )
+        for at, p_value in ((0.3, 0.0112), (0.5, 0.344))
+    )
+    lines = rendered([shown, open_question, sample_baseline()], [])
+    assert max(map(len, lines)) <= 80
+    title = next(index for index, line in enumerate(lines) if "no worse" in line)
+    assert "by 5" in lines[title + 1]
+    text = "\n".join(lines)
+    assert text.index("yes") < text.index("0.011") < text.index("not shown") < text.index("0.344")
+    assert "no worse: yes" in text and "of at most 0.05" in text
+    assert not any("no worse" in line for line in rendered(sample_sweep(), []))

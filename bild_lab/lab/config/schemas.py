@@ -174,9 +174,19 @@ class MeasureSpec:
     certify: bool = False  # compare every output with the target's own
     target_log_probability: bool = True  # score every text by the target
     run_code: bool = False  # let dataset.metric=pass_at_1 run programs
+    # test whether a point's quality is no worse than the baseline's by so many points
+    margin: float | None = None
 
     def __post_init__(self) -> None:
         require_finite("measure.quiet", self.quiet, 0)
+        if self.margin is not None:
+            remedy = "5 means five points of dataset.metric, null: no test"
+            require_finite("measure.margin", self.margin, 0, above=True, remedy=remedy)
+            if self.baseline is None:
+                raise UserError(
+                    "measure.margin compares with a baseline, got measure.baseline=null; set"
+                    " measure.baseline=vanilla or measure.margin=null"
+                )
         if self.precision is None:
             return
         require_number(

@@ -84,7 +84,7 @@ class DatasetSpec:
     # train, validation, test, or another split of the dataset; null: of a file that its name says,
     # else test
     split: str | None = "test"
-    skip: int = 0  # rows before the first, such as those that thresholds were chosen on
+    skip: int = 0  # rows before the first, such as those that chose the thresholds
     limit: int | None = None  # so many rows only, at least 1; null: all
     # the text to decode from; of a list the turns of a conversation, of messages {"role",
     # "content"} or {"from", "value"} the questions. Columns: a name, a.b for a field inside one, or
@@ -96,6 +96,7 @@ class DatasetSpec:
     reference_column: Any = None
     id_column: Any = None  # null: examples are numbered
     category_column: Any = None  # the dataset's own division; reports have a table by it
+    categories: Any = None  # only the rows of these, a name or a list; null: all
     # states the task, with {source} in it; empty: the begin-of-text token alone, for unconditional
     # generation
     prompt_template: str = "{source}"
@@ -138,7 +139,7 @@ class DatasetSpec:
     max_source_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for key in (*_COLUMNS, "metrics", "cut"):
+        for key in (*_COLUMNS, "categories", "metrics", "cut"):
             object.__setattr__(self, key, _names(key, getattr(self, key)))
         for key in ("limit", "max_source_tokens", "turns"):
             if getattr(self, key) is not None:
@@ -219,6 +220,12 @@ class DatasetSpec:
         )
         _require(
             self.path or self.hub_id, f"path=DIR or dataset.hub_id must be set for {self.name!r}"
+        )
+
+        _require(
+            self.category_column or not self.categories,
+            f"categories={self.categories} needs the column that has them: set"
+            " dataset.category_column",
         )
 
     def _require_shots(self) -> None:

@@ -39,7 +39,7 @@ NAME = r"[A-Za-z_][\w.]*"  # a column in a template's braces
 
 def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example, ...]:
     """The examples of `spec.limit` rows of the split after `spec.skip`, in the dataset's order;
-    never empty.
+    never empty. With `spec.categories`, of the rows of these.
 
     unanswered: allow later turns without their history, which the caller adds. Raises UserError for
     a missing path, split or column, malformed files, an unreachable hub, rows without a source,
@@ -47,8 +47,13 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
     """
     shots = _shots(spec)
     stop = None if spec.limit is None else spec.skip + spec.limit
-    rows = islice(enumerate(_rows(spec)), spec.skip, stop)
+    rows = islice(_numbered_rows(spec), spec.skip, stop)
     examples = tuple(_examples(spec, rows, "".join(text for _, text in shots)))
+    if not examples and spec.categories and not spec.skip:
+        raise UserError(
+            f"dataset {spec.name!r} has no row of dataset.categories={list(spec.categories)} in"
+            f" split {spec.split!r}; it has {', '.join(_categories(spec)) or 'none'}"
+        )
     if not examples:
         after = f" after {spec.skip} rows" if spec.skip else ""
         remedy = "check dataset.split" if not spec.skip else "check dataset.skip"
@@ -122,6 +127,20 @@ def _rows(spec: DatasetSpec) -> Iterator[tuple[str, Row]]:
         data_dir=spec.hub_data_dir,
         revision=spec.hub_revision,
     )
+
+
+def _numbered_rows(spec: DatasetSpec) -> Iterator[tuple[int, tuple[str, Row]]]:
+    """The rows of the categories that are asked for, each with its number among all."""
+    for index, (where, row) in enumerate(_rows(spec)):
+        category = _optional(row, spec.category_column) if spec.categories else None
+        if not spec.categories or str(category) in spec.categories:
+            yield index, (where, row)
+
+
+def _categories(spec: DatasetSpec) -> list[str]:
+    """The categories that the split has, in the order of its rows."""
+    found = (_optional(row, spec.category_column) for _, row in _rows(spec))
+    return list(dict.fromkeys(str(category) for category in found if category is not None))
 
 
 def _examples(

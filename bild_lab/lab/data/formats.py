@@ -246,15 +246,18 @@ def labels(features: Mapping[str, Any]) -> Callable[[Row], Row]:
 def first_value(row: Row, columns: Sequence[str]) -> tuple[bool, object]:
     """Whether the row has any of the columns, and the first value that is not null.
 
-    `a.b` is a field inside a.
+    `a.b` is a field inside a, and `a.0` the first of a list.
     """
     present = False
     for column in columns:
         value: object = {column: row[column]} if column in row else row
         for key in [column] if column in row else column.split("."):
-            if not isinstance(value, Mapping) or key not in value:
+            if isinstance(value, Mapping) and key in value:
+                value = value[key]
+            elif isinstance(value, list | tuple) and key.isdecimal() and int(key) < len(value):
+                value = value[int(key)]
+            else:
                 break
-            value = value[key]
         else:
             present = True
             if value is not None:

@@ -15,6 +15,7 @@ from bild_lab.engine.batch_decoding import require_room
 from bild_lab.engine.protocols import External, Method, Replays, Served
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import StageTrace, Trace
+from bild_lab.lab.measure.machine import bandwidth_facts, row_cost_facts
 from bild_lab.lab.measure.prediction import PROFILE, speculation_profile
 from bild_lab.lab.measure.score import result_of
 from bild_lab.lab.measure.summary import is_too_noisy, log_probability, require_no_nan
@@ -29,7 +30,7 @@ from bild_lab.lab.measure.timing import (
     time_methods,
     warm_up,
 )
-from bild_lab.lab.point.decoder import METHOD, Decoder
+from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.point.environment import (
     DeviceUse,
     Energy,
@@ -61,8 +62,10 @@ def run_point(
     stopwatch, decoder = Stopwatch(stage, setup_s), point.decoders[METHOD]
     with stopwatch.phase("load"):
         torch.set_num_threads(point.setting["threads"])
+        # before the peak of the memory is watched
+        timed_facts = {} if isinstance(decoder.method, Replays) else bandwidth_facts(decoder)
         device_use = DeviceUse(decoder.target.device)
-        environment_facts = _load_weights(point, stage)
+        environment_facts = _load_weights(point, stage) | timed_facts
     with stopwatch.phase("history"):
         examples, requests = prepare_texts(point, sweep.folder)
     with stopwatch.phase("check"):
@@ -147,6 +150,7 @@ def _time_quietly(
     with stopwatch.phase("wait"):
         if waited_s := wait_for_quiet(point.measure.quiet, helpers_s):
             load_facts["waited_s"] = waited_s
+        load_facts |= row_cost_facts(point.decoders.get(BASELINE, decoder), requests[0].source)
     with stopwatch.phase("decode"):
         other_load, clock = OtherLoad(helpers_s), GpuClock(decoder.target.device)
         options = replace(

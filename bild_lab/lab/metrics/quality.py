@@ -14,6 +14,7 @@ from jaxtyping import Float
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics.bootstrap import MetricSums, central_interval, mean_metric
 from bild_lab.lab.metrics.external_metrics import TRIED_EXAMPLES
+from bild_lab.lab.metrics.non_inferiority import non_inferiority
 from bild_lab.lab.metrics.programs import require_permission, require_programs
 from bild_lab.lab.metrics.text_metrics import (
     AGREEMENT,
@@ -63,12 +64,14 @@ class Scoring:
 
     metrics: by their names in the configuration; the first leads. run_code: whether pass_at_1 may
     run programs.
-    writing: how the references are written.
+    writing: how the references are written. margin: of the test whether the leading metric is no
+    worse than the baseline's, in its points; None: no test.
     """
 
     metrics: tuple[str, ...]
     run_code: bool = False
     writing: Writing = BY_SCRIPT
+    margin: float | None = None
 
     def fitted(self, references: References) -> Scoring:
         """The scoring for these references of all examples.
@@ -111,6 +114,7 @@ class Scoring:
         """
         scores = {}
         for metric in self.metrics:
+            margin = self.margin if metric == self.lead else None
             if (sums_of_text := metric_named(metric).of_tokens) is not None:
                 method_sums, baseline_sums = (
                     None
@@ -119,12 +123,17 @@ class Scoring:
                     for system_tokens in tokens
                 )
                 scores[metric] = score_with_baseline(
-                    metric, method_sums, baseline_sums, [NO_REFERENCE] * len(method_sums), seed=seed
+                    metric,
+                    method_sums,
+                    baseline_sums,
+                    [NO_REFERENCE] * len(method_sums),
+                    seed=seed,
+                    margin=margin,
                 )
                 continue
             expected = [[text] for text in baseline or []] if metric == AGREEMENT else references
             scores[metric] = score_with_baseline(
-                metric, predictions, baseline, expected, seed, self.run_code, self.writing
+                metric, predictions, baseline, expected, seed, self.run_code, self.writing, margin
             )
         return scores
 
@@ -195,11 +204,12 @@ def score_with_baseline(
     seed: int = 0,
     run_code: bool = False,
     writing: Writing = BY_SCRIPT,
+    margin: float | None = None,
 ) -> MetricScore:
     """`score`, and how much better (positive) or worse the predictions are than the baseline's,
     paired by example.
 
-    Raises UserError as `score` does.
+    margin: also test whether they are no worse by so many points; None: no test. Raises UserError as `score` does.
     """
     measured = metric_sums(metric, predictions, references, run_code, writing)
     if baseline is None:
@@ -209,17 +219,24 @@ def score_with_baseline(
         measured,
         measured if same else metric_sums(metric, baseline, references, run_code, writing),
         seed,
+        margin,
     )
 
 
 def score_values(
-    metric: str, values: Sequence[float], baseline: Sequence[float] | None = None, *, seed: int = 0
+    metric: str,
+    values: Sequence[float],
+    baseline: Sequence[float] | None = None,
+    *,
+    seed: int = 0,
+    margin: float | None = None,
 ) -> MetricScore:
     """`score_with_baseline` from the stored values of single examples. metric: its shown name."""
     return _metric_score(
         mean_metric(metric, values),
         None if baseline is None else mean_metric(metric, baseline),
         seed,
+        margin,
     )
 
 
@@ -232,12 +249,14 @@ def score_pool(
     seed: int = 0,
     run_code: bool = False,
     writing: Writing = BY_SCRIPT,
+    margin: float | None = None,
 ) -> list[tuple[Quality, Difference]]:
     """Scores and differences of many systems whose texts repeat: each text of the pool is scored
     once.
 
     pool: texts, each with its own references. systems, baseline: for each example, which text of
-    the pool it gets. Systems with the same texts share their intervals.
+    the pool it gets. Systems with the same texts share their intervals. margin: as in
+    `score_with_baseline`.
     """
     sums = metric_sums(metric, pool, references, run_code, writing)
     baseline_value, baseline_resampled = sums.value(baseline), sums.resampled(seed, baseline)
@@ -248,12 +267,25 @@ def score_pool(
         value, resampled = sums.value(picks), sums.resampled(seed, picks)
         low, high = central_interval(resampled)
         quality = Quality(metric=sums.metric, value=value, low=low, high=high)
-        difference = _difference(sums.metric, value - baseline_value, resampled, baseline_resampled)
+        differences = _paired_differences(resampled, baseline_resampled)
+        if margin is not None:
+            tested = non_inferiority(
+                _values_of(sums, picks), _values_of(sums, baseline), differences, margin
+            )
+            quality = replace(quality, non_inferiority=tested)
+        difference = _difference(sums.metric, value - baseline_value, differences)
         scores[picks] = quality, difference
     return [scores[tuple(picks)] for picks in systems]
 
 
-def _metric_score(method: MetricSums, baseline: MetricSums | None, seed: int) -> MetricScore:
+def _values_of(sums: MetricSums, picks: Sequence[int]) -> list[float] | None:
+    """The values of these examples; None if the metric has no values of single examples."""
+    return None if sums.per_example is None else [sums.per_example[pick] for pick in picks]
+
+
+def _metric_score(
+    method: MetricSums, baseline: MetricSums | None, seed: int, margin: float | None = None
+) -> MetricScore:
     value, resampled = method.value(), method.resampled(seed)
     signature = None
     if method.signature:
@@ -263,9 +295,11 @@ def _metric_score(method: MetricSums, baseline: MetricSums | None, seed: int) ->
     if baseline is None:
         return MetricScore(quality, None, method.per_example)
     baseline_value = baseline.value()
-    difference = _difference(
-        method.metric, value - baseline_value, resampled, baseline.resampled(seed)
-    )
+    differences = _paired_differences(resampled, baseline.resampled(seed))
+    difference = _difference(method.metric, value - baseline_value, differences)
+    tested = None
+    if margin is not None:
+        tested = non_inferiority(method.per_example, baseline.per_example, differences, margin)
     compared_quality = replace(
         quality,
         baseline=baseline_value,
@@ -273,20 +307,24 @@ def _metric_score(method: MetricSums, baseline: MetricSums | None, seed: int) ->
         difference_low=difference.low,
         difference_high=difference.high,
         p_value=difference.p_value,
+        non_inferiority=tested,
     )
     return MetricScore(compared_quality, difference, method.per_example)
 
 
-def _difference(
-    metric: str,
-    difference: float,
-    resampled: Float[np.ndarray, " resamples"],
-    baseline_resampled: Float[np.ndarray, " resamples"],
-) -> Difference:
-    """The difference of two systems with its interval, from both systems' values of resamples."""
+def _paired_differences(
+    resampled: Float[np.ndarray, " resamples"], baseline_resampled: Float[np.ndarray, " resamples"]
+) -> Float[np.ndarray, " resamples"]:
+    """The differences of two systems, from both systems' values of resamples."""
     # one may be a mean where the other is not; their first draws are the same
     count = min(len(resampled), len(baseline_resampled))
-    differences = resampled[:count] - baseline_resampled[:count]
+    return resampled[:count] - baseline_resampled[:count]
+
+
+def _difference(
+    metric: str, difference: float, differences: Float[np.ndarray, " resamples"]
+) -> Difference:
+    """The difference of two systems with its interval. differences: of resamples."""
     low, high = central_interval(differences)
     return Difference(metric, difference, low, high, p_value(differences, difference))
 

@@ -199,8 +199,10 @@ def point_id(
         for decoder in decoders.values()
         if isinstance(decoder.method, External)
     ]
+    unusual = {} if scoring.margin is None else {"margin": scoring.margin}
     return content_hash(
         {
+            **unusual,
             "policies": dict(contents),
             "setting": setting_without_paths,
             "traced_examples": specs.measure.traced_examples,

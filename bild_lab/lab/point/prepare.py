@@ -88,7 +88,7 @@ def prepare(cfg: DictConfig) -> Point:
     specs = _beside(own_baseline, Specs.of(cfg))
     require_writable(sweep_folder(cfg))
     writing = specs.dataset.writing(specs.pair.target_language)
-    scoring = Scoring(specs.dataset.scored, specs.measure.run_code, writing)
+    scoring = Scoring(specs.dataset.scored, specs.measure.run_code, writing, specs.measure.margin)
     _require_certifiable(specs)
     _require_scorable(scoring, specs)
     require_flag("resume", cfg.resume)

@@ -16,6 +16,7 @@ from bild_lab.lab.schema.columns import (
     column,
     count,
     end,
+    group,
     ratio,
     required,
     share,
@@ -23,6 +24,7 @@ from bild_lab.lab.schema.columns import (
 
 FIRST_PIECE = "from the request to the first piece of a text"
 LATER_TOKEN = "a token after the first piece, of a text: servers call it TPOT"
+NON_INFERIORITY_LEVEL = 0.05  # one-sided
 PIECES_APART = "between two pieces of a text, of one or several tokens: servers call it ITL"
 
 
@@ -37,11 +39,42 @@ def percentile(name: str, percent: int, meaning: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NonInferiority:
+    """Whether the quality is no worse than the baseline's by a margin, one-sided at 5 %.
+
+    test: "score" for a metric that is right or wrong for each example, else "bootstrap".
+    """
+
+    margin: float = required(
+        "How many points of quality a point may lose and still count as no worse"
+        " (`measure.margin`).",
+        unit=POINTS,
+    )
+    lower_bound: float = required(
+        "The one-sided lower 95 % bound of the quality minus the baseline’s. Above minus the margin"
+        " the point is no worse.",
+        unit=POINTS,
+    )
+    p_value: float = required(
+        "How often a difference at least this good would come by chance if the point lost the whole"
+        " margin. At most 0.05 it is no worse.",
+        digits=3,
+    )
+    test: str
+
+    @property
+    def shown(self) -> bool:
+        """Whether the data show that no more than the margin is lost."""
+        return self.p_value <= NON_INFERIORITY_LEVEL
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quality:
     """The quality of the outputs, on the metric's scale of 0 to 100, with its 95 % interval over
     examples.
 
     signature: how it was computed. What compares with the baseline is None without one.
+    non_inferiority: None without `measure.margin`, and for further metrics.
     """
 
     metric: str = required("The quality metric, on a scale of 0 to 100.", name="quality_metric")
@@ -70,6 +103,7 @@ class Quality:
         digits=3,
         in_table=False,
     )
+    non_inferiority: NonInferiority | None = group("non_inferiority_", None)
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,24 @@ class Environment(Record):
 
     KEYS: ClassVar = (
         Column(
+            "How fast the device reads its memory, 10⁹ bytes a second, with the threads of the run."
+            " A token of the target alone waits for its weights: where memory is slow, drafts gain"
+            " more.",
+            "read_gb_per_s",
+            label="read bandwidth",
+            heading="GB/s",
+            unit="GB/s",
+            digits=1,
+        ),
+        Column(
+            "The time of a forward of the target over eight rows, over that of one row: what"
+            " checking a draft of seven costs, in tokens. Near 1 drafts are checked for nothing.",
+            "eight_rows_cost",
+            label="cost of eight rows",
+            heading="eight rows",
+            unit="tokens",
+        ),
+        Column(
             "Whether another process of bild_lab used the device meanwhile. Do not rely on the"
             " timings then.",
             "shared_device",

@@ -49,7 +49,7 @@ LAUNCHES_S = 100e-6  # of the host, for each layer of a forward, eager
 TRAINING_LAUNCHES_S = 5e-3
 MODULE_LAUNCHES_S = 1.5e-3  # of the host, for each layer of a forward by modules
 # of a record: forwards of target and drafter for each token of a text, and seconds of the host for
-# each token of each point (docs/results/translation.md, What screening costs)
+# each token of each point
 RECORDED_FORWARDS = (1.1, 1.4)
 REPLAY_S = 5e-4
 SAVED = 1.5  # a policy's time is about the baseline's over this

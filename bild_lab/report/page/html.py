@@ -30,9 +30,8 @@ from bild_lab.report.page.examples import Stored, text_browser, traced_points
 from bild_lab.report.page.grid import grids, knob_maps
 from bild_lab.report.page.pareto_plot import overlay_figure, overlays, pareto_figure
 from bild_lab.report.page.tables import batch_table, setting_tables
-from bild_lab.report.phrases import front_in_words, timed_points
+from bild_lab.report.phrases import front_in_words, reason_lines, timed_points
 from bild_lab.report.provenance import notes, sources
-from bild_lab.report.reasons import reason_lines
 from bild_lab.report.review import review_answers
 from bild_lab.report.screened_points import screened_points
 from bild_lab.report.style import Mark, marks

@@ -14,6 +14,7 @@ from bild_lab.lab.data.conversations import conversation
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import Example, with_answers
+from bild_lab.lab.metrics.quality import Scoring, score
 from tests.tiny import START, tiny_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -591,6 +592,51 @@ def test_gsm8k_asks_after_eight_solved_problems_of_its_train_split_that_have_a_q
     assert shots == [f"Question: {row['question']}\nAnswer: {row['answer']}" for row in solved[:8]]
     assert asked == f"Question: {solved[9]['question']}\nAnswer:"
     assert examples[0].references == (solved[9]["answer"],)
+
+
+def test_only_rows_of_the_categories_count_and_keep_their_names(rows_file) -> None:
+    kinds = ["math", "code", None, "math", "logic"]
+    rows = [
+        {"de": f"Frage {at}", "en": f"answer {at}", "kind": kind} for at, kind in enumerate(kinds)
+    ]
+    asked = {"path": rows_file(*rows), "category_column": "kind"}
+    examples = load_examples(spec(**asked, categories=["math", "logic"]))
+    assert [example.id for example in examples] == ["test-0", "test-3", "test-4"]
+    assert [example.category for example in examples] == ["math", "math", "logic"]
+    limited = load_examples(spec(**asked, categories="math", limit=2))
+    assert limited == examples[:2]
+    with pytest.raises(
+        UserError, match=r"no row of dataset.categories=\['maths'\].* has math, code"
+    ):
+        load_examples(spec(**asked, categories=["maths"]))
+    with pytest.raises(UserError, match="set dataset.category_column"):
+        spec(path=asked["path"], categories=["math"])
+
+
+def test_a_column_may_be_a_place_in_a_list(rows_file) -> None:
+    path = rows_file({"de": "Ja.", "en": ["Yes.", "Yeah."]}, {"de": "Nein.", "en": ["No."]})
+    first = load_examples(spec(path=path, reference_column="en.0"))
+    assert [example.references for example in first] == [("Yes.",), ("No.",)]
+    with pytest.raises(UserError, match="wants column en.1"):
+        load_examples(spec(path=path, reference_column="en.1"))
+
+
+@needs_shared_data
+def test_mathematics_of_mt_bench_has_numbers_as_answers() -> None:
+    asked = from_config(
+        "mt_bench",
+        path=str(SHARED_DATA / "mt_bench"),
+        categories=["math"],
+        turns=1,
+        reference_column="reference.0",
+        metric="numeric",
+    )
+    examples = load_examples(asked)
+    assert len(examples) == 10 and {example.category for example in examples} == {"math"}
+    references = [example.references for example in examples]
+    Scoring(("numeric",)).fitted(references)  # none is without a number
+    answers = ["The area is 3.", "12000 dollars", "So 19 %", "It is 35/36."]
+    assert score("numeric", answers, references[:4]).value == 100
 
 
 def test_a_reference_may_be_made_of_columns_and_keeps_other_braces(rows_file) -> None:

@@ -192,6 +192,10 @@ def test_a_result_tells_the_point_and_what_else_the_machine_did(
         result.environment.get("shared_device") is True and result.environment.get("parts") is None
     )
     assert "parts" not in result.environment
+    assert result.environment.read_gb_per_s > 0.1 and result.environment.eight_rows_cost > 0.1
+    row = to_frame([result]).iloc[0]
+    assert row.read_gb_per_s == result.environment.read_gb_per_s
+    assert row.eight_rows_cost == result.environment.eight_rows_cost
     assert result.peak_memory_mb > 10
     assert result.joules_per_token == pytest.approx(4 * 3.0 / result.tokens)
 

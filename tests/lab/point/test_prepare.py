@@ -66,6 +66,7 @@ def name_of(*words: str) -> str:
         "measure.baseline=null",
         "measure.traced_examples=1",
         "measure.certify=true",
+        "measure.margin=5",
         "measure.target_log_probability=false",
         "runtime.dtype=bfloat16",
         "runtime.engine=hf",

@@ -18,6 +18,7 @@ from tests.report.sample import (
     sample_drafted,
     sample_result,
     sample_sweep,
+    sample_tested_quality,
 )
 
 CHANGE = {
@@ -59,6 +60,18 @@ def test_the_table_says_what_changed_beside_what_was_lost() -> None:
     assert cells["length"] == ("1.02×", "[0.98, 1.06]")
     assert cells["log-probability"] == ("−0.432", "[−0.500, −0.400]")
     assert cells["difference"] == ("−0.032", "[−0.050, +0.001]")
+
+
+def test_the_table_of_points_says_which_are_no_worse_by_the_margin() -> None:
+    tested = sample_result("bild", {}, 1.8, quality=sample_tested_quality(-1.0, 0.0112))
+    points = shown(sample_baseline(), tested)["points"]
+    assert by_title(points)["no worse by 5"] == ("yes", "p = 0.011, at least −4.20, margin 5")
+    assert by_title(points, 1)["no worse by 5"] == ("–", "")  # the baseline
+    plain = shown(sample_baseline(), sample_result("bild", {}, 1.8))["points"]
+    assert not any("no worse" in column.title for column in plain.columns)
+    other = sample_result("bild", {"a": 1}, 1.7, quality=sample_tested_quality(-1.0, 0.2, 3.0))
+    mixed = shown(sample_baseline(), tested, other)["points"]
+    assert by_title(mixed, 1)["no worse"][0] == "not shown"
 
 
 def test_what_was_not_measured_has_no_table() -> None:

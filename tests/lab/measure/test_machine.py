@@ -1,0 +1,86 @@
+"""The numbers that explain the spread between machines are measured, once in a process."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import bild_lab
+from bild_lab.engine.request import Source
+from bild_lab.lab.measure import machine
+from bild_lab.lab.measure.machine import bandwidth_facts, row_cost_facts, rows_over_one
+
+
+class SlowRows:
+    """A model and its session whose forwards take a millisecond, and half of one for each further
+    row.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.counts: list[int] = []
+
+    def start(self, source: Source, room: int) -> SlowRows:
+        assert room >= 9
+        return self
+
+    def extend(self, tokens: list[int]) -> None:
+        self.counts.append(len(tokens))
+        self.length += len(tokens)
+        time.sleep(0.001 + 0.0005 * (len(tokens) - 1))
+
+    def rollback(self, length: int) -> None:
+        self.length = length
+
+
+def test_a_forward_of_eight_rows_is_timed_over_one_of_one_row() -> None:
+    model = SlowRows()
+    cost = rows_over_one(model, Source((3,)), 8, lambda: None)
+    assert 3.2 < cost < 5.5  # 4.5, and what sleeping takes longer
+    assert set(model.counts) == {1, 8} and model.length == 9
+
+
+def test_models_of_ours_have_a_cost_and_it_is_measured_once(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_costs", {})
+    decoders = [
+        bild_lab.load(str(checkpoints / name), policy="vanilla") for name in ("llama", "t5")
+    ]
+    sources = [decoder.request("w5 w9", 4).source for decoder in decoders]
+    costs = [
+        row_cost_facts(decoder, source)["eight_rows_cost"]
+        for decoder, source in zip(decoders, sources, strict=True)
+    ]
+    assert all(cost > 0.2 for cost in costs) and len(machine._costs) == 2
+    monkeypatch.setattr(machine, "rows_over_one", lambda *_: 99.0)
+    assert row_cost_facts(decoders[0], sources[0]) == {"eight_rows_cost": costs[0]}
+    torch.set_num_threads(torch.get_num_threads() + 1)  # another setting
+    try:
+        assert row_cost_facts(decoders[0], sources[0]) == {"eight_rows_cost": 99.0}
+    finally:
+        torch.set_num_threads(torch.get_num_threads() - 1)
+
+
+def test_nothing_is_timed_that_another_engine_runs_or_that_would_be_compiled() -> None:
+    compiled = SimpleNamespace(method=None, running=(SimpleNamespace(compiled=True),))
+    judged_alone = SimpleNamespace(method=None, running=())
+    for decoder in (compiled, judged_alone):
+        assert row_cost_facts(decoder, Source((3,))) == {}
+
+
+def test_the_bandwidth_is_the_buffers_bytes_over_the_seconds_and_measured_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine._bandwidth.cache_clear()
+    monkeypatch.setattr(machine, "BUFFER_BYTES", 2**20)
+    monkeypatch.setattr(machine, "median_s", lambda work, *_: 2**20 / 13.24e9 * bool(work()))
+    decoder = SimpleNamespace(target=SimpleNamespace(device=torch.device("cpu")))
+    assert bandwidth_facts(decoder)["read_gb_per_s"] == pytest.approx(13.2, abs=0.051)
+    monkeypatch.setattr(machine, "median_s", lambda *_: 1.0)
+    assert bandwidth_facts(decoder)["read_gb_per_s"] == pytest.approx(13.2, abs=0.051)
+    machine._bandwidth.cache_clear()  # what other tests measure

@@ -1,0 +1,149 @@
+"""No worse by a margin: the score test of paired proportions, and the paired bootstrap."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import binom, multinomial
+
+from bild_lab.errors import UserError
+from bild_lab.lab.config.schemas import MeasureSpec
+from bild_lab.lab.metrics.non_inferiority import (
+    BOOTSTRAP,
+    SCORE,
+    bootstrap_test,
+    non_inferiority,
+    score_statistic,
+    score_test,
+)
+from bild_lab.lab.metrics.quality import Scoring, score_pool, score_values, score_with_baseline
+
+
+def test_the_score_test_gives_the_published_example() -> None:
+    """Tango (1998): two ways to disinfect contact lenses, 44 pairs, margin 0.1: Z = 1.709."""
+    assert score_statistic(0, 1, 44, -0.1) == pytest.approx(1.709, abs=5e-4)
+    assert score_test(0, 1, 44, 10).p_value == pytest.approx(0.0437, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "pairs", "published"),
+    [
+        # Fagerland, Lydersen and Laake, Statistical Analysis of Contingency Tables (2017), chapter 8
+        (6, 16, 161, (-0.1240, -0.0054)),
+        (1, 7, 21, (-0.517, -0.026)),
+    ],
+)
+def test_differences_that_are_just_rejected_are_the_ends_of_tangos_interval(
+    gained: int, lost: int, pairs: int, published: tuple[float, float]
+) -> None:
+    def excess(difference: float, deviation: float) -> float:
+        return score_statistic(gained, lost, pairs, difference) - deviation
+
+    ends = [brentq(excess, -0.99, 0.99, args=(deviation,)) for deviation in (1.959964, -1.959964)]
+    assert ends == pytest.approx(published, abs=6e-4 if pairs == 21 else 6e-5)
+
+
+@pytest.mark.parametrize("counts", [(0, 0, 10), (0, 1, 44), (6, 16, 161), (5, 0, 5), (3, 3, 7)])
+def test_the_bound_is_the_margin_that_is_just_shown(counts: tuple[int, int, int]) -> None:
+    bound = score_test(*counts, margin=5).lower_bound
+    if bound < 0:
+        assert score_test(*counts, margin=-bound).p_value == pytest.approx(0.05, abs=1e-6)
+    for margin in (1, 5, 10, 20, 40):
+        tested = score_test(*counts, margin)
+        assert tested.shown == (tested.lower_bound >= -margin)
+
+
+def test_texts_that_are_all_alike_leave_a_bound_below_zero() -> None:
+    """A bootstrap of them would have no width."""
+    alike = [100.0] * 40 + [0.0] * 60
+    tested = score_values("pass@1", alike, alike, margin=5).score.non_inferiority
+    assert (tested.test, tested.shown) == (SCORE, True)
+    assert tested.lower_bound == pytest.approx(-2.634, abs=1e-3)
+    # the more pairs, the less may be lost; with ten a loss of 5 points is not excluded
+    assert not score_test(0, 0, 10, 5).shown
+    assert bootstrap_test(np.zeros(1000), 5).lower_bound == 0
+
+
+def test_everything_lost_and_everything_gained() -> None:
+    assert score_test(0, 5, 5, 5).lower_bound == -100 and score_test(0, 5, 5, 5).p_value > 0.9
+    assert score_test(5, 0, 5, 5).lower_bound > 0 and score_test(5, 0, 5, 5).shown
+    assert score_test(0, 5, 5, 100).shown  # no more than everything can be lost
+
+
+def test_right_and_wrong_have_the_score_test_and_other_values_the_bootstrap() -> None:
+    differences = np.linspace(-4, 4, 1000)
+    assert non_inferiority([100.0, 0.0], [0.0, 0.0], differences, 5).test == SCORE
+    for values in ([100.0, 50.0], None):
+        assert non_inferiority(values, [0.0, 0.0], differences, 5).test == BOOTSTRAP
+    # one count of each kind, by hand: the second example was lost
+    lost = non_inferiority([100.0, 0.0, 0.0], [100.0, 100.0, 0.0], differences, 5)
+    assert lost == score_test(0, 1, 3, 5)
+
+
+@pytest.mark.parametrize("count", [1000, 100])
+def test_the_bootstraps_bound_and_p_value_agree(count: int) -> None:
+    differences = np.random.default_rng(0).normal(-2, 1, count)
+    bound = bootstrap_test(differences, 5).lower_bound
+    assert bound == pytest.approx(np.quantile(differences, 0.05), abs=0.15)
+    assert bootstrap_test(differences, -bound + 1e-9).shown
+    assert not bootstrap_test(differences, -bound).shown
+
+
+def test_each_way_of_scoring_tests_the_leading_metric_alone() -> None:
+    references = [["a"], ["b"], ["c d e f"], ["x y z w"]] * 8
+    baseline = ["a", "b", "c d e f", "x y z w"] * 8
+    texts = ["a", "c", "c d e f", "x y z w"] * 8
+    scored = Scoring(("exact_match", "bleu"), margin=30).score_outputs(
+        texts, baseline, references, 0
+    )
+    tested = scored["exact_match"].score.non_inferiority
+    assert tested == score_test(0, 8, 32, 30)
+    assert scored["bleu"].score.non_inferiority is None
+    corpus = score_with_baseline("bleu", texts, baseline, references, margin=30)
+    assert corpus.score.non_inferiority.test == BOOTSTRAP
+    plain = score_with_baseline("exact_match", texts, baseline, references)
+    assert plain.score.non_inferiority is None
+    pool, picks = ["a", "b", "c"], [[0, 1], [0, 2]]
+    (alone, _), (pooled, _) = score_pool(
+        "exact_match", pool, [["a"], ["b"], ["b"]], picks, picks[0], margin=30
+    )
+    assert alone.non_inferiority == score_test(0, 0, 2, 30)
+    assert pooled.non_inferiority == score_test(0, 1, 2, 30)
+
+
+def test_a_margin_must_be_above_zero_and_needs_a_baseline() -> None:
+    assert MeasureSpec(margin=0.5).margin == 0.5
+    for values in ({"margin": 0.0}, {"margin": -5.0}, {"margin": 5.0, "baseline": None}):
+        with pytest.raises(UserError, match=r"measure\.margin"):
+            MeasureSpec(**values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("examples", "margin"), [(50, 10), (100, 5), (200, 5)])
+@pytest.mark.parametrize("gained_share", [0.0, 0.02, 0.1])
+def test_a_loss_of_the_whole_margin_is_called_no_worse_in_about_five_of_a_hundred(
+    examples: int, margin: int, gained_share: float
+) -> None:
+    """Exactly, over all tables that such a system can give."""
+    lost_share = gained_share + margin / 100
+    shares = [gained_share, lost_share, 1 - gained_share - lost_share]
+    error = 0.0
+    for gained in range(int(binom.ppf(1 - 1e-9, examples, gained_share)) + 1):
+        for lost in range(examples - gained + 1):
+            if score_test(gained, lost, examples, margin).shown:
+                counts = [gained, lost, examples - gained - lost]
+                error += multinomial.pmf(counts, examples, shares)
+    assert 0.02 < error < 0.065
+
+
+@pytest.mark.slow
+def test_the_bootstrap_calls_a_loss_of_the_whole_margin_no_worse_as_seldom() -> None:
+    generator = np.random.default_rng(0)
+    shown = 0
+    for _ in range(400):
+        baseline = generator.uniform(0, 100, 80)
+        values = baseline - 5 + generator.normal(0, 8, 80)
+        tested = score_values("any", values.tolist(), baseline.tolist(), margin=5)
+        shown += tested.score.non_inferiority.shown
+    assert 0.02 < shown / 400 < 0.085
