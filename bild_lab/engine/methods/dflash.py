@@ -233,8 +233,8 @@ class DFlashDrafter(Drafter):
 
     The first round of a text drafts nothing: the states of the prompt come out of its verification.
     No token depends on a random number, so q is one-hot, and speculative sampling is lossless.
-    heads: the trained drafter. window: how many tokens are drafted at most; None: as many as a
-    block holds. Raises UserError for more, and for a target whose layers give no states.
+    heads: the trained drafter. window: how many tokens are drafted at most, of those that a block
+    holds; None: all. Raises UserError for a target whose layers give no states.
     """
 
     drafts_trees = False
@@ -244,8 +244,9 @@ class DFlashDrafter(Drafter):
         config = heads.config
         drafted = config.block - config.first_row
         if window is not None:
-            require_whole("policy.window", window, 1, drafted, "null drafts a whole block")
-        self._target, self._heads, self._window = target, heads, window or drafted
+            require_whole("policy.window", window, 1, None, "null drafts a whole block")
+        self._target, self._heads = target, heads
+        self._window = min(window or drafted, drafted)
         self.required_outputs = OutputSpec(hidden=config.target_layers, prompt=True)
 
     def begin(self, request: Request, target: Session) -> None:

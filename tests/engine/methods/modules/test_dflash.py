@@ -92,8 +92,8 @@ def test_a_folder_is_read_and_its_window_may_be_shorter(tmp_path: Path, checkpoi
     decoder = load(checkpoints, "llama", "dflash", heads=str(folder), window=2)
     rounds = decoder.generate("w5 w9 w12", 8).trace.rounds
     assert {len(one.drafted) for one in rounds[1:-1]} == {2}
-    with pytest.raises(UserError, match="policy.window must be .*4, got 5"):
-        load(checkpoints, "llama", "dflash", heads=str(folder), window=5)
+    with pytest.raises(UserError, match="policy.window must be .*1, got 0"):
+        load(checkpoints, "llama", "dflash", heads=str(folder), window=0)
 
 
 REFUSED = [
