@@ -189,7 +189,7 @@ def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, s
     if policy == "dflash":
         path = folder / f"{policy}-{config.model_type}-{decoder_depth(config)}"
         if not path.is_dir():
-            write_dflash(random_dflash(config), path)
+            write_dflash(random_dflash(config, known=None), path)
         return {"heads": str(path)}
     if knob is None:
         return {}
