@@ -28,7 +28,7 @@ from tests.tiny import tiny_tokenizer
 FAMILIES = ("t5", "llama")
 WINDOWED = ("qwen3", "gemma3")  # families of which some layers see a window only
 DECODER_ONLY = {("bita", "t5"), ("medusa", "t5")}  # tests/engine/methods
-LLAMA_CPP = ("llama_cpp", "llama_cpp_prompt_lookup", "llama_cpp_speculative")
+LLAMA_CPP = ("llama_cpp", "llama_cpp_prompt_lookup")
 # need `make peers` (tests/benchmark)
 EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative", *LLAMA_CPP)
 SERVER = "server"  # needs a server (tests/servers)

@@ -236,8 +236,9 @@ class LlamaCpp(Peer):
     come out.
     window, longest_match: by its own prompt lookup up to so many tokens are drafted, which followed
     so many of the last tokens earlier; None: nothing is drafted. It is never called lossless: its
-    weights are mostly quantized, and it rounds activations too. Raises UserError for an
-    encoder–decoder, without a file, and for a file of another vocabulary.
+    weights are mostly quantized, and it rounds activations too. With a draft model llama-server
+    decodes (`policy=server`). Raises UserError for an encoder–decoder, without a file, and for a
+    file of another vocabulary.
     """
 
     engine = "llama_cpp"
@@ -247,7 +248,6 @@ class LlamaCpp(Peer):
     precisions = (torch.float32, torch.bfloat16, torch.float16)
     precision = ""
     _positions = 4096  # tokens for which its cache has room
-    _draft_file: Path | None = None
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class LlamaCpp(Peer):
                 f"({target.checkpoint.config.model_type}); use policy=ctranslate2"
             )
         self._window, self._longest_match = window, longest_match
-        self._file, self.precision = _gguf(file or target.checkpoint.path, target, "file")
+        self._file, self.precision = _gguf(file or target.checkpoint.path, target)
 
     def lossless(self, sampling: Sampling) -> bool:
         return False
@@ -282,33 +282,10 @@ class LlamaCpp(Peer):
         return super()._job() | {"longest_match": self._longest_match, "positions": self._positions}
 
     def _files(self) -> tuple[Path, Path | None]:
-        return self._file, self._draft_file
+        return self._file, None
 
 
-class LlamaCppSpeculative(LlamaCpp):
-    """Speculative decoding by llama-cpp-python's interface for drafters: a second GGUF file drafts
-    `window` tokens.
-
-    draft_file: None: the drafter's own, where pair.draft is one. Both files must have the target's
-    vocabulary.
-    """
-
-    def __init__(
-        self,
-        target: LoadedModel,
-        draft: LoadedModel,
-        window: int,
-        file: FilePath | None = None,
-        draft_file: FilePath | None = None,
-    ) -> None:
-        super().__init__(target, file, window)
-        self._draft_file, precision = _gguf(
-            draft_file or draft.checkpoint.path, target, "draft_file"
-        )
-        self.precision += f" with {precision}"
-
-
-def _gguf(file: str, target: LoadedModel, knob: str) -> tuple[Path, str]:
+def _gguf(file: str, target: LoadedModel) -> tuple[Path, str]:
     """A GGUF file and its precision.
 
     Raises UserError if it is none, or has another vocabulary than the target.
@@ -316,8 +293,8 @@ def _gguf(file: str, target: LoadedModel, knob: str) -> tuple[Path, str]:
     path, checkpoint = Path(file).expanduser().resolve(), target.checkpoint
     if path.suffix != SUFFIX:
         raise UserError(
-            f"llama.cpp reads a GGUF file, got {file}; set policy.{knob}=FILE.gguf or give one in"
-            " the pair"
+            f"llama.cpp reads a GGUF file, got {file}; set policy.file=FILE.gguf or give one in the"
+            " pair"
         )
     if isinstance(checkpoint, GgufCheckpoint) and file == checkpoint.path:
         gguf_checkpoint = checkpoint
@@ -334,8 +311,8 @@ def _gguf(file: str, target: LoadedModel, knob: str) -> tuple[Path, str]:
         token, piece = min(differing)
         raise UserError(
             f"{file} has another vocabulary than {checkpoint.path}, as token {token} is"
-            f" {pieces[token]!r} in the file and {piece!r} in the checkpoint; set policy.{knob} to"
-            " a file of the same model"
+            f" {pieces[token]!r} in the file and {piece!r} in the checkpoint; set policy.file to a"
+            " file of the same model"
         )
     return path, gguf_checkpoint.precision
 

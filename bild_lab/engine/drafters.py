@@ -3,6 +3,7 @@
 """
 
 from bild_lab.engine.methods.bita import MaskTokenDrafter
+from bild_lab.engine.methods.dflash import DFlashDrafter
 from bild_lab.engine.methods.eagle.drafter import EagleDrafter
 from bild_lab.engine.methods.lookup.lookahead import LookaheadDrafter
 from bild_lab.engine.methods.lookup.ngram import NGramDrafter
@@ -20,6 +21,7 @@ from bild_lab.engine.methods.speculative.synthetic import SyntheticDrafter
 from bild_lab.engine.methods.vanilla import NoDraft
 
 __all__ = [
+    "DFlashDrafter",
     "EagleDrafter",
     "HybridDrafter",
     "LookaheadDrafter",

@@ -292,7 +292,7 @@ def _point_cell(comparison: PointComparison, compared: Sequence[PointComparison]
     """A point's name, with the knobs and the values of the setting that tell it from others."""
     result, results = comparison.pair.a, [point.pair.a for point in compared]
     words = [f"{key} {short_name(value)}" for key, value in comparison.pair.distinct.items()]
-    knobs = knob_label(result, telling_knobs(result, results))
+    knobs = knob_label(result, telling_knobs(result, results), among=results)
     return TableCell(result.policy, ", ".join(filter(None, [knobs, *words])))
 
 

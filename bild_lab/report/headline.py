@@ -124,7 +124,9 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
             continue
         speedup, speedup_low, speedup_high = mean_with_interval(speedups)
         difference, difference_low, difference_high = mean_with_interval(differences)
-        label = point_label(representative, telling_knobs(representative, representatives))
+        label = point_label(
+            representative, telling_knobs(representative, representatives), representatives
+        )
         seeds = ", ".join(str(result.setting.seed) for result in seed_results)
         change = f"{representative.quality.metric} {signed(difference)}"
         change += f" {interval(difference_low, difference_high, write=signed)}"

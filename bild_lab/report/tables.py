@@ -15,10 +15,9 @@ from bild_lab.lab.schema.formatting import (
     counted,
     duration,
     interval,
-    knob_label,
-    knob_value,
     number,
     point_label,
+    short_value,
     signed,
     times,
 )
@@ -154,7 +153,7 @@ def points_table(group: Group) -> Table:
         column_of("speedup"),
         *quality_columns(group),
         *(
-            TableColumn(knob, f"knob of the policy: {knob}", partial(_knob_cell, knob))
+            TableColumn(knob, f"knob of the policy: {knob}", partial(_knob_cell, group, knob))
             for knob in group.varying_knobs()
         ),
         *([_certificate_column()] if certified else []),
@@ -202,7 +201,7 @@ def policy_column(group: Group) -> TableColumn:
     """The column that names a point by its policy and the knobs that distinguish it."""
 
     def cell(result: Result) -> TableCell:
-        knobs = "baseline" if result.is_baseline else knob_label(result, group.knobs(result))
+        knobs = "baseline" if result.is_baseline else group.knob_label(result)
         return TableCell(result.policy, knobs, result.policy)
 
     return replace(column_of("policy"), cell=cell)
@@ -312,12 +311,13 @@ def _baseline_row(group: Group, columns: Sequence[TableColumn]) -> TableRow | No
     )
 
 
-def _knob_cell(knob: str, result: Result) -> TableCell:
+def _knob_cell(group: Group, knob: str, result: Result) -> TableCell:
     if knob not in result.knobs:
         return TableCell("")
     value = result.knobs[knob]
     order = value if isinstance(value, int | float | str) else str(value)
-    return TableCell(knob_value(value), "", order)
+    others = (other.knobs[knob] for other in group.results if knob in other.knobs)
+    return TableCell(short_value(value, others), "", order)
 
 
 def _further_cell(name: str, result: Result) -> TableCell:

@@ -118,7 +118,7 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
             table.add_row(*cells, style="dim" if result.is_baseline else "")
         table.add_section()
     for failure in failures:
-        knobs = knob_label(failure, telling_knobs(failure, failures), " ")
+        knobs = knob_label(failure, telling_knobs(failure, failures), " ", failures)
         table.add_row(Text(TIMES), Text(f"{failure.policy} {knobs}"), Text("failed"), style="red")
     legend = f"{_LEGEND} {_TESTED}" if tested else _LEGEND
     table.caption = Text(f"{legend} {_precisions(results)}".strip(), style="dim", justify="left")
@@ -189,7 +189,7 @@ def _cells(group: Group, result: Result) -> list[Text]:
         speedup = f"{mark}{_speedup(result.speedup)}"
     texts = [
         _ON_FRONT if on_front else "",
-        f"{result.policy} {knob_label(result, group.knobs(result), ' ')}".strip(),
+        f"{result.policy} {group.knob_label(result, ' ')}".strip(),
         number(quality.value),
         signed(quality.difference),
         speedup,

@@ -1,28 +1,30 @@
 """What servers tell of their speculative decoding, in their own fields, as one record.
 
-Sources: vLLM's page "Per-Request Acceptance Metrics" (`metrics.speculative_decoding`), SGLang's
-`meta_info`, llama-server's `timings`.
+Sources: vLLM's page "Per-Request Acceptance Metrics" (`metrics.speculative_decoding` of the chunk
+with the usage), SGLang's `SpecTokensDetails` (`sglext.spec_tokens_details` of a chunk without
+choices, in `entrypoints/openai/protocol.py`), llama-server's `timings` of the last chunk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bild_lab.engine.trace import ReportedRounds
 
 
-def reported_rounds(answer: Mapping[str, Any], choice: Mapping[str, Any]) -> ReportedRounds | None:
+def reported_rounds(answer: Mapping[str, Any]) -> ReportedRounds | None:
     """The rounds of a request, as the server tells them; None if it tells nothing.
 
-    answer: the last object of a stream that has such fields, or a whole answer. choice: its first
-    choice. A server that was asked without drafting tells zero drafted tokens, or nothing.
+    answer: an object of a stream, or a whole answer. A server that was asked without drafting tells
+    zero drafted tokens, or nothing.
     """
     vllm = (answer.get("metrics") or {}).get("speculative_decoding")
     if vllm:
         return _of_vllm(vllm)
-    sglang = choice.get("meta_info") or answer.get("meta_info") or {}
-    if "spec_verify_ct" in sglang:
+    sglang = (answer.get("sglext") or {}).get("spec_tokens_details")
+    if sglang:
         return _of_sglang(sglang)
     llama_cpp = answer.get("timings") or {}
     if "predicted_n" in llama_cpp:
@@ -30,28 +32,49 @@ def reported_rounds(answer: Mapping[str, Any], choice: Mapping[str, Any]) -> Rep
     return None
 
 
+def over_all_forwards(rounds: ReportedRounds, completion_tokens: int | None) -> ReportedRounds:
+    """The rounds with those forwards that verified no draft, such as the prompt's.
+
+    vLLM and SGLang count none of them. Each forward gives one token beside the accepted ones.
+    completion_tokens: how many tokens the server counts in the text; None if it does not tell.
+    """
+    undrafted = (completion_tokens or 0) - rounds.accepted
+    return replace(rounds, verifications=max(rounds.verifications, undrafted))
+
+
 def _of_vllm(fields: Mapping[str, Any]) -> ReportedRounds:
-    """By the length of a draft, how many steps accepted 0, 1, … of its tokens."""
+    return ReportedRounds(
+        verifications=fields["num_spec_steps"],
+        drafted=fields["num_draft_tokens"],
+        accepted=fields["num_accepted_draft_tokens"],
+        steps=_steps_of_vllm(fields),
+    )
+
+
+def _steps_of_vllm(fields: Mapping[str, Any]) -> dict[tuple[int, int], int] | None:
+    """How many steps there were by the length of their draft and the tokens accepted of it.
+
+    Versions before the histogram by length tell it where all drafts had the greatest length.
+    """
     by_length = fields.get("acceptance_histogram_by_draft_length") or {}
+    greatest = fields.get("num_spec_tokens") or 0
+    if not by_length and fields["num_draft_tokens"] == greatest * fields["num_spec_steps"]:
+        by_length = {greatest: fields.get("acceptance_histogram") or ()}
     steps = {
         (int(drafted), accepted): count
         for drafted, counts in by_length.items()
         for accepted, count in enumerate(counts)
         if count
     }
-    return ReportedRounds(
-        verifications=fields["num_spec_steps"],
-        drafted=fields["num_draft_tokens"],
-        accepted=fields["num_accepted_draft_tokens"],
-        steps=steps or None,
-    )
+    return steps or None
 
 
 def _of_sglang(fields: Mapping[str, Any]) -> ReportedRounds:
+    """Its histogram of accepted tokens says nothing of the drafts' lengths, which may vary."""
     return ReportedRounds(
         verifications=fields["spec_verify_ct"],
-        drafted=fields.get("spec_draft_token_num"),
-        accepted=fields.get("spec_accept_token_num"),
+        drafted=fields["spec_num_proposed_drafts"],
+        accepted=fields["spec_num_correct_drafts"],
     )
 
 

@@ -1,7 +1,7 @@
 """A client of the completions of an OpenAI-compatible server: one text at a time, as a stream.
 
-Token ids are asked for in the words of vLLM and SGLang (`return_token_ids`, `return_meta_info`);
-servers that do not know these fields leave them out.
+Token ids and drafting are asked for in the words of vLLM and SGLang (`return_token_ids`,
+`return_spec_tokens_details`); servers that do not know these fields leave them out.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import httpx
 
 from bild_lab.engine.trace import ReportedRounds
 from bild_lab.errors import UserError
-from bild_lab.servers.acceptance_reports import reported_rounds
+from bild_lab.servers.acceptance_reports import over_all_forwards, reported_rounds
 
 CONNECT_S = 10.0  # for a connection; an answer may take `stall_s` to begin and to go on
 END_OF_STREAM = "[DONE]"
 ID_PREFIX = "token_id:"  # how vLLM writes a token with return_tokens_as_token_ids
 SHOWN = 200  # characters of a server's message
-TOKEN_FIELDS = ("token_ids", "response_token_ids", "output_ids")  # vLLM, SGLang
-EXTENSIONS = {"return_token_ids": True, "return_meta_info": True}
+UNFINISHED = ("abort", "error")  # why vLLM and SGLang end a text before it ends
+EXTENSIONS = {"return_token_ids": True, "return_spec_tokens_details": True}
 
 
 class RequestError(Exception):
@@ -34,17 +34,18 @@ class RequestError(Exception):
 class ServerAnswer:
     """A text as a server gave it.
 
-    token_ids: None if the server gave text alone. pieces_s: the seconds since the request was sent
+    token_ids: None if the server gave some of the text without them. pieces_s: the seconds since the request was sent
     at which each piece of the text came; a piece is one or several tokens. finish_reason: "stop" or
-    "length". prompt_tokens: how many the server read; None if it does not tell. model: its name
-    for what answered.
+    "length". prompt_tokens, completion_tokens: how many the server read and wrote; None if it does
+    not tell. model: its name for what answered.
     """
 
     text: str = ""
-    token_ids: list[int] | None = None
+    token_ids: list[int] | None = field(default_factory=list)
     pieces_s: list[float] = field(default_factory=list)
     finish_reason: str | None = None
     prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     model: str | None = None
     rounds: ReportedRounds | None = None
 
@@ -115,6 +116,11 @@ class CompletionsClient:
             raise RequestError(_described(error)) from error
         if answer.finish_reason is None:
             raise RequestError(f"the stream ended after {len(answer.pieces_s)} pieces, unfinished")
+        if answer.finish_reason in UNFINISHED:
+            raise RequestError(f"the server ended the text: finish_reason {answer.finish_reason}")
+        answer.token_ids = answer.token_ids or None
+        if answer.rounds is not None:
+            answer.rounds = over_all_forwards(answer.rounds, answer.completion_tokens)
         return answer
 
     def close(self) -> None:
@@ -148,20 +154,25 @@ def _take(answer: ServerAnswer, event: Mapping[str, Any], now_s: float) -> None:
     if piece or token_ids:
         answer.pieces_s.append(now_s)
     answer.text += piece
-    if token_ids:
-        answer.token_ids = [*(answer.token_ids or []), *token_ids]
+    if piece and token_ids is None:
+        answer.token_ids = None
+    elif answer.token_ids is not None:
+        answer.token_ids += token_ids or []
     answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
     answer.model = event.get("model") or answer.model
-    prompt_tokens = (event.get("usage") or {}).get("prompt_tokens")
-    answer.prompt_tokens = answer.prompt_tokens if prompt_tokens is None else prompt_tokens
-    answer.rounds = reported_rounds(event, choice) or answer.rounds
+    if event.get("usage"):
+        answer.prompt_tokens = event["usage"].get("prompt_tokens")
+        answer.completion_tokens = event["usage"].get("completion_tokens")
+    answer.rounds = reported_rounds(event) or answer.rounds
 
 
-def _token_ids(choice: Mapping[str, Any]) -> list[int]:
-    """The ids of a piece's tokens; empty where the server gives none."""
-    for name in TOKEN_FIELDS:
-        if choice.get(name):
-            return list(choice[name])
+def _token_ids(choice: Mapping[str, Any]) -> list[int] | None:
+    """The ids of a piece's tokens; None where the server gives none.
+
+    A piece may have text and an empty list: the text of tokens that came before.
+    """
+    if choice.get("token_ids") is not None:  # vLLM, SGLang
+        return list(choice["token_ids"])
     logprobs = choice.get("logprobs") or {}
     content = logprobs.get("content") or []
     if content and all("id" in token for token in content):  # llama-server
@@ -169,7 +180,7 @@ def _token_ids(choice: Mapping[str, Any]) -> list[int]:
     tokens = logprobs.get("tokens") or [token.get("token") for token in content]
     if tokens and all(str(token).startswith(ID_PREFIX) for token in tokens):
         return [int(token.removeprefix(ID_PREFIX)) for token in tokens]
-    return []
+    return None
 
 
 def _described(error: Exception) -> str:

@@ -41,10 +41,6 @@ def test_what_llama_cpp_cannot_run_is_refused_before_weights_load(
         UserError, match=r"reads a GGUF file, got .*llama; set policy\.file=FILE\.gguf"
     ):
         load(llama, policy="llama_cpp")
-    with pytest.raises(
-        UserError, match=r"reads a GGUF file, got nowhere; set policy\.draft_file=FILE"
-    ):
-        load(file, file, "llama_cpp_speculative", draft_file="nowhere")
     with pytest.raises(UserError, match=r"no GGUF file .*missing\.gguf"):
         load(llama, policy="llama_cpp", file=str(tmp_path / "missing.gguf"))
     with pytest.raises(UserError, match="runs decoder-only models here, got .*t5"):
@@ -69,7 +65,6 @@ def test_it_is_no_lossless_method_at_the_precision_of_its_file(tmp_path: Path, f
     )
     assert (alone.precision, beside.precision) == ("q4_k_m", "q8_0")
     assert not alone.lossless(Sampling())
-    assert load(file, small, "llama_cpp_speculative").method.precision == "q4_k_m with q8_0"
     assert (
         load(
             str(write(tiny("qwen2"), tmp_path / "silent.gguf")), policy="llama_cpp"

@@ -1,9 +1,15 @@
 """A server of completions on the loopback whose texts are a tiny checkpoint's own, in the fields of
 vLLM, SGLang or llama-server, also badly: python -m tests.servers.fake_server PORT CHECKPOINT
 
-Fields are those of vLLM's pages (`return_token_ids`, "Per-Request Acceptance Metrics"), SGLang's
-`meta_info` and llama-server's `timings`. The drafting that is told of is made up: `DRAFTED` tokens
-a step, of which all but the last are accepted.
+Its streams have the objects of `dialogues/DIALECT.jsonl`, a stream a file, in its order:
+
+- vllm: `vllm/entrypoints/openai/completion/serving.py` and its page on acceptance metrics;
+- sglang: `sglang/srt/entrypoints/openai/serving_completions.py`, `protocol.py`, `utils.py`;
+- llama_cpp: recorded from llama-server, which drafted for itself;
+- plain: OpenAI's own fields.
+
+The drafting that is told of is made up: `DRAFTED` tokens a step, of which all but the last are
+accepted.
 """
 
 from __future__ import annotations
@@ -13,8 +19,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -24,6 +32,13 @@ from bild_lab.lab.point.decoder import Decoder
 MODEL = "tiny"
 DRAFTED = 3  # tokens of a made-up draft, of which two are accepted
 PIECE = DRAFTED  # tokens of a piece: two accepted ones and the target's own
+DIALOGUES = Path(__file__).parent / "dialogues"
+
+
+def dialogue(dialect: str) -> list[Any]:
+    """The objects of an engine's stream, and its last word."""
+    lines = (DIALOGUES / f"{dialect}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 @dataclass
@@ -72,56 +87,106 @@ class FakeServer:
         if fault == "other vocabulary":
             tokens = [50_000, *tokens[1:]]
         emitted = 0
-        for start in range(0, len(tokens), PIECE):
+        pieces = range(0, len(tokens), PIECE)
+        first, piece, *_, last = (event for event in self.objects if event.get("choices"))
+        for start in pieces:
             if fault == "cut" and start:
                 return
             if fault == "stall" and start:
                 self.released.wait(20)
             if fault == "error in the stream" and start:
                 yield {"error": {"message": "out of memory", "code": 500}}
+                yield "[DONE]"
                 return
-            piece = tokens[start : start + PIECE]
-            text = self.decoder.text(tokens[: start + len(piece)])
-            choice = {"index": 0, "finish_reason": None, **self._piece(body, text[emitted:], piece)}
+            ids = tokens[start : start + PIECE]
+            text = self.decoder.text(tokens[: start + len(ids)])
+            event = deepcopy(piece if start else first)
+            self._fill(event["choices"][0], body, text[emitted:], ids)
             emitted = len(text)
-            yield {"model": MODEL, "choices": [choice]}
-        steps = -(-len(tokens) // PIECE)
-        last = {"index": 0, "finish_reason": "stop" if ended else "length", "text": ""}
-        if self.dialect == "sglang" and body.get("return_meta_info"):
-            last["meta_info"] = {
-                "spec_verify_ct": steps,
-                "spec_draft_token_num": steps * DRAFTED,
-                "spec_accept_token_num": steps * (DRAFTED - 1),
-            }
-        final = {"model": MODEL, "choices": [last]}
-        if self.dialect == "llama_cpp":
-            final["timings"] = {
-                "predicted_n": len(tokens),
-                "draft_n": steps * DRAFTED,
-                "draft_n_accepted": len(tokens) - steps,
-            }
-        yield final
-        read = 1 if fault == "other prompt" else len(body.get("prompt", ()))
-        usage: dict[str, Any] = {"choices": [], "usage": {"prompt_tokens": read}}
-        if self.dialect == "vllm":
-            usage["metrics"] = {
-                "speculative_decoding": {
-                    "acceptance_histogram_by_draft_length": {str(DRAFTED): [0, 0, steps, 0]},
-                    "num_spec_steps": steps,
-                    "num_accepted_draft_tokens": steps * (DRAFTED - 1),
-                    "num_draft_tokens": steps * DRAFTED,
-                }
-            }
-        if body.get("stream_options", {}).get("include_usage"):
-            yield usage
+            yield event
+        last = deepcopy(last)
+        self._fill(last["choices"][0], body, "", [])
+        last["choices"][0]["finish_reason"] = "stop" if ended else "length"
+        if fault == "aborted":
+            last["choices"][0]["finish_reason"] = "abort"
+        counted = Counted(
+            prompt=1 if fault == "other prompt" else len(body.get("prompt", ())),
+            tokens=len(tokens),
+            steps=len(pieces),
+        )
+        for event in (last, *self.trailing):
+            filled = counted.filled(event)
+            if filled.get("usage") and not body.get("stream_options", {}).get("include_usage"):
+                continue
+            if "sglext" in filled and not body.get("return_spec_tokens_details"):
+                continue
+            yield filled
         yield "[DONE]"
 
-    def _piece(self, body: dict[str, Any], text: str, tokens: list[int]) -> dict[str, Any]:
-        fields = {"delta": {"content": text}} if "messages" in body else {"text": text}
-        name = {"vllm": "token_ids", "sglang": "response_token_ids"}.get(self.dialect)
-        if name is not None and body.get("return_token_ids"):
-            fields[name] = tokens
-        return fields
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        return [event for event in dialogue(self.dialect) if isinstance(event, dict)]
+
+    @property
+    def trailing(self) -> list[dict[str, Any]]:
+        """Those without a choice: usage and drafting."""
+        return [event for event in self.objects if not event["choices"]]
+
+    def _fill(
+        self, choice: dict[str, Any], body: dict[str, Any], text: str, tokens: list[int]
+    ) -> None:
+        """Write a piece's text and tokens where the engine has them."""
+        choice["text"] = text
+        for name, value in (("prompt_token_ids", body.get("prompt")), ("token_ids", tokens)):
+            if name in choice:
+                choice[name] = value
+                if not body.get("return_token_ids"):
+                    del choice[name]
+        if "messages" in body:
+            choice["delta"] = {"content": choice.pop("text")}
+
+
+@dataclass
+class Counted:
+    """What a server counts of a text: tokens of the prompt and of the text, steps."""
+
+    prompt: int
+    tokens: int
+    steps: int
+
+    def filled(self, event: dict[str, Any]) -> dict[str, Any]:
+        """An engine's object with these numbers where it has such."""
+        event = deepcopy(event)
+        accepted, drafted = self.steps * (DRAFTED - 1), self.steps * DRAFTED
+        if event.get("usage"):
+            total = self.prompt + self.tokens
+            event["usage"] |= {
+                "prompt_tokens": self.prompt,
+                "completion_tokens": self.tokens,
+                "total_tokens": total,
+            }
+        if "metrics" in event:
+            event["metrics"]["speculative_decoding"] |= {
+                "acceptance_histogram": [0, 0, self.steps, 0],
+                "acceptance_histogram_by_draft_length": {str(DRAFTED): [0, 0, self.steps, 0]},
+                "num_spec_steps": self.steps,
+                "num_accepted_draft_tokens": accepted,
+                "num_draft_tokens": drafted,
+            }
+        if "sglext" in event:
+            event["sglext"]["spec_tokens_details"] |= {
+                "spec_verify_ct": self.steps,
+                "spec_num_proposed_drafts": drafted,
+                "spec_num_correct_drafts": accepted,
+                "spec_correct_drafts_histogram": [0, 0, self.steps, 0],
+            }
+        if "timings" in event:
+            event["timings"] |= {
+                "predicted_n": self.tokens,
+                "draft_n": drafted,
+                "draft_n_accepted": self.tokens - self.steps,
+            }
+        return event
 
 
 def handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:

@@ -72,7 +72,7 @@ def test_the_drafting_of_each_dialect_is_read() -> None:
 
 def test_a_text_without_drafts_counts_as_many_forwards_as_tokens() -> None:
     """llama-server tells of drafts only where it drafted."""
-    told = reported_rounds({"timings": {"predicted_n": 7}}, {})
+    told = reported_rounds({"timings": {"predicted_n": 7}})
     assert (told.verifications, told.drafted, told.accepted) == (7, 0, 0)
     texts = [
         Timed([5] * 7, [1.0], Trace(report=EngineReport(rounds=told))),
@@ -94,6 +94,7 @@ def test_a_text_without_drafts_counts_as_many_forwards_as_tokens() -> None:
         ("cut", "ended after 1 pieces, unfinished"),
         ("stall", "nothing came for 1 s after 1 pieces"),
         ("error in the stream", "error in the stream.*out of memory"),
+        ("aborted", "finish_reason abort"),
     ],
 )
 def test_a_request_that_fails_is_sent_again_and_then_an_error(fault: str, message: str) -> None:

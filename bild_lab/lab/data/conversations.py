@@ -13,7 +13,8 @@ from bild_lab.lab.data.prompts import Continuation, Example
 
 # the speakers in ShareGPT's files, {"from", "value"}, and in those of chat models, {"role",
 # "content"}
-ASKING, ANSWERING = ("human", "user"), ("gpt", "chatgpt", "assistant", "bing", "bard")
+USER = "user"
+ASKING, ANSWERING = ("human", USER), ("gpt", "chatgpt", "assistant", "bing", "bard")
 SYSTEM = ("system", "developer")
 
 
@@ -70,26 +71,38 @@ def questions_and_answers(
     A system message first stands before the first question, with an empty line between. Another
     message before that is skipped, as FastChat does (`train.py`, `preprocess`). The conversation
     ends at the first message that is empty, of another speaker or out of turn, which FastChat does
-    not take. Where its answers are used, a question without one is left out.
+    not take. Where its answers are used, a question without one is left out. Questions alone, as
+    NVIDIA's files of SPEED-Bench have them, are all asked.
     """
     system_texts = [text for _, text in takewhile(lambda message: message[0] in SYSTEM, messages)]
     turns = messages[len(system_texts) :]
     if turns and turns[0][0] not in ASKING:
         turns = turns[1:]
+    answers: list[str] = []
+    if not _answered(spec) and {speaker for speaker, _ in turns} == {USER}:
+        texts = takewhile(str.strip, (text for _, text in turns))
+        questions = list(texts)[: spec.turns]
+    else:
+        alternating = _alternating(turns)
+        questions = alternating[::2][: spec.turns]
+        if _answered(spec):
+            answers = alternating[1::2][: spec.turns]
+            questions = questions[: len(answers)]
+    if questions:
+        instructions = [text.strip() for text in system_texts if text.strip()]
+        questions[0] = "\n\n".join([*instructions, questions[0]])
+    return questions, answers
+
+
+def _alternating(turns: Sequence[Message]) -> list[str]:
+    """The texts of questions and answers in turn, until a message is empty or out of turn."""
     texts = []
     for index, (speaker, text) in enumerate(turns):
         expected_speakers = ASKING if index % 2 == 0 else ANSWERING
         if speaker not in expected_speakers or not text.strip():
             break
         texts.append(text)
-    questions, answers = texts[::2][: spec.turns], []
-    if _answered(spec):
-        answers = texts[1::2][: spec.turns]
-        questions = questions[: len(answers)]
-    if questions:
-        instructions = [text.strip() for text in system_texts if text.strip()]
-        questions[0] = "\n\n".join([*instructions, questions[0]])
-    return questions, answers
+    return texts
 
 
 def conversation(

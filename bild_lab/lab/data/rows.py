@@ -16,7 +16,7 @@ from bild_lab.engine.models.checkpoint.hub import (
 )
 from bild_lab.errors import UserError
 from bild_lab.files import pin_of
-from bild_lab.lab.data.formats import SUFFIXES, Row, labels, read_rows, suffix_of
+from bild_lab.lab.data.formats import SUFFIXES, Row, labels, plain_stem, read_rows, suffix_of
 
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -43,9 +43,10 @@ def local_rows(path: Path, split: str, subfolders: Sequence[str] = ()) -> Iterat
     """Rows of one split of a local dataset, each with its location ("FILE line 3").
 
     path: a file, or a folder in the hub's layout (`test.jsonl`, `data/test-00000-of-00001.parquet`,
-    `CONFIG/test/0000.parquet`). subfolders: possible names of a config's folder; the first that
-    exists is used. Raises UserError for a missing path or split, for files that cannot be read, and
-    for a shard without rows.
+    `CONFIG/test/0000.parquet`), or with a file for each config (`CONFIG.jsonl`). subfolders:
+    possible names of a config's folder or file; the first folder that exists is used. Raises
+    UserError for a missing path or split, for files that cannot be read, and for a shard without
+    rows.
     """
     files = find_split_files(path, split, subfolders)
     for file in files:
@@ -87,6 +88,11 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
             if not any(path_part.startswith(".") for path_part in file.relative_to(root).parts)
         )
         files = sorted(file for file in visible if file.is_file())
+        if root == path:
+            of_config = [
+                file for file in files if file.parent == path and plain_stem(file) in subfolders
+            ]
+            files = of_config or files
     if not files or suffix_of(files[0]) is None:
         raise UserError(
             f"no data files at {path}: wanted {' '.join(SUFFIXES)}; point dataset.path at them"

@@ -12,7 +12,7 @@ from typing import Any
 from bild_lab.lab.config.policies import changed_knobs
 from bild_lab.lab.config.schemas import PairSpec
 from bild_lab.lab.schema.columns import to_json
-from bild_lab.lab.schema.formatting import point_label, short_name
+from bild_lab.lab.schema.formatting import is_command, knob_label, point_label, short_name
 from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, best_at_loss, pareto_front
 from bild_lab.lab.store.hashing import plain_numbers
@@ -223,9 +223,13 @@ class Group:
         """
         return telling_knobs(result, self.results)
 
+    def knob_label(self, result: Result, separator: str = ", ") -> str:
+        """Return these knobs with their values: `fallback 0.5, rollback 1`."""
+        return knob_label(result, self.knobs(result), separator, self.results)
+
     def label(self, result: Result) -> str:
         """Return its policy with these knobs: `bild (fallback 0.5)`."""
-        return point_label(result, self.knobs(result))
+        return point_label(result, self.knobs(result), self.results)
 
     def varying_knobs(self) -> list[str]:
         """Return every knob that takes more than one value within some policy, in order of
@@ -307,14 +311,15 @@ def varying_knobs(results: Sequence[Result]) -> list[str]:
 
 def telling_knobs(point: Any, points: Sequence[Any]) -> list[str]:
     """Return the knobs that tell a point from the others of its policy, or a single one from its
-    policy's file.
+    policy's file, of which commands are left out: their first words say little.
 
     point, points: anything with a policy and its knobs, such as results or failures.
     """
     peers = [candidate for candidate in points if candidate.policy == point.policy]
     if len(peers) > 1:
         return [knob for knob in varying_knobs(peers) if knob in point.knobs]
-    return changed_knobs(point.policy, point.knobs)
+    changed = changed_knobs(point.policy, point.knobs)
+    return [knob for knob in changed if not is_command(point.knobs[knob])]
 
 
 def _slowness(result: Result) -> tuple[float, float]:
@@ -418,5 +423,6 @@ def batch_curves(results: Sequence[Result]) -> list[BatchCurve]:
         points = tuple(result for _, result in sorted(group.items()))
         policy = points[0].policy
         knobs = varying_knobs(results_of_policy[policy])
-        curves.append(BatchCurve(policy, point_label(points[0], knobs), points))
+        label = point_label(points[0], knobs, results_of_policy[policy])
+        curves.append(BatchCurve(policy, label, points))
     return curves

@@ -15,10 +15,11 @@ from typing import Any
 import pandas as pd
 
 from bild_lab.lab.schema.formatting import (
+    INFINITY,
     interval,
-    knob_value,
     number,
     point_label,
+    short_value,
     signed,
     times,
 )
@@ -35,11 +36,11 @@ LOSSES = (0.0, 0.5, 1.0, 2.0)  # points of quality that the fastest screened poi
 
 @dataclass(frozen=True)
 class MapPoint:
-    """A point of a map. numbers: its speed and its quality. name: of its folder, None if it was not
-    measured.
+    """A point of a map. knobs: their values in words. numbers: its speed and its quality. name: of
+    its folder, None if it was not measured.
     """
 
-    knobs: Mapping[str, Any]
+    knobs: Mapping[str, str]
     numbers: tuple[float | None, float | None]
     name: str | None
     certified: bool = False
@@ -77,11 +78,17 @@ def knob_maps(group: Group) -> list[Figure]:
             numbers = (1000 * result.latency_s.mean, result.quality.value)
             if group.relative:
                 numbers = (result.speedup.value, result.quality.difference)
-            cells.append(
-                MapPoint({knob: result.knobs[knob] for knob in knobs}, numbers, folder_name(result))
-            )
+            cells.append(MapPoint(_in_words(result, knobs, results), numbers, folder_name(result)))
         maps += _maps(policy, cells, titles, group.relative)
     return maps
+
+
+def _in_words(point: Any, knobs: Sequence[str], points: Sequence[Any]) -> dict[str, str]:
+    """The values of a point's knobs, told from those of the others."""
+    return {
+        knob: short_value(point.knobs.get(knob), (other.knobs.get(knob) for other in points))
+        for knob in knobs
+    }
 
 
 def _maps(
@@ -96,7 +103,7 @@ def _maps(
     axes = {knob: _in_order([cell.knobs[knob] for cell in cells]) for knob in knobs[:2]}
     by_choice: dict[str, list[MapPoint]] = {}  # by the values of the other knobs
     for cell in cells:
-        choice = ", ".join(f"{knob} {knob_value(cell.knobs[knob])}" for knob in knobs[2:])
+        choice = ", ".join(f"{knob} {cell.knobs[knob]}" for knob in knobs[2:])
         by_choice.setdefault(escape(choice), []).append(cell)
     figures = []
     for index, title in enumerate(titles):
@@ -165,9 +172,7 @@ def _squares(
     places, texts, colours, opacities = [], [], [], []
     for cell in known:
         value = cell.numbers[index]
-        places.append(
-            [knob_texts.index(knob_value(cell.knobs[knob])) for knob, knob_texts in axes.items()]
-        )
+        places.append([knob_texts.index(cell.knobs[knob]) for knob, knob_texts in axes.items()])
         texts.append(write(value) + ("<br>✓" if cell.certified else ""))
         colours.append(COLOURS[1] if value < 0 else COLOURS[0])
         share = (abs(value) - smallest) / ((largest - smallest) or 1.0)
@@ -182,10 +187,11 @@ def _squares(
     )
 
 
-def _in_order(values: Sequence[Any]) -> list[str]:
+def _in_order(texts: Sequence[str]) -> list[str]:
     """The texts of a knob's values, numbers by size and before words."""
-    texts = pd.Series({knob_value(value): value for value in values}, dtype=object)
-    numbers = pd.to_numeric(texts, errors="coerce")
+    unique = list(dict.fromkeys(texts))
+    values = pd.Series(unique, index=unique, dtype=object).replace(INFINITY, "inf")
+    numbers = pd.to_numeric(values, errors="coerce")
     return list(numbers.sort_index().sort_values(kind="stable").index)
 
 
@@ -220,7 +226,7 @@ def _screened_maps(policy: str, points: Sequence[ScreenedPoint]) -> list[Figure]
     knobs = varying_knobs(points)
     cells = [
         MapPoint(
-            knobs={knob: point.knobs.get(knob) for knob in knobs},
+            knobs=_in_words(point, knobs, points),
             numbers=(point.speedup, point.difference),
             name=None if point.live is None else folder_name(point.live),
             certified=bool(point.certified),
@@ -344,7 +350,7 @@ def _fastest(points: Sequence[ScreenedPoint]) -> Table:
                 "predicted": times(best.speedup),
                 "difference": signed(best.difference),
                 "measured": measured,
-                "policy, knobs": point_label(best, telling_knobs(best, points)),
+                "policy, knobs": point_label(best, telling_knobs(best, points), points),
             }
         )
     return plain_table(rows)

@@ -87,7 +87,8 @@ def write_html(
         sections=sections,
         count=len(results),
         failures=[
-            (failure, knob_label(failure, telling_knobs(failure, failures))) for failure in failures
+            (failure, knob_label(failure, telling_knobs(failure, failures), among=failures))
+            for failure in failures
         ],
         shares=time_shares(results),
         total=duration(sum(result.total_s for result in results)),

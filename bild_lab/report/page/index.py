@@ -17,7 +17,7 @@ from rich.markup import escape
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.console import console
 from bild_lab.lab.config.policies import changed_knobs
-from bild_lab.lab.schema.formatting import MISSING, interval, knob_value, number, times
+from bild_lab.lab.schema.formatting import MISSING, interval, number, short_value, times
 from bild_lab.lab.schema.result import BUSY_PERCENT, Setting
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, TOLERANCE
 from bild_lab.lab.store.groups import data_title, pair_title
@@ -163,7 +163,7 @@ def _label(best: pd.Series, rows: pd.DataFrame) -> str:
         named = [knob for knob in knobs if policy_rows[knob].nunique(dropna=False) > 1]
     else:
         named = changed_knobs(policy, knobs)
-    label = ", ".join(f"{knob} {knob_value(knobs[knob])}" for knob in named)
+    label = ", ".join(f"{knob} {short_value(knobs[knob], policy_rows[knob])}" for knob in named)
     return f"{policy} ({label})" if label else policy
 
 

@@ -16,6 +16,7 @@ from bild_lab.lab.schema.formatting import (
     knob_value,
     number,
     short_name,
+    short_value,
 )
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.groups import Group, Position
@@ -206,7 +207,7 @@ def overlay_figure(overlay: Overlay) -> Figure:
 
 def hover_text(result: Result) -> str:
     """Write every knob and number of a result, one per line, escaped for plotly."""
-    lines = [(knob, knob_value(value)) for knob, value in result.knobs.items()]
+    lines = [(knob, short_value(value)) for knob, value in result.knobs.items()]
     for name in _HOVER_NUMBERS:
         cell = cell_of(result, name)
         title = result.quality.metric if name == "quality" else COLUMNS[name].words

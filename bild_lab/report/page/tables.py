@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bild_lab.lab.schema.formatting import MISSING, counted, knob_label, number, percent
+from bild_lab.lab.schema.formatting import MISSING, counted, number, percent
 from bild_lab.lab.schema.numbers import Category
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.groups import BatchCurve, Group
@@ -94,7 +94,7 @@ def best_table(group: Group) -> Table:
         else:
             cells = [column.cell(best) for column in columns]
             cells[0] = replace(cells[0], tone="" if disturbance(best) else "big")
-            policy_cell = TableCell(best.policy, knob_label(best, group.knobs(best)))
+            policy_cell = TableCell(best.policy, group.knob_label(best))
         rows.append(TableRow([TableCell(title, tone="title"), *cells, policy_cell]))
     return Table([TableColumn("allowed"), *columns, TableColumn("policy, knobs")], rows)
 

@@ -32,7 +32,6 @@ POINTS, EXAMPLES = "points", "examples"
 ACCEPTANCE = "acceptance_by_position"
 SWEEP_POINTS, PICTURE = "sweep_points", "pareto"
 LONGEST_TITLE = 128  # the service's limit for the name of a run or a report
-_RESULTS = ("checkpoint", "adapter", "heads")  # what trainings call their results
 _EXAMPLE_COLUMNS = (
     "id",
     "prompt",
@@ -62,24 +61,9 @@ Corners = list[tuple[float, float]]  # of a line: latency and quality
 
 
 def run_title(result: Result) -> str:
-    """The policy with the knobs that differ from its file: `bild (fallback 0.5, rollback 2)`.
-
-    Paths are shortened by `path_name`.
-    """
-    knobs = {}
-    for knob in changed_knobs(result.policy, result.knobs):
-        value = result.knobs[knob]
-        knobs[knob] = path_name(value) if isinstance(value, str) else value
-    label = point_label(replace(result, knobs=knobs), list(knobs))
+    """The policy with the knobs that differ from its file: `bild (fallback 0.5, rollback 2)`."""
+    label = point_label(result, changed_knobs(result.policy, result.knobs))
     return label if len(label) <= LONGEST_TITLE else f"{label[: LONGEST_TITLE - 1]}…"
-
-
-def path_name(path: str) -> str:
-    """The last part of a path; of a training's result the training's name, as in
-    outputs/NAME/checkpoint.
-    """
-    *folders, leaf = path.rstrip("/").split("/")
-    return short_name(folders[-1] if folders and leaf in _RESULTS else leaf)
 
 
 def run_config(result: Result, config: Mapping[str, Any]) -> dict[str, Any]:

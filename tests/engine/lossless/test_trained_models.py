@@ -44,7 +44,7 @@ RARE = {  # also of parts with random weights
     "hybrid": {"ended_in_draft"},
     **{
         name: {"accepted", "ended_in_draft", "cut_in_draft"}
-        for name in ("bita", "medusa", "eagle", "eagle3")
+        for name in ("bita", "medusa", "dflash", "eagle", "eagle3")
     },
 }
 Comparison = Callable[[str, str], tuple[Models, list[Case]]]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.data.conversations import conversation
@@ -33,7 +34,8 @@ def spec(**fields: object) -> DatasetSpec:
 
 def from_config(name: str, **overrides: object) -> DatasetSpec:
     fields = yaml.safe_load((REPOSITORY / "conf" / "dataset" / f"{name}.yaml").read_text())
-    return DatasetSpec(**{**fields, **overrides})
+    dataset = OmegaConf.create({"dataset": {**fields, **overrides}})
+    return DatasetSpec(**OmegaConf.to_container(dataset, resolve=True)["dataset"])
 
 
 @pytest.fixture
@@ -365,7 +367,8 @@ def test_a_spec_that_no_dataset_could_satisfy_is_refused(
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_dataset_config_is_a_valid_spec_named_after_its_file(config: Path) -> None:
     own = {"path": "local.jsonl"} if config.stem == "local" else {}
-    assert from_config(config.stem, **own).name == config.stem
+    size = "_1k" if config.stem == "speed_bench_throughput" else ""
+    assert from_config(config.stem, **own).name == config.stem + size
     assert config.read_text().startswith("# ")
     assert f"python run.py dataset={config.stem}" in config.read_text().splitlines()[0]
 
@@ -438,6 +441,11 @@ ROWS_OF = {
         "ab",
         "Find.",
     ),
+    "speed_bench_throughput": (
+        {"question_id": "cd", "category": "low_entropy", "turns": ["Sort."], "source": "x"},
+        "cd",
+        "Sort.",
+    ),
     "squad": (
         {
             "id": "56b",
@@ -460,6 +468,27 @@ def test_a_row_in_the_form_of_its_data_set_becomes_a_prompt(rows_file, name: str
 
 
 TEMPLATES = sorted((REPOSITORY / "conf" / "template").glob("*.yaml"))
+
+
+def test_both_splits_of_speed_bench_are_read_as_nvidias_script_writes_them(tmp_path: Path) -> None:
+    rows = {
+        "qualitative": {"category": "rag", "messages": ["Find.", "And then?"]},
+        "throughput_1k": {"category": "mixed", "messages": ["Short."]},
+        "throughput_8k": {"category": "high_entropy", "messages": ["Long."]},
+    }
+    for name, row in rows.items():
+        messages = [{"role": "user", "content": text} for text in row["messages"]]
+        written = {"question_id": name, **row, "messages": messages}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(written) + "\n")
+    first, second = load_examples(from_config("speed_bench", path=str(tmp_path)), unanswered=True)
+    assert (first.prompt, first.category) == ("Find.", "rag")
+    assert (second.source, second.category, second.turn) == ("And then?", "rag", 2)
+    for size, tier, prompt in (("1k", "mixed", "Short."), ("8k", "high_entropy", "Long.")):
+        config = f"throughput_{size}"
+        spec = from_config("speed_bench_throughput", path=str(tmp_path), hub_config=config)
+        (example,) = load_examples(spec)
+        assert (example.id, example.category, example.prompt) == (config, tier, prompt)
+        assert spec.name == f"speed_bench_throughput_{size}"
 
 
 def from_template(config: Path, **fields: object) -> DatasetSpec:

@@ -187,6 +187,69 @@ def test_lm1b_is_read_from_the_conversion_of_its_script(tmp_path: Path) -> None:
     assert (train, test) == ("[('', ('train 0',)), ('', ('train 1',))]", "[('', ('test 0',))]")
 
 
+SPEED_BENCH = """
+from bild_lab.errors import UserError
+from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.config.schemas import typed
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
+for words in (
+    ["speed_bench"],
+    ["speed_bench_throughput"],
+    ["speed_bench_throughput", "dataset.hub_config=throughput_32k"],
+    ["speed_bench_throughput", "dataset.hub_config=throughput_8k"],
+):
+    dataset = compose_config([f"dataset={words[0]}", *words[1:]]).dataset
+    spec = typed(DatasetSpec, dataset, "dataset")
+    try:
+        examples = load_examples(spec, unanswered=True)
+        print(spec.name, [(one.id, one.category, one.source) for one in examples])
+    except UserError as error:
+        print(" ".join(str(error).split()))
+"""
+WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+
+
+@pytest.mark.slow
+def test_speed_bench_is_read_by_configuration_and_a_withheld_text_is_named(tmp_path: Path) -> None:
+    """The columns and configurations of nvidia/SPEED-Bench's card."""
+    asked = {
+        "qualitative": [("a", "rag", ["Find.", "Why?"])],
+        "throughput_1k": [("b", "low_entropy", ["Sort."]), ("c", "high_entropy", ["Continue."])],
+        "throughput_32k": [("d", "mixed", ["Solve."])],
+        "throughput_8k": [("e", "mixed", [WITHHELD])],
+    }
+    card = "".join(
+        f"- config_name: {config}\n  data_files:\n  - split: test\n    path: {config}/test-*\n"
+        for config in asked
+    )
+    files = {"README.md": f"---\nconfigs:\n{card}---\n".encode()}
+    for config, questions in asked.items():
+        columns = [
+            {
+                "question_id": name,
+                "category": category,
+                "sub_category": "",
+                "turns": turns,
+                "source": "https://example.com",
+                "src_id": name,
+                "difficulty": "",
+                "multiturn": len(turns) > 1,
+            }
+            for name, category, turns in questions
+        ]
+        files[f"{config}/test-00000-of-00001.parquet"] = parquet_of(columns)
+    with loopback_hub({"nvidia/SPEED-Bench": files}) as endpoint:
+        lines = printed_in_a_fresh_process(SPEED_BENCH, endpoint, tmp_path)
+    assert lines[:3] == [
+        "speed_bench [('a', 'rag', 'Find.'), ('a/2', 'rag', 'Why?')]",
+        "speed_bench_throughput_1k"
+        " [('b', 'low_entropy', 'Sort.'), ('c', 'high_entropy', 'Continue.')]",
+        "speed_bench_throughput_32k [('d', 'mixed', 'Solve.')]",
+    ]
+    assert "withholds its text" in lines[3] and "dataset.path=DIR" in lines[3]
+
+
 @pytest.mark.slow
 def test_only_the_files_of_the_split_are_downloaded(tmp_path: Path) -> None:
     asked = [

@@ -62,6 +62,8 @@ CONFIGS = ["de-en/test-00000-of-00001.parquet", "fr-en/test-00000-of-00001.parqu
         (SHARDS[::-1], ["train"], SHARDS),  # in order
         # of the first folder of these that exists
         (CONFIGS, ["test", "absent", "de-en"], CONFIGS[:1]),
+        # of a file a configuration
+        (["size_1k.jsonl", "size_2k.jsonl"], ["test", "size_2k"], ["size_2k.jsonl"]),
         (
             ["questions.jsonl", "dataset_infos.json", ".cache/test.jsonl"],
             ["test"],

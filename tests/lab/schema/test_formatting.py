@@ -10,6 +10,7 @@ from bild_lab.lab.schema.formatting import (
     number,
     point_label,
     short_name,
+    short_value,
     signed,
 )
 from tests.report.sample import sample_result
@@ -72,6 +73,37 @@ def test_a_point_is_named_by_its_policy_and_the_asked_knobs_it_has():
     assert point_label(result, []) == "bild"
 
 
+HERE, THERE = "http://127.0.0.1:8000/v1", "http://127.0.0.1:8001/v1"
+PLAIN = "llama-server -m /models/a.gguf --port 8001"
+DRAFTING = "llama-server -m /models/a.gguf --port 8000 -md /models/b.gguf -np 1"
+
+
+@pytest.mark.parametrize(
+    ("value", "others", "text"),
+    [
+        (HERE, [HERE, THERE], "127.0.0.1:8000"),
+        (HERE, ["http://127.0.0.1:8000/v2"], HERE),
+        ("outputs/first/heads", ["outputs/second/heads"], "first"),
+        ("a/x/tree.json", ["b/x/tree.json"], "a/x/tree.json"),
+        ("c/a/tree.json", ["c/b/tree.json", "dynamic"], "a/tree.json"),
+        ("c/dynamic", ["dynamic"], "c/dynamic"),
+        ({"speculative.n_max": 0}, [{}, None], "speculative.n_max 0"),
+        (PLAIN, [], "llama-server \u2026"),
+        (PLAIN, [DRAFTING], "--port 8001"),
+        (DRAFTING, [PLAIN, None], "--port 8000 -md b.gguf -np 1"),
+        (PLAIN, [PLAIN + " -np 1", None], "llama-server \u2026"),
+        ("serve /a/m.gguf", ["serve /b/m.gguf"], "/a/m.gguf"),
+        ("serve 'open", ["serve open"], "'open"),
+        (0.5, ["c/0.5"], "0.5"),
+        ("c/0.5", [0.5], "c/0.5"),
+    ],
+)
+def test_long_values_are_short_and_still_tell_points_apart(value, others, text):
+    assert short_value(value, others) == text
+    assert text not in [short_value(other, [value, *others]) for other in others if other != value]
+
+
 def test_names_lose_their_folders_and_owners():
     assert short_name("/home/someone/models/t5-large/") == "t5-large"
     assert short_name("a" * 40) == "a" * 27 + "\u2026"
+    assert short_name("outputs/mine/checkpoint") == "mine" and short_name("heads") == "heads"

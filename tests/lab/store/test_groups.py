@@ -63,6 +63,25 @@ def test_a_label_names_the_knobs_that_vary_or_of_a_lone_point_those_that_differ_
     assert group.varying_knobs() == ["fallback", "rollback", "window"]
 
 
+def test_a_label_of_servers_names_where_they_differ_and_a_lone_one_no_command():
+    port = "llama-server -m a.gguf --port"
+    knobs = [
+        {"url": f"http://127.0.0.1:{number}/v1", "launch": f"{port} {number}", "body": body}
+        for number, body in ((8000, None), (8001, {"n": 3}))
+    ]
+    first, second = (sample_result("server", values, 1.5) for values in knobs)
+    (group,) = by_setting([first, second])
+    assert group.label(first) == "server (url 127.0.0.1:8000, launch --port 8000, body none)"
+    assert group.label(second) == "server (url 127.0.0.1:8001, launch --port 8001, body n 3)"
+    (lone,) = by_setting([second])
+    assert lone.label(second) == "server (url 127.0.0.1:8001, body n 3)"
+    (group,) = by_setting([sample_result("answers", {"file": f"{f}/a.jsonl"}, 1.5) for f in "bc"])
+    assert [group.knob_label(result) for result in group.results] == [
+        "file b/a.jsonl",
+        "file c/a.jsonl",
+    ]
+
+
 def test_a_peer_far_slower_than_the_baseline_is_beside_the_axis_and_squeezes_nothing():
     slow = [sample_result("hf_generate", {}, speedup, -0.1) for speedup in (0.04, 0.2)]
     fast = [

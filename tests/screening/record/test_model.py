@@ -79,7 +79,7 @@ KNOBS: dict[str, Callable[[random.Random], Any]] = {
     "cost_ratio": lambda chance: chance.uniform(0.01, 0.5),
     "top_k": lambda chance: chance.randint(1, 4),
 }
-STATES = ("calm", "eagle", "eagle3", "ppd")  # read states inside the model
+STATES = ("calm", "dflash", "eagle", "eagle3", "ppd")  # read states inside the model
 RECORDED = [
     one
     for one in policy_names()

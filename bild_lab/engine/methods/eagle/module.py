@@ -435,6 +435,10 @@ def _config(folder: Path, weights: Mapping[str, Tensor], depth: int) -> EagleCon
     path = folder / KIND.config
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        kind = values.get("speculators_model_type")
+        if kind not in (None, *VARIANTS):
+            other = "; use policy=dflash" if kind == "dflash" else " is not known"
+            raise UserError(f"{path} has speculators_model_type {kind}{other}; {KIND.remedy}")
         layer = dict(values.get("transformer_layer_config", values))
         if (layers := layer.get("num_hidden_layers", 1)) != 1:
             raise UserError(f"an EAGLE has one layer, got {path} with {layers}; {KIND.remedy}")

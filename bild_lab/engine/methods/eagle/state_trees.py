@@ -148,16 +148,23 @@ class StateTreeDrafter(Drafter):
         ones.
         """
         states = self.target_states(scores)
-        # another drafter's probes come after its draft
-        probe_count = 0 if draft.probes is None else len(draft.probes)
-        # the rows of the prompt, which another drafter may have asked for
-        prompt_rows = states.shape[0] - probe_count - len(draft) - 1
-        rows = list(range(prompt_rows)) if self.required_outputs.prompt else []
-        accepted_rows = [0, *(node + 1 for node in verdict.path)]
-        rows += [prompt_rows + row for row in accepted_rows]
-        if len(rows) < states.shape[0]:
-            states = states[on_device(rows, states.device)]
-        self._session.receive(states)
+        self._session.receive(states_of_text(states, draft, verdict, self.required_outputs.prompt))
+
+
+def states_of_text(
+    states: Float[Tensor, "n states"], draft: Draft, verdict: Verdict, prompt: bool
+) -> Float[Tensor, "m states"]:
+    """Of all rows of a target's forward, those of the text: of the prompt, if it is asked for, of
+    the last committed token and of the accepted ones.
+    """
+    # another drafter's probes come after its draft
+    probe_count = 0 if draft.probes is None else len(draft.probes)
+    # the rows of the prompt, which another drafter may have asked for
+    prompt_rows = states.shape[0] - probe_count - len(draft) - 1
+    rows = list(range(prompt_rows)) if prompt else []
+    accepted_rows = [0, *(node + 1 for node in verdict.path)]
+    rows += [prompt_rows + row for row in accepted_rows]
+    return states if len(rows) == states.shape[0] else states[on_device(rows, states.device)]
 
 
 @dataclass(frozen=True)

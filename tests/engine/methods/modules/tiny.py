@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig
 
 from bild_lab.engine.methods.bita import BitaAdapter
+from bild_lab.engine.methods.dflash import DFlash, DFlashConfig
 from bild_lab.engine.methods.eagle.module import EAGLE3, Eagle, EagleConfig, spread_layers
 from bild_lab.engine.methods.markov import MarkovHead
 from bild_lab.engine.methods.medusa import MedusaHeads
@@ -108,6 +111,74 @@ def random_eagle(
     return made
 
 
+def random_dflash(config: PreTrainedConfig, known: int | None = 20, **others: object) -> DFlash:
+    """A drafter of two layers for a model like this, whose last token is the mask. known: how many
+    tokens its head knows, every second one; None: the target's head.
+    """
+    layers = LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+    )
+    shapes = {
+        "target_layers": spread_layers(decoder_depth(config)),
+        "block": 5,
+        "mask_token": config.vocab_size - 1,
+        "draft_vocabulary": known,
+        "first_row": 1,
+        "windows": (None, 3),
+        "causal": True,
+    }
+    made = DFlash(DFlashConfig(layers, **{**shapes, **others}))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
+            parameter.copy_(
+                (parameter.ndim == 1) + scale * torch.randn(parameter.shape, generator=generator)
+            )
+        if known is not None:
+            made.d2t.copy_(torch.arange(known))
+    return made
+
+
+def write_dflash(dflash: DFlash, folder: Path, **others: object) -> Path:
+    """In the layout of vLLM's speculators. others: further keys of the configuration."""
+    config, tensors = dflash.config, {}
+    for name, value in dflash.state_dict().items():
+        block = name.split(".")[-2 if name.endswith(("weight", "bias")) else -1]
+        part = {"o": "self_attn.", "q": "self_attn.", "k": "self_attn.", "v": "self_attn."}
+        prefix = part.get(block.removesuffix("_proj").removesuffix("_norm"), "")
+        prefix = "mlp." if block in ("gate_proj", "up_proj", "down_proj") else prefix
+        suffix = ".weight" if "norm" in block else ""
+        tensors[name.replace(block, f"{prefix}{block}", 1) + suffix] = value.contiguous()
+    sliding = [window is not None for window in config.windows]
+    layer = {
+        **config.layers.to_dict(),
+        "layer_types": ["sliding_attention" if slides else "full_attention" for slides in sliding],
+        "sliding_window": next(filter(None, config.windows), None),
+    }
+    values = {
+        "speculators_model_type": "dflash",
+        "transformer_layer_config": layer,
+        "draft_vocab_size": config.draft_vocabulary or config.vocabulary,
+        "block_size": config.block,
+        "aux_hidden_state_layer_ids": list(config.target_layers),
+        "mask_token_id": config.mask_token,
+        "sliding_window_non_causal": not config.causal,
+        "sample_from_anchor": config.first_row == 0,
+        **others,
+    }
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
 def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, str]:
     """The knob that names the folder a policy needs, and one made for a model like this; nothing
     for other policies.
@@ -115,6 +186,11 @@ def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, s
     knob = {"bita": "adapter", "medusa": "heads"}.get(policy)
     if policy in ("eagle", "eagle3"):
         knob = "heads"
+    if policy == "dflash":
+        path = folder / f"{policy}-{config.model_type}-{decoder_depth(config)}"
+        if not path.is_dir():
+            write_dflash(random_dflash(config, known=None), path)
+        return {"heads": str(path)}
     if knob is None:
         return {}
     path = folder / policy

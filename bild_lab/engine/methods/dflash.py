@@ -1,0 +1,378 @@
+"""DFlash: a block of masks beside the target's states, filled in one forward (Chen et al., 2026).
+
+Keys and values of the text are made of the target's states; the last committed token and the masks
+after it are rows of the drafter's own, which attend to the text and to each other. Files are those
+of vLLM's speculators: a config.json of `speculators_model_type` dflash and model.safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+from transformers import LlamaConfig
+
+from bild_lab.engine.draft import Draft, Verdict, empty_draft
+from bild_lab.engine.methods.eagle.module import LAYER_KEYS, UNKNOWN_ATTENTION
+from bild_lab.engine.methods.eagle.state_trees import states_of_text
+from bild_lab.engine.methods.module_folder import (
+    FolderKind,
+    fill_module,
+    read_tensors,
+    released_folder,
+    require_made_for,
+)
+from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
+from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
+from bild_lab.engine.models.native.layers import SPARE_ROWS
+from bild_lab.engine.models.native.stack import rotate
+from bild_lab.engine.protocols import Drafter
+from bild_lab.engine.request import Request
+from bild_lab.engine.session import OutputSpec, Scores, Session, on_device
+from bild_lab.engine.trace import Forward
+from bild_lab.errors import UserError, require_whole
+from bild_lab.files import FilePath
+
+if TYPE_CHECKING:
+    from bild_lab.engine.session import LoadedModel
+
+DFLASH = "dflash"
+KIND = FolderKind(
+    weights="model.safetensors",
+    config="config.json",
+    noun="DFlash drafter of vLLM's speculators",
+    remedy="give a released one, a folder or a hub id, as policy.heads=DIR",
+)
+SLIDING = "sliding_attention"
+IGNORED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight", "embed_tokens.weight")
+
+
+@dataclass(frozen=True)
+class DFlashConfig:
+    """The shapes of a drafter, and the model it was trained for.
+
+    layers: its decoder layers; vocab_size and hidden_size are the target's. target_layers: after
+    how many of the target's layers the states are taken that it reads, 0 for the embeddings. block:
+    rows of a block, the last committed token's and the masks'. mask_token: the id of a mask.
+    draft_vocabulary: how many tokens its head knows; None for the target's head. first_row: which
+    row of a block predicts the next token, 1: each mask its own place, 0: each row the place after
+    it. windows: for each layer to how many tokens before the block it attends, None for all.
+    causal: in layers with a window rows of a block see no later rows. bias: of the attention.
+    """
+
+    layers: LlamaConfig
+    target_layers: tuple[int, ...]
+    block: int
+    mask_token: int
+    draft_vocabulary: int | None
+    first_row: int
+    windows: tuple[int | None, ...]
+    causal: bool
+    bias: bool = False
+    base: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def target_size(self) -> int:
+        return self.layers.hidden_size
+
+    @property
+    def vocabulary(self) -> int:
+        return self.layers.vocab_size
+
+
+class DFlashLayer(nn.Module):
+    """A decoder layer of Qwen3 whose rows attend to the text by its states."""
+
+    def __init__(self, layers: LlamaConfig, bias: bool) -> None:
+        super().__init__()
+        dim, head_dim = layers.hidden_size, layers.head_dim
+        width, kv_width = (
+            layers.num_attention_heads * head_dim,
+            layers.num_key_value_heads * head_dim,
+        )
+        self.q_proj = nn.Linear(dim, width, bias=bias)
+        self.k_proj = nn.Linear(dim, kv_width, bias=bias)
+        self.v_proj = nn.Linear(dim, kv_width, bias=bias)
+        self.o_proj = nn.Linear(width, dim, bias=bias)
+        self.q_norm = nn.Parameter(torch.ones(head_dim))
+        self.k_norm = nn.Parameter(torch.ones(head_dim))
+        self.gate_proj = nn.Linear(dim, layers.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(dim, layers.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(layers.intermediate_size, dim, bias=False)
+        self.input_layernorm = nn.Parameter(torch.ones(dim))
+        self.post_attention_layernorm = nn.Parameter(torch.ones(dim))
+
+
+class DFlash(nn.Module):
+    """The drafter's weights. `attach` gives it the target's embedding and head, which stay the
+    target's.
+    """
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__()
+        self.config, layers = config, config.layers
+        dim = layers.hidden_size
+        self.fc = nn.Linear(len(config.target_layers) * dim, dim, bias=False)
+        self.hidden_norm = nn.Parameter(torch.ones(dim))
+        self.layers = nn.ModuleList(
+            DFlashLayer(layers, config.bias) for _ in range(layers.num_hidden_layers)
+        )
+        self.norm = nn.Parameter(torch.ones(dim))
+        if config.draft_vocabulary is not None:
+            self.lm_head = nn.Linear(dim, config.draft_vocabulary, bias=False)
+            # id minus own id
+            self.register_buffer("d2t", torch.zeros(config.draft_vocabulary, dtype=torch.long))
+        self._target: tuple[Tensor, Tensor] | None = None
+        self._bias: Tensor | None = None
+
+    def attach(
+        self,
+        embedding: Float[Tensor, "vocab dim"],
+        head: Float[Tensor, "vocab dim"],
+        bias: Float[Tensor, " vocab"] | None = None,
+    ) -> DFlash:
+        """Use the target's embedding and head. bias: −inf for ids without a token (`head_bias`)."""
+        self._target, self._bias = (embedding, head), bias
+        return self
+
+    def context(self, states: Float[Tensor, "n states"]) -> Float[Tensor, "n dim"]:
+        """What keys and values of the text are made of, from the target's states of each token."""
+        return self._normed(self.fc(states.to(self.fc.weight.dtype)), self.hidden_norm)
+
+    def forward(
+        self,
+        context: Float[Tensor, "n dim"],
+        block: Int[Tensor, " m"],
+        cache: KeyValueCache,
+        cached: int,
+    ) -> Float[Tensor, "m dim"]:
+        """The last states of a block's rows, before the norm of the head.
+
+        context: of the text's tokens after the first `cached` ones, all before the block. Their
+        keys and values are put into the cache, and the block's after them.
+        """
+        embedding = self._target[0]
+        x = embedding[block].to(self.fc.weight.dtype)
+        start = cached + context.shape[0]  # the place of the block's first row
+        stop = start + block.shape[0]
+        positions = torch.arange(cached, stop, device=x.device)
+        placed = PlacedRows(slice(cached, stop), stop, positions)
+        cos, sin = self._rotation(x, positions)
+        rows = slice(start - cached, None)  # the block's, of the new keys and values
+        for index, layer in enumerate(self.layers):
+            read = self._normed(x, layer.input_layernorm)
+            queries = self._normed(self._heads(layer.q_proj(read)), layer.q_norm)
+            queries = rotate(queries, cos[rows], sin[rows])
+            both = torch.cat([context, read])
+            keys = self._normed(self._heads(layer.k_proj(both)), layer.k_norm)
+            cache.write(index, placed, rotate(keys, cos, sin), self._heads(layer.v_proj(both)))
+            mixed = scaled_dot_product_attention(
+                queries.transpose(0, 1)[None],
+                cache.keys[index, None, :, :stop],
+                cache.values[index, None, :, :stop],
+                attn_mask=self._visible(index, start, stop, x.device),
+                enable_gqa=cache.keys.shape[1] != queries.shape[1],
+            )
+            x = x + layer.o_proj(mixed[0].transpose(0, 1).flatten(1))
+            read = self._normed(x, layer.post_attention_layernorm)
+            x = x + layer.down_proj(silu(layer.gate_proj(read)) * layer.up_proj(read))
+        return x
+
+    def most_likely(self, states: Float[Tensor, "m dim"]) -> Int[Tensor, " m"]:
+        """The target's id of the most likely token after each row's states."""
+        normed = self._normed(states, self.norm)
+        if self.config.draft_vocabulary is not None:
+            chosen = self.lm_head(normed).argmax(-1)
+            return chosen + self.d2t[chosen]
+        head = self._target[1][: self.config.vocabulary].to(normed.dtype)
+        return biased(normed @ head.mT, self._bias).argmax(-1)
+
+    @cached_property
+    def _rotary(self) -> nn.Module:
+        # late: takes a while to load
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        return LlamaRotaryEmbedding(self.config.layers).to(self.fc.weight.device)
+
+    def _rotation(self, x: Tensor, positions: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines, [n, 1, dim] each."""
+        half = self.config.layers.head_dim // 2
+        cos, sin = self._rotary(x[None], positions[None])
+        sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)  # signed so that a roll rotates
+        return cos[0, :, None], sin[0, :, None]
+
+    def _visible(
+        self, layer: int, start: int, stop: int, device: torch.device
+    ) -> Bool[Tensor, "m stop"] | None:
+        """Which places each row of the block attends to; None for all of them."""
+        window = self.config.windows[layer]
+        if window is None:
+            return None
+        places = torch.arange(stop, device=device)
+        rows = places[start:, None]
+        reached = rows if self.config.causal else places[-1]
+        return (places >= start - window) & (places <= reached).expand(stop - start, stop)
+
+    def _heads(self, x: Float[Tensor, "n features"]) -> Float[Tensor, "n heads dim"]:
+        return x.unflatten(-1, (-1, self.config.layers.head_dim))
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight.shape, weight, self.config.layers.rms_norm_eps)
+
+
+class DFlashDrafter(Drafter):
+    """A chain of the most likely token at each place of a block.
+
+    The first round of a text drafts nothing: the states of the prompt come out of its verification.
+    No token depends on a random number, so q is one-hot, and speculative sampling is lossless.
+    heads: the trained drafter. window: how many tokens are drafted at most, of those that a block
+    holds; None: all. Raises UserError for a target whose layers give no states.
+    """
+
+    drafts_trees = False
+
+    def __init__(self, target: LoadedModel, heads: DFlash, window: int | None = None) -> None:
+        target.require_layers("DFlash")
+        config = heads.config
+        drafted = config.block - config.first_row
+        if window is not None:
+            require_whole("policy.window", window, 1, None, "null drafts a whole block")
+        self._target, self._heads = target, heads
+        self._window = min(window or drafted, drafted)
+        self.required_outputs = OutputSpec(hidden=config.target_layers, prompt=True)
+
+    def begin(self, request: Request, target: Session) -> None:
+        self._heads.attach(
+            *self._target.vocabulary_weights(),
+            head_bias(self._target.checkpoint, self._target.dtype, self._target.device),
+        )
+        self._request, self._forwards = request, target.forwards
+        layers, weight = self._heads.config.layers, self._heads.fc.weight
+        room = len(request.source.prompt) + request.limits.max_new_tokens + SPARE_ROWS
+        shape = (layers.num_hidden_layers, layers.num_key_value_heads, room, layers.head_dim)
+        self._cache = KeyValueCache(shape, weight.dtype, weight.device)
+        self._cached = 0  # tokens whose keys and values are there
+        self._received: list[Tensor] = []  # states of the tokens after these
+
+    @torch.inference_mode()
+    def propose(self, tokens: list[int]) -> Draft:
+        config, device = self._heads.config, self._target.device
+        count = min(self._window, self._request.limits.room(tokens))
+        if count < 1 or not (self._received or self._cached):
+            return empty_draft(device)
+        states = torch.cat(self._received)
+        self._received = []
+        context = self._heads.context(states)
+        block = on_device([tokens[-1], *[config.mask_token] * (config.block - 1)], device)
+        start = self._cached + context.shape[0]
+        if start + config.block > self._cache.capacity:
+            self._cache = self._cache.grown(2 * (start + config.block))
+        outputs = self._heads(context, block, self._cache, self._cached)
+        drafted = outputs[config.first_row :][:count]
+        self._forwards.append(
+            Forward(config.layers, rows=config.block, cached=start, scored=drafted.shape[0])
+        )
+        self._cached = start
+        return Draft(self._heads.most_likely(drafted), calls=1)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        states = torch.cat(list(scores.hidden), -1)
+        self._received.append(states_of_text(states, draft, verdict, self.required_outputs.prompt))
+
+
+def load_dflash(target: LoadedModel, path: FilePath | None) -> DFlash:
+    """Load the drafter in this folder or of this hub id, in the target's precision and on its
+    device.
+
+    Raises UserError if there is none, if it is another drafter, or if it does not fit the target.
+    """
+    if path is None:
+        raise UserError(f"policy {DFLASH} needs a trained drafter; {KIND.remedy}")
+    folder = released_folder(path, KIND, (KIND.weights,))
+    dflash = read_dflash(folder)
+    config, checkpoint = dflash.config, target.checkpoint
+    text = checkpoint.config.get_text_config(decoder=True)
+    sizes = {"target_size": text.hidden_size, "vocabulary": text.vocab_size}
+    require_made_for(checkpoint, config, sizes, f"the DFlash drafter {path}")
+    if max(config.target_layers) >= checkpoint.depth:
+        raise UserError(
+            f"the DFlash drafter {path} reads states after the layers {list(config.target_layers)}"
+            f" of its target, but these must lie before the last of {checkpoint.depth}; choose the"
+            " model that it was trained for"
+        )
+    return dflash.to(target.device, target.dtype).eval().requires_grad_(False)
+
+
+def read_dflash(folder: Path) -> DFlash:
+    """Read a drafter on the CPU. Raises UserError for any other folder."""
+    weights = {}
+    for name, value in read_tensors(folder, KIND, (KIND.weights,)).items():
+        if name not in IGNORED:
+            short = name.replace("self_attn.", "").replace("mlp.", "")
+            weights[short.removesuffix(".weight") if "norm" in short else short] = value
+    config = _config(folder, weights)
+    if config.draft_vocabulary is None:  # a copy of the target's
+        weights.pop("lm_head.weight", None)
+        weights.pop("d2t", None)
+    dflash = DFlash(config)
+    fill_module(dflash, weights, folder, KIND)
+    return dflash
+
+
+def _config(folder: Path, weights: Mapping[str, Tensor]) -> DFlashConfig:
+    path = folder / KIND.config
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if (kind := values.get("speculators_model_type")) != DFLASH:
+            raise UserError(
+                f"{path} has speculators_model_type {kind}, not {DFLASH}; {KIND.remedy}"
+            )
+        layer = values["transformer_layer_config"]
+        known = {key: layer[key] for key in LAYER_KEYS if key in layer}
+        count = layer["num_hidden_layers"]
+        layers = LlamaConfig(**known, num_hidden_layers=count)
+        types = layer.get("layer_types") or ["full_attention"] * count
+        unknown = [kind for kind in types if kind not in (SLIDING, "full_attention")]
+        refused = {
+            "hidden_act": layer.get("hidden_act", "silu") != "silu",
+            "partial_rotary_factor": UNKNOWN_ATTENTION["partial_rotary_factor"](layer),
+            "layer_types": bool(unknown) or len(types) != count,
+            "mask_token_id": values.get("mask_token_id") not in range(layers.vocab_size),
+            "aux_hidden_state_layer_ids": not values.get("aux_hidden_state_layer_ids"),
+            "target_hidden_size": (values.get("target_hidden_size") or layers.hidden_size)
+            != layers.hidden_size,
+        }
+        for key, wrong in refused.items():
+            if wrong:
+                shown = values.get(key, layer.get(key))
+                raise UserError(f"a DFlash with {key}={shown} is not known: {path}; {KIND.remedy}")
+        draft_vocabulary = values["draft_vocab_size"]
+        sliding = [kind == SLIDING for kind in types]
+        return DFlashConfig(
+            layers=layers,
+            target_layers=tuple(values["aux_hidden_state_layer_ids"]),
+            block=values["block_size"],
+            mask_token=values["mask_token_id"],
+            draft_vocabulary=None if draft_vocabulary == layers.vocab_size else draft_vocabulary,
+            first_row=0 if values.get("sample_from_anchor") else 1,
+            windows=tuple(layer["sliding_window"] if slides else None for slides in sliding),
+            causal=not values.get("sliding_window_non_causal", False),
+            bias="layers.0.q_proj.bias" in weights,
+            base=values.get("base") or {},
+        )
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder} is no {KIND.noun}: it needs {KIND.config}; {KIND.remedy}"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path} does not describe a {KIND.noun} ({error}); {KIND.remedy}"
+        ) from error

@@ -1,0 +1,211 @@
+"""DFlash in speculators' layout: its blocks beside that package's own forward, and in the loop beside
+a target.
+
+The package is installed as test_speculators.py says.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.methods.dflash import DFlash, DFlashDrafter, read_dflash
+from bild_lab.engine.methods.eagle.module import read_eagle
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.models.native.attention import KeyValueCache
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
+from tests.engine.methods.drafters.naive import texts_before
+from tests.engine.methods.modules.tiny import random_dflash, write_dflash
+from tests.engine.test_decode import NEVER, autoregressive, finished
+from tests.policies import in_memory, load
+from tests.stubs import uncached
+from tests.tiny import START, tiny_llama
+
+WIDTH, VOCABULARY, KNOWN, BLOCK, LENGTH = 24, 40, 20, 4, 12
+SLIDING = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3}
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of a layer, of the drafter
+    "full": ({}, {}),
+    "bias": ({"attention_bias": True}, {}),
+    "whole vocabulary": ({}, {"draft_vocab_size": VOCABULARY}),
+    "sliding": (SLIDING, {}),
+    "sliding both ways": (SLIDING, {"sliding_window_non_causal": True}),
+}
+
+
+def block_states(dflash: DFlash, states: Tensor, block: Tensor) -> Tensor:
+    """The last states of a block after these states of the target, without anything cached."""
+    layers = dflash.config.layers
+    room = states.shape[0] + block.shape[0]
+    shape = (layers.num_hidden_layers, layers.num_key_value_heads, room, layers.head_dim)
+    cache = KeyValueCache(shape, states.dtype, states.device)
+    return dflash(dflash.context(states), block, cache, 0)
+
+
+def expected_draft(dflash: DFlash, states: Tensor, last_token: int) -> list[int]:
+    config = dflash.config
+    block = torch.tensor([last_token, *[config.mask_token] * (config.block - 1)])
+    rows = block_states(dflash, states, block)[config.first_row :]
+    return dflash.most_likely(rows).tolist()
+
+
+@pytest.mark.parametrize("first_row", [0, 1])
+@pytest.mark.parametrize("known", [20, None])
+def test_proposals_are_those_of_a_block_without_a_cache_and_the_text_is_the_targets_own(
+    known: int | None, first_row: int
+) -> None:
+    module = tiny_llama(4, layers=3).double()
+    dflash = random_dflash(module.config, known, first_row=first_row)
+    dflash = dflash.double().requires_grad_(False)
+    target, source = in_memory(module, "native"), Source((START, 5, 9, 12))
+    trace, request = Trace(), Request(source, Limits(len(source.prompt), LENGTH, NEVER))
+    drafter = DFlashDrafter(target, dflash)
+    actual = DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
+    assert actual == autoregressive(
+        uncached(module, source), source.prompt, finished(source, LENGTH, NEVER)
+    )
+    assert trace.rounds[0].drafted == ()
+    for text, drafted in texts_before(trace.rounds, actual, len(source.prompt)):
+        with torch.no_grad():
+            hidden = module(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+        states = torch.cat([hidden[layer][0] for layer in dflash.config.target_layers], -1)
+        room = len(source.prompt) + LENGTH - len(text)
+        expected = expected_draft(dflash, states, text[-1])[:room]
+        assert list(drafted.drafted) == expected and drafted.draft_calls == 1
+
+
+def test_a_folder_is_read_and_its_window_may_be_shorter(tmp_path: Path, checkpoints: Path) -> None:
+    made = random_dflash(tiny_llama(0).config)
+    folder = write_dflash(made, tmp_path / "dflash")
+    again = read_dflash(folder)
+    for name, value in made.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value)
+    assert again.config.windows == (None, 3) and again.config.causal
+    decoder = load(checkpoints, "llama", "dflash", heads=str(folder), window=2)
+    rounds = decoder.generate("w5 w9 w12", 8).trace.rounds
+    assert {len(one.drafted) for one in rounds[1:-1]} == {2}
+    with pytest.raises(UserError, match="policy.window must be .*1, got 0"):
+        load(checkpoints, "llama", "dflash", heads=str(folder), window=0)
+
+
+REFUSED = [
+    ({"speculators_model_type": "dflash2"}, "speculators_model_type dflash2, not dflash"),
+    ({"mask_token_id": None}, "mask_token_id=None"),
+    ({"mask_token_id": 40}, "mask_token_id=40"),
+    ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids=None"),
+    ({"target_hidden_size": 64}, "target_hidden_size=64"),
+    ({"aux_hidden_state_layer_ids": [0, 1, 9]}, r"after the layers \[0, 1, 9\]"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED)
+def test_what_is_not_known_is_refused_by_its_field(
+    values: dict, message: str, tmp_path: Path, checkpoints: Path
+) -> None:
+    folder = write_dflash(random_dflash(tiny_llama(0).config), tmp_path / "dflash", **values)
+    with pytest.raises(UserError, match=message):
+        load(checkpoints, "llama", "dflash", heads=str(folder))
+
+
+@pytest.mark.parametrize("layer", [{"hidden_act": "gelu"}, {"layer_types": ["linear"] * 2}])
+def test_layers_that_are_not_known_are_refused(layer: dict, tmp_path: Path) -> None:
+    folder = write_dflash(random_dflash(tiny_llama(0).config), tmp_path / "dflash")
+    config = json.loads((folder / "config.json").read_text())
+    config["transformer_layer_config"] |= layer
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=next(iter(layer))):
+        read_dflash(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("dflash", "use policy=dflash"), ("mtp", "mtp is not known")]
+)
+def test_an_eagle_policy_refuses_other_drafters_by_their_type(
+    kind: str, message: str, tmp_path: Path
+) -> None:
+    folder = write_dflash(
+        random_dflash(tiny_llama(0).config), tmp_path / kind, speculators_model_type=kind
+    )
+    with pytest.raises(UserError, match=f"speculators_model_type.*{message}"):
+        read_eagle(folder, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_are_those_of_the_packages_own_forward(kind: str, tmp_path: Path) -> None:
+    package = package_model(pytest.importorskip("speculators.models.dflash"), *KINDS[kind])
+    folder = tmp_path / "dflash"
+    folder.mkdir()
+    tensors = {name: value.contiguous() for name, value in package.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    config = package.config.to_dict()
+    config["transformer_layer_config"] = package.config.transformer_layer_config.to_dict()
+    (folder / "config.json").write_text(json.dumps(config, default=str))
+    dflash = read_dflash(folder).eval()
+    dflash.attach(package.embed_tokens.weight, package.lm_head.weight)
+    generator = torch.Generator().manual_seed(1)
+    length = 11
+    states = torch.randn(1, length, 3 * WIDTH, generator=generator)
+    tokens = torch.randint(3, VOCABULARY, (1, length), generator=generator)
+    anchors = length - BLOCK  # every place but the last ones begins a block
+    with torch.no_grad():
+        hidden, logits, *_ = package._backbone_forward(
+            states,
+            tokens,
+            torch.ones(1, length),
+            torch.zeros(1, length, WIDTH),
+            torch.zeros(1, length, dtype=torch.long),
+            max_anchors=anchors,
+        )
+        blocks = logits[0].unflatten(0, (anchors, BLOCK))
+        for place in range(1, anchors):
+            block = torch.tensor([int(tokens[0, place]), *[VOCABULARY - 1] * (BLOCK - 1)])
+            rows = block_states(dflash, states[0, :place], block)
+            chosen = blocks[place].argmax(-1)
+            if package.d2t is not None:
+                chosen = chosen + package.d2t[chosen]
+            assert torch.equal(dflash.most_likely(rows), chosen)
+            own = dflash._normed(rows, dflash.norm)
+            shown = hidden[0].unflatten(0, (anchors, BLOCK))[place]
+            torch.testing.assert_close(own, shown, atol=1e-5, rtol=1e-5)
+
+
+def package_model(module: Any, layer: dict[str, Any], drafter: dict[str, Any]) -> torch.nn.Module:
+    """A model of the package with random weights."""
+    from transformers import Qwen3Config
+
+    config = module.DFlashSpeculatorConfig(
+        transformer_layer_config=Qwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=WIDTH,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=6,
+            use_sliding_window="layer_types" in layer,
+            attn_implementation="eager",
+            **layer,
+        ),
+        block_size=BLOCK,
+        aux_hidden_state_layer_ids=[1, 3, 5],
+        mask_token_id=VOCABULARY - 1,
+        **{"draft_vocab_size": KNOWN, **drafter},
+    )
+    torch.manual_seed(0)
+    model = module.DFlashDraftModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
+            parameter.copy_((parameter.ndim == 1) + scale * torch.randn(parameter.shape))
+        if model.d2t is not None:
+            model.d2t.copy_(torch.arange(KNOWN))
+    return model

@@ -1,0 +1,114 @@
+"""Streams in the fields of each engine, read by the client; `fake_server.py` says where they are
+from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from bild_lab.engine.trace import ReportedRounds
+from bild_lab.servers.acceptance_reports import over_all_forwards, reported_rounds
+from bild_lab.servers.completions import CompletionsClient, RequestError, ServerAnswer
+from tests.servers.fake_server import dialogue
+
+IDS = [11, 12, 13, 14, 15, 16, 2]
+STEPS = {(3, 0): 1, (3, 1): 1, (3, 2): 1}
+TOLD = {  # text, tokens, how it ended, tokens of prompt and text, drafting
+    "vllm": (" w5 w9 w12 w7 w8 w6", IDS, "stop", 3, 7, ReportedRounds(4, 9, 3, STEPS)),
+    "sglang": (" w5 w9 w12 w7 w8 w6", IDS, "stop", 3, 7, ReportedRounds(4, 9, 3)),
+    "llama_cpp": ("powfjjrzw", None, "length", 4, 9, ReportedRounds(3, 6, 6)),
+    "plain": (" w5 w9 w12 w7 w8", None, "length", 3, 5, None),
+}
+
+
+@contextmanager
+def replaying(events: list[Any]) -> Iterator[str]:
+    """A server that answers every request with these objects. Yields the URL, with /v1."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            for event in events:
+                data = event if isinstance(event, str) else json.dumps(event)
+                self.wfile.write(f": a comment\n\ndata: {data}\n\n".encode())
+
+    http = HTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=http.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}/v1"
+    finally:
+        http.shutdown()
+        http.server_close()
+
+
+def answered(events: list[Any]) -> ServerAnswer:
+    with replaying(events) as url:
+        return CompletionsClient(url, stall_s=5).complete({"prompt": [1, 5, 9]})
+
+
+@pytest.mark.parametrize("engine", TOLD)
+def test_every_field_of_an_engines_stream_is_read(engine: str) -> None:
+    answer = answered(dialogue(engine))
+    told = (answer.text, answer.token_ids, answer.finish_reason, answer.prompt_tokens)
+    assert (*told, answer.completion_tokens, answer.rounds) == TOLD[engine]
+    assert answer.model.startswith("tiny")
+
+
+def test_text_without_ids_makes_all_ids_unknown() -> None:
+    """llama-server drafts, and gives the first of the tokens that a forward accepts with its id."""
+    first, second, *_, last, end = dialogue("llama_cpp")
+    first["choices"][0]["logprobs"] = {"content": [{"id": 21, "token": "p"}]}
+    assert answered([first, last, end]).token_ids == [21]
+    assert answered([first, second, last, end]).token_ids is None
+
+
+def test_text_after_its_tokens_leaves_them_known() -> None:
+    """vLLM holds text back that may begin a stop string."""
+    first, *_, last, usage, end = dialogue("vllm")
+    last["choices"][0] |= {"text": " w9", "token_ids": []}
+    answer = answered([first, last, usage, end])
+    assert (answer.text, answer.token_ids) == (" w5 w9", [11])
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_a_text_that_the_server_ended_is_no_answer(engine: str, reason: str) -> None:
+    events = dialogue(engine)
+    events[3]["choices"][0]["finish_reason"] = reason
+    with pytest.raises(RequestError, match=f"ended the text: finish_reason {reason}"):
+        answered(events)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_error_in_the_stream_is_no_answer_though_the_stream_ends(engine: str) -> None:
+    error = {"message": "Internal server error", "type": "InternalServerError", "code": 500}
+    with pytest.raises(RequestError, match="error in the stream.*Internal server error"):
+        answered([*dialogue(engine)[:2], {"error": error}, "[DONE]"])
+
+
+def test_before_its_histogram_by_length_vllm_told_lengths_where_they_are_the_greatest() -> None:
+    *_, usage, _ = dialogue("vllm")
+    fields = usage["metrics"]["speculative_decoding"]
+    del fields["acceptance_histogram_by_draft_length"]
+    assert reported_rounds(usage).steps == STEPS
+    fields["num_draft_tokens"] = 8  # of another length
+    assert reported_rounds(usage).steps is None
+
+
+def test_forwards_without_a_draft_count() -> None:
+    rounds = ReportedRounds(3, drafted=9, accepted=3)
+    assert over_all_forwards(rounds, 20).verifications == 17
+    assert over_all_forwards(rounds, 5).verifications == 3  # accepted tokens were cut
+    assert over_all_forwards(rounds, None) == rounds
