@@ -233,10 +233,8 @@ class LlamaCpp(Peer):
     precision of that file.
 
     file: the GGUF file; None: the target's own, where pair.target is one. Our token ids go in and
-    come out.
-    window, longest_match: by its own prompt lookup up to so many tokens are drafted, which followed
-    so many of the last tokens earlier; None: nothing is drafted. It is never called lossless: its
-    weights are mostly quantized, and it rounds activations too. Raises UserError for an
+    come out. It is never called lossless: its weights are mostly quantized, and it rounds
+    activations too. Its drafting is that of llama-server (`policy=server`). Raises UserError for an
     encoder–decoder, without a file, and for a file of another vocabulary.
     """
 
@@ -247,68 +245,34 @@ class LlamaCpp(Peer):
     precisions = (torch.float32, torch.bfloat16, torch.float16)
     precision = ""
     _positions = 4096  # tokens for which its cache has room
-    _draft_file: Path | None = None
 
-    def __init__(
-        self,
-        target: LoadedModel,
-        file: FilePath | None = None,
-        window: int | None = None,
-        longest_match: int | None = None,
-    ) -> None:
-        for name, value in (("the draft window", window), ("the longest match", longest_match)):
-            if value is not None:
-                require_whole(name, value, 1)
+    def __init__(self, target: LoadedModel, file: FilePath | None = None) -> None:
         super().__init__(target)
         if target.checkpoint.encoder_decoder:
             raise UserError(
                 f"llama.cpp runs decoder-only models here, got {target.checkpoint.path} "
                 f"({target.checkpoint.config.model_type}); use policy=ctranslate2"
             )
-        self._window, self._longest_match = window, longest_match
-        self._file, self.precision = _gguf(file or target.checkpoint.path, target, "file")
+        self._file, self.precision = _gguf(file or target.checkpoint.path, target)
 
     def lossless(self, sampling: Sampling) -> bool:
         return False
 
     def prepare(self, request: Request) -> None:
-        needed = len(request.source.prompt) + request.limits.max_new_tokens + (self._window or 0)
+        needed = len(request.source.prompt) + request.limits.max_new_tokens
         if needed > self._positions:
             self.close()  # a cache cannot grow
             self._positions = 1 << (needed - 1).bit_length()
         super().prepare(request)
 
     def _job(self) -> dict[str, Any]:
-        return super()._job() | {"longest_match": self._longest_match, "positions": self._positions}
+        return super()._job() | {"positions": self._positions}
 
     def _files(self) -> tuple[Path, Path | None]:
-        return self._file, self._draft_file
+        return self._file, None
 
 
-class LlamaCppSpeculative(LlamaCpp):
-    """Speculative decoding by llama-cpp-python's interface for drafters: a second GGUF file drafts
-    `window` tokens.
-
-    draft_file: None: the drafter's own, where pair.draft is one. Both files must have the target's
-    vocabulary.
-    """
-
-    def __init__(
-        self,
-        target: LoadedModel,
-        draft: LoadedModel,
-        window: int,
-        file: FilePath | None = None,
-        draft_file: FilePath | None = None,
-    ) -> None:
-        super().__init__(target, file, window)
-        self._draft_file, precision = _gguf(
-            draft_file or draft.checkpoint.path, target, "draft_file"
-        )
-        self.precision += f" with {precision}"
-
-
-def _gguf(file: str, target: LoadedModel, knob: str) -> tuple[Path, str]:
+def _gguf(file: str, target: LoadedModel) -> tuple[Path, str]:
     """A GGUF file and its precision.
 
     Raises UserError if it is none, or has another vocabulary than the target.
@@ -316,8 +280,8 @@ def _gguf(file: str, target: LoadedModel, knob: str) -> tuple[Path, str]:
     path, checkpoint = Path(file).expanduser().resolve(), target.checkpoint
     if path.suffix != SUFFIX:
         raise UserError(
-            f"llama.cpp reads a GGUF file, got {file}; set policy.{knob}=FILE.gguf or give one in"
-            " the pair"
+            f"llama.cpp reads a GGUF file, got {file}; set policy.file=FILE.gguf or give one in the"
+            " pair"
         )
     if isinstance(checkpoint, GgufCheckpoint) and file == checkpoint.path:
         gguf_checkpoint = checkpoint
@@ -334,8 +298,8 @@ def _gguf(file: str, target: LoadedModel, knob: str) -> tuple[Path, str]:
         token, piece = min(differing)
         raise UserError(
             f"{file} has another vocabulary than {checkpoint.path}, as token {token} is"
-            f" {pieces[token]!r} in the file and {piece!r} in the checkpoint; set policy.{knob} to"
-            " a file of the same model"
+            f" {pieces[token]!r} in the file and {piece!r} in the checkpoint; set policy.file to a"
+            " file of the same model"
         )
     return path, gguf_checkpoint.precision
 

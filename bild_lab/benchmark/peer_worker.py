@@ -304,31 +304,12 @@ def open_gguf(file: str, **options: Any) -> Any:
 
 
 def load_llama_cpp(job: dict[str, Any]) -> Decode:
-    """A GGUF file, alone, with llama-cpp-python's prompt lookup, or with another file that drafts.
-
-    With drafts the library scores every row of a prompt, and keeps the scores of all rows: 4 bytes
-    a word.
-    """
-    import numpy
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
+    """A GGUF file."""
     threads = {"n_threads": job["threads"], "n_threads_batch": job["threads"]}
-    options = {"n_ctx": job["positions"], **threads}
-    small = open_gguf(job["draft"], **options) if job["draft"] else None
-
-    def draft(ids: Any, /, **_: Any) -> Any:
-        """The other model's most likely tokens. It has read the text up to its own drafts."""
-        tokens = itertools.islice(small.generate(ids.tolist(), temp=0.0), job["window"])
-        return numpy.array(list(tokens), dtype=numpy.intc)
-
-    drafter = draft if small else None
-    if job["longest_match"] is not None:
-        drafter = LlamaPromptLookupDecoding(job["longest_match"], job["window"])
-    model = open_gguf(job["model"], draft_model=drafter, logits_all=drafter is not None, **options)
+    model = open_gguf(job["model"], n_ctx=job["positions"], **threads)
 
     def decode(request: dict[str, Any]) -> Iterator[int]:
-        for llama in filter(None, (model, small)):
-            llama.reset()  # each text is read anew
+        model.reset()  # each text is read anew
         for token in itertools.islice(model.generate(request["prompt"], temp=0.0), request["most"]):
             yield token
             if token in request["end"]:
