@@ -28,9 +28,8 @@ from tests.tiny import tiny_tokenizer
 FAMILIES = ("t5", "llama")
 WINDOWED = ("qwen3", "gemma3")  # families of which some layers see a window only
 DECODER_ONLY = {("bita", "t5"), ("medusa", "t5")}  # tests/engine/methods
-LLAMA_CPP = ("llama_cpp", "llama_cpp_prompt_lookup")
 # need `make peers` (tests/benchmark)
-EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative", *LLAMA_CPP)
+EXTERNAL = ("ctranslate2", "llama_cpp", "openvino", "openvino_speculative")
 SERVER = "server"  # needs a server (tests/servers)
 REPLAYED = "answers"  # needs a file with an answer to every prompt (tests/engine/methods/test_replayed_answers.py)
 # they refuse to sample

@@ -233,12 +233,9 @@ class LlamaCpp(Peer):
     precision of that file.
 
     file: the GGUF file; None: the target's own, where pair.target is one. Our token ids go in and
-    come out.
-    window, longest_match: by its own prompt lookup up to so many tokens are drafted, which followed
-    so many of the last tokens earlier; None: nothing is drafted. It is never called lossless: its
-    weights are mostly quantized, and it rounds activations too. With a draft model llama-server
-    decodes (`policy=server`). Raises UserError for an encoder–decoder, without a file, and for a
-    file of another vocabulary.
+    come out. It is never called lossless: its weights are mostly quantized, and it rounds
+    activations too. Its drafting is that of llama-server (`policy=server`). Raises UserError for an
+    encoder–decoder, without a file, and for a file of another vocabulary.
     """
 
     engine = "llama_cpp"
@@ -249,37 +246,27 @@ class LlamaCpp(Peer):
     precision = ""
     _positions = 4096  # tokens for which its cache has room
 
-    def __init__(
-        self,
-        target: LoadedModel,
-        file: FilePath | None = None,
-        window: int | None = None,
-        longest_match: int | None = None,
-    ) -> None:
-        for name, value in (("the draft window", window), ("the longest match", longest_match)):
-            if value is not None:
-                require_whole(name, value, 1)
+    def __init__(self, target: LoadedModel, file: FilePath | None = None) -> None:
         super().__init__(target)
         if target.checkpoint.encoder_decoder:
             raise UserError(
                 f"llama.cpp runs decoder-only models here, got {target.checkpoint.path} "
                 f"({target.checkpoint.config.model_type}); use policy=ctranslate2"
             )
-        self._window, self._longest_match = window, longest_match
         self._file, self.precision = _gguf(file or target.checkpoint.path, target)
 
     def lossless(self, sampling: Sampling) -> bool:
         return False
 
     def prepare(self, request: Request) -> None:
-        needed = len(request.source.prompt) + request.limits.max_new_tokens + (self._window or 0)
+        needed = len(request.source.prompt) + request.limits.max_new_tokens
         if needed > self._positions:
             self.close()  # a cache cannot grow
             self._positions = 1 << (needed - 1).bit_length()
         super().prepare(request)
 
     def _job(self) -> dict[str, Any]:
-        return super()._job() | {"longest_match": self._longest_match, "positions": self._positions}
+        return super()._job() | {"positions": self._positions}
 
     def _files(self) -> tuple[Path, Path | None]:
         return self._file, None

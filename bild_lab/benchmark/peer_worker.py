@@ -304,19 +304,9 @@ def open_gguf(file: str, **options: Any) -> Any:
 
 
 def load_llama_cpp(job: dict[str, Any]) -> Decode:
-    """A GGUF file, alone or with llama-cpp-python's prompt lookup.
-
-    With drafts the library scores every row of a prompt, and keeps the scores of all rows: 4 bytes
-    a word.
-    """
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
+    """A GGUF file."""
     threads = {"n_threads": job["threads"], "n_threads_batch": job["threads"]}
-    options = {"n_ctx": job["positions"], **threads}
-    drafter = None
-    if job["longest_match"] is not None:
-        drafter = LlamaPromptLookupDecoding(job["longest_match"], job["window"])
-    model = open_gguf(job["model"], draft_model=drafter, logits_all=drafter is not None, **options)
+    model = open_gguf(job["model"], n_ctx=job["positions"], **threads)
 
     def decode(request: dict[str, Any]) -> Iterator[int]:
         model.reset()  # each text is read anew

@@ -1,6 +1,4 @@
-"""llama.cpp as a method: what it refuses, what it says of its file, and that it drafts as its
-Python does.
-"""
+"""llama.cpp as a method: what it refuses, what it says of its file, and its texts."""
 
 from __future__ import annotations
 
@@ -18,7 +16,6 @@ from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.store.records import Sweep
 from tests.benchmark.fake import needs_peers
 from tests.engine.models.test_gguf_file import MODELS, PROMPT, tiny, write
-from tests.policies import LLAMA_CPP
 
 Q4_K_M, Q8_0 = 15, 7  # general.file_type, whatever the tensors are
 
@@ -50,8 +47,6 @@ def test_what_llama_cpp_cannot_run_is_refused_before_weights_load(
         match=r"another vocabulary than .*llama, as token 3 is '<unk>' in the file and 'w3' in",
     ):
         load(llama, policy="llama_cpp", file=file)
-    with pytest.raises(UserError, match="the longest match must be a whole number >= 1, got 0"):
-        load(file, policy="llama_cpp_prompt_lookup", longest_match=0)
     with pytest.raises(UserError, match="llama_cpp decodes greedily, got decoding.temperature=1.0"):
         load(file, policy="llama_cpp").generate(PROMPT, 3, temperature=1.0)
 
@@ -116,15 +111,12 @@ def test_a_points_result_has_the_precision_of_the_file_whose_content_is_part_of_
 
 @pytest.mark.slow
 @needs_peers
-@pytest.mark.parametrize(
-    ("policy", "model"),
-    [*(("llama_cpp", model) for model in MODELS), *((policy, "qwen3") for policy in LLAMA_CPP[1:])],
-)
+@pytest.mark.parametrize("model", MODELS)
 def test_the_real_library_gives_the_tokens_of_vanilla_from_a_file_in_float32(
-    policy: str, model: str, tmp_path: Path
+    model: str, tmp_path: Path
 ) -> None:
     file = written(tmp_path / "tiny.gguf", 0, model)
-    vanilla, peer = (load(file, file, one, dtype="float32") for one in ("vanilla", policy))
+    vanilla, peer = (load(file, file, one, dtype="float32") for one in ("vanilla", "llama_cpp"))
     assert peer.method.precision.startswith("f32")
     for prompt in (PROMPT, [7], PROMPT[::-1] * 3):
         for limit in (1, 2, 7, 25):
