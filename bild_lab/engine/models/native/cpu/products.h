@@ -13,7 +13,7 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int ROWS = 6;  // rows that share a panel's registers
 #else
-constexpr int ROWS = 2;
+constexpr int ROWS = 1;  // more share what is in the first cache (`multiply_bands`)
 #endif
 
 // the weights of a pair of inputs, even and odd, for the 32 outputs of a panel
@@ -107,6 +107,106 @@ template <int R>
 inline void multiply(const float* x, int stride, Blocks w, int inputs, vec out[R][2]) {
     by_blocks(w.type, [&]<class B>() { multiply<R>(x, stride, static_cast<const B*>(w.at), inputs, out); });
 }
+
+#if !defined(__AVX512F__)
+// With 16 registers of eight floats, several rows share weights that are widened once, 32 inputs at a time, into the first cache
+constexpr int BAND = 24;      // rows whose sums stay in that cache too
+constexpr int BAND_ROWS = 6;  // whose sums of eight outputs are in registers at once
+
+struct Sums { float even[PANEL], odd[PANEL]; };  // of a row
+
+inline floats8 load_eight(const float* p) { return *reinterpret_cast<const loose_floats8*>(p); }
+inline void store_eight(float* p, floats8 v) { *reinterpret_cast<loose_floats8*>(p) = v; }
+
+// adds to the sums of R rows the products with `count` inputs. weights: [count][PANEL]
+template <int R>
+[[gnu::noinline]] void add_part(const float* x, int stride, const float* weights, int count, Sums* sums) {
+    for (int at = 0; at < PANEL; at += LANES / 2) {
+        floats8 even[R], odd[R];
+        #pragma GCC unroll BAND_ROWS
+        for (int r = 0; r < R; ++r) { even[r] = load_eight(sums[r].even + at); odd[r] = load_eight(sums[r].odd + at); }
+        const float* w = weights + at;
+        int i = 0;
+        for (; i + 1 < count; i += 2, w += 2 * PANEL) {
+            const floats8 left = load_eight(w), right = load_eight(w + PANEL);
+            #pragma GCC unroll BAND_ROWS
+            for (int r = 0; r < R; ++r) {
+                const float* row = x + int64_t(r) * stride + i;
+                even[r] += row[0] * left;
+                odd[r] += row[1] * right;
+            }
+        }
+        if (i < count)
+            for (int r = 0; r < R; ++r) even[r] += x[int64_t(r) * stride + i] * load_eight(w);
+        #pragma GCC unroll BAND_ROWS
+        for (int r = 0; r < R; ++r) { store_eight(sums[r].even + at, even[r]); store_eight(sums[r].odd + at, odd[r]); }
+    }
+}
+inline void add_part(int rows, const float* x, int stride, const float* weights, int count, Sums* sums) {
+    switch (rows) {
+        case 6: return add_part<6>(x, stride, weights, count, sums);
+        case 5: return add_part<5>(x, stride, weights, count, sums);
+        case 4: return add_part<4>(x, stride, weights, count, sums);
+        case 3: return add_part<3>(x, stride, weights, count, sums);
+        case 2: return add_part<2>(x, stride, weights, count, sums);
+        case 1: return add_part<1>(x, stride, weights, count, sums);
+    }
+}
+
+inline void store(float* to, const Pair& weights) {
+    for (int half = 0; half < 2; ++half) {
+        store(to + half * LANES, weights.even[half]);
+        store(to + PANEL + half * LANES, weights.odd[half]);
+    }
+}
+
+// `work(k, count)` for each 32 inputs of a panel, k the first, whose weights are written to `weights`
+template <class T, class Work>
+inline void by_floats(const T* w, int inputs, float* weights, Work work) {
+    for (int k = 0; k < inputs; k += BLOCK) {
+        const int count = std::min(BLOCK, inputs - k);
+        for (int i = 0; i < count; i += 2, w += 2 * PANEL) {
+            ask_for<sizeof(T) * 2 * PANEL>(w);
+            store(weights + i * PANEL, pair(w));
+        }
+        work(k, count);
+    }
+}
+template <class B, class Work>
+    requires(B::INPUTS > 0)
+inline void by_floats(const B* w, int inputs, float* weights, Work work) {
+    by_parts(w, inputs, [&](int k, const B& block, int part, const auto& s) {
+        #pragma GCC unroll 16
+        for (int i = 0; i < BLOCK; i += 2) store(weights + i * PANEL, pair(block, part, i, s));
+        work(k, BLOCK);
+    });
+}
+template <class Work>
+inline void by_floats(Blocks w, int inputs, float* weights, Work work) {
+    by_blocks(w.type, [&]<class B>() { by_floats(static_cast<const B*>(w.at), inputs, weights, work); });
+}
+
+// rows times a panel, summed in the order of `multiply`; `keep(row, left, right)` takes a row's 32 results
+template <class Weights, class Keep>
+inline void multiply_bands(const float* x, int stride, Weights w, int inputs, int rows, Keep keep) {
+    alignas(64) float weights[BLOCK * PANEL];
+    alignas(64) Sums sums[BAND];
+    for (int first = 0; first < rows; first += BAND) {
+        const int band = std::min(BAND, rows - first), groups = (band + BAND_ROWS - 1) / BAND_ROWS;
+        std::fill(sums, sums + band, Sums{});
+        by_floats(w, inputs, weights, [&](int k, int count) {
+            for (int group = 0; group < groups; ++group) {
+                const int row = band * group / groups, next = band * (group + 1) / groups;
+                add_part(next - row, x + int64_t(first + row) * stride + k, stride, weights, count, sums + row);
+            }
+        });
+        for (int row = 0; row < band; ++row) {
+            const Sums& s = sums[row];
+            keep(first + row, load(s.even) + load(s.odd), load(s.even + LANES) + load(s.odd + LANES));
+        }
+    }
+}
+#endif
 
 struct Buffers {  // of one pass, for all threads; then for each thread. x: the states of the layer that runs
     float *x, *qkv, *mixed, *inner, *block, *normed, *scores, *tiles;
@@ -250,6 +350,9 @@ template <class X, class Panel, class Use>
 inline void panels_product(const Matrix& matrix, const X* x, int stride, int inputs, int rows, Panel panel, Use use) {
     by_panels(matrix, use, [&](int at, auto keep) {
         const auto w = panel(matrix, at);
+#if !defined(__AVX512F__)
+        if (rows > 1) return multiply_bands(x, stride, w, inputs, rows, keep);
+#endif
         int row = 0;
         auto some = [&]<int R>() {
             vec out[R][2];

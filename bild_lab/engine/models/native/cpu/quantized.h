@@ -47,7 +47,10 @@ struct Packed {
         const vec values = to_floats((counted & mask) * STEP + FIRST);
         return (vec)_mm512_permutexvar_ps((__m512i)lowest, (__m512)values);  // by the lowest four bits
 #else
-        return to_floats((ints)(lowest & mask)) * float(STEP) + float(FIRST);
+        vec values = to_floats((ints)(lowest & mask));
+        if constexpr (STEP != 1) values = values * float(STEP);
+        if constexpr (FIRST != 0) values = values + float(FIRST);  // an addition of 0 would take its time
+        return values;
 #endif
     }
 };
