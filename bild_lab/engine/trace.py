@@ -81,9 +81,9 @@ class Round:
 class ReportedRounds:
     """The rounds of a text in totals, as another engine tells them.
 
-    verifications: forwards of the target, with the prompt's where they are told. drafted, accepted: tokens; None
-    where they are not told. steps: how many verifications accepted so many of so many drafted
-    tokens, by (drafted, accepted); None where totals alone are told.
+    verifications: forwards of the target, with the prompt's where they are told. drafted, accepted:
+    tokens; None where they are not told. steps: how many verifications accepted so many of so many
+    drafted tokens, by (drafted, accepted); None where totals alone are told.
     """
 
     verifications: int

@@ -200,16 +200,8 @@ def _metric_columns(
         **_estimate_columns(f"{name}_difference", difference),
         p_value_column: None if difference is None else difference.p_value,
         verdict_column: metric.verdict,
-        **_non_inferiority_columns(metric.non_inferiority),
+        **(metric.non_inferiority.to_columns() if metric.non_inferiority else {}),
     }
-
-
-def _non_inferiority_columns(tested: NonInferiority | None) -> dict[str, float]:
-    """The columns of the test whether B is no worse than A by a margin; none without it."""
-    if tested is None:
-        return {}
-    names = ("margin", "lower_bound", "p_value")
-    return {f"non_inferiority_{name}": getattr(tested, name) for name in names}
 
 
 def _estimate_columns(name: str, estimate: Speedup | Difference | None) -> dict[str, float | None]:

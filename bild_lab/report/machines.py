@@ -94,7 +94,7 @@ def point_runs(sweeps: Mapping[str, Sequence[Result]]) -> list[PointRuns]:
 def _label(runs: MatchedRuns, results: Sequence[Result]) -> str:
     result = next(iter(runs.results.values()))
     words = [f"{key} {short_name(str(value))}" for key, value in runs.distinct.items()]
-    knobs = knob_label(result, telling_knobs(result, results))
+    knobs = knob_label(result, telling_knobs(result, results), among=results)
     return f"{result.policy} {', '.join(filter(None, [knobs, *words]))}".strip()
 
 

@@ -15,7 +15,6 @@ import pandas as pd
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.schema.numbers import NonInferiority
 from bild_lab.lab.schema.statistics import pareto_front
 
 TABLE, SUMMARY = "screen.csv", "screen.json"
@@ -26,8 +25,8 @@ class Row:
     """A screened point. confirmed: the hash of the point that was measured live, empty without one.
     certified: what is.
 
-    predicted_speedup: None where nothing was timed; such points have no front. non_inferiority_…: as
-    in `sweep.csv`, None without `measure.margin`.
+    predicted_speedup: None where nothing was timed; such points have no front. non_inferiority_…:
+    as in `sweep.csv`, None without `measure.margin`.
     """
 
     policy: str
@@ -67,14 +66,6 @@ class Row:
             f"knob_{knob}" if knob in fields else knob: value for knob, value in self.knobs.items()
         }
         return {"policy": self.policy, **knobs, **fields}
-
-
-def non_inferiority_fields(tested: NonInferiority | None) -> dict[str, float]:
-    """The fields of a row that say whether the point is no worse by a margin; none without it."""
-    if tested is None:
-        return {}
-    names = ("margin", "lower_bound", "p_value")
-    return {f"non_inferiority_{name}": getattr(tested, name) for name in names}
 
 
 def with_front(rows: Sequence[Row]) -> list[Row]:

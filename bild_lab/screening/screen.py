@@ -52,7 +52,7 @@ from bild_lab.screening.replay import (
     judge_replay,
     replay_text,
 )
-from bild_lab.screening.rows import Row, non_inferiority_fields, with_front
+from bild_lab.screening.rows import Row, with_front
 from bild_lab.screening.screen_spec import SCORES, TEXTS
 from bild_lab.screening.text_log import LoggedExample, TextLog
 
@@ -362,7 +362,7 @@ class Screening:
                     quality_metric=score.metric,
                     quality_difference_low=difference.low,
                     quality_difference_high=difference.high,
-                    **non_inferiority_fields(score.non_inferiority),
+                    **(score.non_inferiority.to_columns() if score.non_inferiority else {}),
                     **{name: counts[name] for name in COUNTS},
                 )
             )

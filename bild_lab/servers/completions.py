@@ -34,10 +34,10 @@ class RequestError(Exception):
 class ServerAnswer:
     """A text as a server gave it.
 
-    token_ids: None if the server gave some of the text without them. pieces_s: the seconds since the request was sent
-    at which each piece of the text came; a piece is one or several tokens. finish_reason: "stop" or
-    "length". prompt_tokens, completion_tokens: how many the server read and wrote; None if it does
-    not tell. model: its name for what answered.
+    token_ids: None if the server gave some of the text without them. pieces_s: the seconds since
+    the request was sent at which each piece of the text came; a piece is one or several tokens.
+    finish_reason: "stop" or "length". prompt_tokens, completion_tokens: how many the server read
+    and wrote; None if it does not tell. model: its name for what answered.
     """
 
     text: str = ""

@@ -30,14 +30,12 @@ def table(items: Sequence[str] | None = None) -> str:
     return "\n".join(_rows(published_names() if items is None else items))
 
 
-def paper_steps(item: str) -> tuple[list[Step], bool]:
-    """The steps of an item at the papers' scale, and whether one of them reads weights that may be
-    in pickles, so that the switch for these counts.
-    """
+def paper_steps(item: str) -> list[Step]:
+    """The steps of an item at the papers' scale, with weights in pickles allowed."""
     try:
-        return steps_of(item, "paper", [SWITCH]), True
+        return steps_of(item, "paper", [SWITCH])
     except UserError:  # no step of it loads a model
-        return steps_of(item, "paper"), False
+        return steps_of(item, "paper")
 
 
 def what_runs(steps: Sequence[Step], gpus: int) -> str:
@@ -64,7 +62,7 @@ def _rows(items: Sequence[str]) -> Iterator[str]:
     yield f"| {' | '.join(titles)} |"
     yield "|---|" + "---:|" * 3 + "---|" * len(NODES)
     for item in items:
-        steps, _ = paper_steps(item)
+        steps = paper_steps(item)
         step_needs = [[needs(setting, GPU) for setting in step.settings] for step in steps]
         known = [need for needed in step_needs for need in needed]
         hours = [gpu_hours_of(needed) for needed in step_needs if needed]

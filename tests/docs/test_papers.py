@@ -32,7 +32,7 @@ def test_rows_are_those_that_the_steps_make(
 
 
 def test_what_does_not_run_says_why() -> None:
-    step = papers.paper_steps("spec_tab5")[0]
+    step = papers.paper_steps("spec_tab5")
     assert papers.what_runs(step, 1) == "all"
     without_switch = papers.steps_of("spec_tab5", "paper")
     assert papers.what_runs(without_switch, 1).startswith("0 of ")

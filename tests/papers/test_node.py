@@ -142,7 +142,7 @@ def require_command(step: Step, placement: Placement) -> None:
 def test_every_step_of_an_item_has_gpus_that_hold_its_models(item: str, node: Node) -> None:
     machine = machine_of(None, tries=False)
     assert (machine.gpu, machine.gpus, machine.devices[7]) == ("a100", 8, "7")
-    steps = paper_steps(item)[0]
+    steps = paper_steps(item)
     held: dict[Any, bool] = {}
     for step, status in plan(steps, machine):
         if status.startswith(UNMADE):

@@ -94,6 +94,16 @@ def test_points_match_as_in_a_comparison_of_two() -> None:
         point_runs({"a": [sample_baseline()]})
 
 
+def test_points_whose_paths_end_alike_have_names_of_their_own() -> None:
+    """Fault: a label is written without the values of the others."""
+    results = [
+        sample_result("bita", {"adapter": f"outputs/{name}/one"}, 1.5, environment=ENVIRONMENT)
+        for name in ("shallow", "deep")
+    ]
+    labels = [point.label for point in point_runs({"a": results})]
+    assert labels == ["bita adapter shallow/one", "bita adapter deep/one"]
+
+
 def test_what_else_differs_and_what_was_disturbed_is_said() -> None:
     runs = sweeps(2.6, 1.2)
     assert runs_notes(point_runs(runs)) == []

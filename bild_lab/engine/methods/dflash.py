@@ -25,6 +25,7 @@ from bild_lab.engine.methods.eagle.module import LAYER_KEYS, UNKNOWN_ATTENTION
 from bild_lab.engine.methods.eagle.state_trees import states_of_text
 from bild_lab.engine.methods.module_folder import (
     FolderKind,
+    described_in,
     fill_module,
     read_tensors,
     released_folder,
@@ -328,8 +329,7 @@ def read_dflash(folder: Path) -> DFlash:
 
 
 def _config(folder: Path, weights: Mapping[str, Tensor]) -> DFlashConfig:
-    path = folder / KIND.config
-    try:
+    with described_in(folder, KIND) as path:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if (kind := values.get("speculators_model_type")) != DFLASH:
             raise UserError(
@@ -368,11 +368,3 @@ def _config(folder: Path, weights: Mapping[str, Tensor]) -> DFlashConfig:
             bias="layers.0.q_proj.bias" in weights,
             base=values.get("base") or {},
         )
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{folder} is no {KIND.noun}: it needs {KIND.config}; {KIND.remedy}"
-        ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path} does not describe a {KIND.noun} ({error}); {KIND.remedy}"
-        ) from error

@@ -7,7 +7,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -168,6 +169,24 @@ def read_config(folder: Path, kind: FolderKind, cls: type[Config]) -> Config:
             f"{path} must hold {', '.join(sorted(names))} and nothing else; {kind.remedy}"
         )
     return cls(**values)
+
+
+@contextmanager
+def described_in(folder: Path, kind: FolderKind) -> Iterator[Path]:
+    """The file of a released configuration, for a block that reads it. What the block misses there,
+    or finds to be of another form, becomes a UserError.
+    """
+    path = folder / kind.config
+    try:
+        yield path
+    except UserError:  # says itself what is wrong
+        raise
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder} is no {kind.noun}: it needs {kind.config}; {kind.remedy}"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} describes no {kind.noun} ({error}); {kind.remedy}") from error
 
 
 def fill_module(

@@ -55,11 +55,10 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
             f" split {spec.split!r}; it has {', '.join(_categories(spec)) or 'none'}"
         )
     if not examples:
-        after = f" after {spec.skip} rows" if spec.skip else ""
-        remedy = "check dataset.split" if not spec.skip else "check dataset.skip"
-        raise UserError(
-            f"dataset {spec.name!r} has no examples in split {spec.split!r}{after}; {remedy}"
-        )
+        problem = f"dataset {spec.name!r} has no examples in split {spec.split!r}"
+        if spec.skip:
+            raise UserError(f"{problem} after {spec.skip} rows; check dataset.skip")
+        raise UserError(f"{problem}; check dataset.split")
     ids = [example.id for example in examples]
     if len(set(ids)) < len(ids):
         repeated_id = next(
@@ -139,8 +138,8 @@ def _numbered_rows(spec: DatasetSpec) -> Iterator[tuple[int, tuple[str, Row]]]:
 
 def _categories(spec: DatasetSpec) -> list[str]:
     """The categories that the split has, in the order of its rows."""
-    found = (_optional(row, spec.category_column) for _, row in _rows(spec))
-    return list(dict.fromkeys(str(category) for category in found if category is not None))
+    categories = (_optional(row, spec.category_column) for _, row in _rows(spec))
+    return list(dict.fromkeys(str(category) for category in categories if category is not None))
 
 
 def _examples(

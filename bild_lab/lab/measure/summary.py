@@ -245,9 +245,10 @@ def counts(timed: Sequence[Timed]) -> Counts:
     loop.
     """
     traces = [text.trace for text in timed]
-    told = [text for text in timed if text.trace.report and text.trace.report.rounds]
-    if told:
-        return reported_counts([text.trace.report.rounds for text in told], token_count(told))
+    reporting = [text for text in timed if text.trace.report and text.trace.report.rounds]
+    if reporting:
+        reported = [text.trace.report.rounds for text in reporting]
+        return reported_counts(reported, token_count(reporting))
     rounds = [
         (decoding_round.depth, decoding_round.accepted)
         for trace in traces

@@ -209,7 +209,8 @@ def score_with_baseline(
     """`score`, and how much better (positive) or worse the predictions are than the baseline's,
     paired by example.
 
-    margin: also test whether they are no worse by so many points; None: no test. Raises UserError as `score` does.
+    margin: also test whether they are no worse by so many points; None: no test. Raises UserError
+    as `score` does.
     """
     measured = metric_sums(metric, predictions, references, run_code, writing)
     if baseline is None:

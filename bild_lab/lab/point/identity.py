@@ -199,10 +199,10 @@ def point_id(
         for decoder in decoders.values()
         if isinstance(decoder.method, External)
     ]
-    unusual = {} if scoring.margin is None else {"margin": scoring.margin}
+    margin = {} if scoring.margin is None else {"margin": scoring.margin}
     return content_hash(
         {
-            **unusual,
+            **margin,
             "policies": dict(contents),
             "setting": setting_without_paths,
             "traced_examples": specs.measure.traced_examples,

@@ -67,6 +67,11 @@ class NonInferiority:
         """Whether the data show that no more than the margin is lost."""
         return self.p_value <= NON_INFERIORITY_LEVEL
 
+    def to_columns(self) -> dict[str, float]:
+        """Its columns, as `sweep.csv` has them, for other tables."""
+        names = ("margin", "lower_bound", "p_value")
+        return {f"non_inferiority_{name}": getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:

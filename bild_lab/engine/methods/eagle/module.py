@@ -27,6 +27,7 @@ from transformers import LlamaConfig
 
 from bild_lab.engine.methods.module_folder import (
     FolderKind,
+    described_in,
     fill_module,
     read_tensors,
     released_folder,
@@ -432,8 +433,7 @@ def _released_name(name: str, prefix: str) -> str:
 
 def _config(folder: Path, weights: Mapping[str, Tensor], depth: int) -> EagleConfig:
     """The configuration of either format; what the weights show is taken from them."""
-    path = folder / KIND.config
-    try:
+    with described_in(folder, KIND) as path:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         kind = values.get("speculators_model_type")
         if kind not in (None, *VARIANTS):
@@ -456,14 +456,6 @@ def _config(folder: Path, weights: Mapping[str, Tensor], depth: int) -> EagleCon
             **{key: layer[key] for key in LAYER_KEYS if key in layer}, num_hidden_layers=1
         )
         fusion = weights["fc.weight"]
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{folder} is no {KIND.noun}: it needs {KIND.config}; {KIND.remedy}"
-        ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path} does not describe an {KIND.noun} ({error}); {KIND.remedy}"
-        ) from error
     third = "hidden_norm" in weights
     named = values.get(AUX_LAYERS) or (values.get("eagle_config") or {}).get(AUX_LAYERS)
     target_layers = tuple(named or spread_layers(depth)) if third else ()

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from bild_lab.engine.methods.eagle.module import APART, EAGLE3, JOINED, Eagle, read_eagle
 from bild_lab.errors import UserError
 from tests.engine.methods.modules.test_eagle import MODEL, scores
-from tests.engine.methods.modules.tiny import random_eagle
+from tests.engine.methods.modules.tiny import random_eagle, save_package_model
 
 WIDTH, LAYERS, VOCABULARY, KNOWN, STEPS = 24, 3, 40, 20, 3
 NORMS = {
@@ -72,12 +71,7 @@ def test_drafts_are_those_of_the_packages_own_forward(
     eagle3 = pytest.importorskip("speculators.models.eagle3.core")
     package = package_model(eagle3, kind, NORMS[norms])
     folder = tmp_path / "eagle"
-    folder.mkdir()
-    tensors = {name: value.contiguous() for name, value in package.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors")
-    config = package.config.to_dict()
-    config["transformer_layer_config"] = package.config.transformer_layer_config.to_dict()
-    (folder / "config.json").write_text(json.dumps(config, default=str))
+    save_package_model(package, folder)
     eagle = read_eagle(folder, 8).eval()
     generator = torch.Generator().manual_seed(1)
     length = 7

@@ -98,15 +98,9 @@ def random_eagle(
         )
     )
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
-            parameter.copy_(
-                (parameter.ndim == 1) + scale * torch.randn(parameter.shape, generator=generator)
-            )
-        if known is not None:
-            made.d2t.copy_(torch.arange(known))
-        if made.config.embeds:
+    fill_randomly(made, known, generator)
+    if made.config.embeds:
+        with torch.no_grad():
             made.embed_tokens.copy_(torch.randn(made.embed_tokens.shape, generator=generator))
     return made
 
@@ -134,16 +128,32 @@ def random_dflash(config: PreTrainedConfig, known: int | None = 20, **others: ob
         "causal": True,
     }
     made = DFlash(DFlashConfig(layers, **{**shapes, **others}))
-    generator = torch.Generator().manual_seed(0)
+    fill_randomly(made, known, torch.Generator().manual_seed(0))
+    return made
+
+
+def fill_randomly(drafter: Eagle | DFlash, known: int | None, generator: torch.Generator) -> None:
+    """Give a drafter random weights, norms around 1, and a head that knows so many tokens, every
+    second one; None: it has no vocabulary of its own.
+    """
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in drafter.parameters():
             scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
             parameter.copy_(
                 (parameter.ndim == 1) + scale * torch.randn(parameter.shape, generator=generator)
             )
         if known is not None:
-            made.d2t.copy_(torch.arange(known))
-    return made
+            drafter.d2t.copy_(torch.arange(known))
+
+
+def save_package_model(package: torch.nn.Module, folder: Path) -> None:
+    """Write a model of the package `speculators` as it stores it."""
+    folder.mkdir()
+    tensors = {name: value.contiguous() for name, value in package.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    config = package.config.to_dict()
+    config["transformer_layer_config"] = package.config.transformer_layer_config.to_dict()
+    (folder / "config.json").write_text(json.dumps(config, default=str))
 
 
 def write_dflash(dflash: DFlash, folder: Path, **others: object) -> Path:
