@@ -24,7 +24,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import PLUGIN, compose_config, without_hydra
 from bild_lab.lab.config.console import console, status_line
 from bild_lab.lab.config.entrypoint import FAILED_POINTS, plain_message, refuse
-from bild_lab.lab.config.schemas import ReportSpec, typed
+from bild_lab.lab.config.schemas import SCHEMAS, ReportSpec, typed
 from bild_lab.lab.point.history import requests_of
 from bild_lab.lab.point.identity import Specs, sweep_folder
 from bild_lab.lab.point.load import build, replays, resolve_auto, runs_in_graphs
@@ -157,6 +157,7 @@ def check_point(config: DictConfig, changed: Sequence[str] = ()) -> Point:
     def check() -> Point:
         Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
         logger(config)
+        require_files(config)
         typed(ReportSpec, config.report, "report")
         point = prepare(without_hydra(config))
         # the prompts are those of the first point
@@ -167,6 +168,18 @@ def check_point(config: DictConfig, changed: Sequence[str] = ()) -> Point:
         return point
 
     return refusing_points(check, changed)
+
+
+def require_files(config: DictConfig) -> None:
+    """Raise UserError where a group has no file, as after ~measure: its schema would fill in the
+    values, and say so nowhere.
+    """
+    for group in SCHEMAS:
+        if group not in config.hydra.runtime.choices:
+            raise UserError(
+                f"{group} has no file, as ~{group} leaves it out; choose one of its files:"
+                f" {group}=NAME"
+            )
 
 
 def refusing_points(check: Callable[[], T], changed: Sequence[str] = ()) -> T:

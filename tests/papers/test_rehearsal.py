@@ -108,7 +108,7 @@ class Rehearsal:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=1200,
+            timeout=1800,
             check=False,
         )
         return done.returncode, done.stdout + done.stderr

@@ -73,7 +73,8 @@ class HuggingFaceAssisted(GenerateMethod):
     decoder_mask: pass the decoder an attention mask of ones. Without it, encoder–decoders run the
     drafter on the whole sequence again in every round (seen in transformers 5.23). False is as
     shipped.
-    window: draft exactly this many tokens in each round; None leaves the draft length as shipped.
+    window: draft exactly this many tokens in each round, at least 1; None leaves the draft length
+    as shipped.
 
     Raises UserError for a draft model of another vocabulary, and for one that cannot read every
     token of the target.
@@ -88,6 +89,8 @@ class HuggingFaceAssisted(GenerateMethod):
     ) -> None:
         super().__init__(target)
         require_flag("decoder_mask", decoder_mask)
+        if window is not None:
+            require_whole("the draft window", window, 1)
         for model in (target, draft):
             require_cache("assisted generation", model)
         self._draft = draft.transformers

@@ -93,6 +93,15 @@ def test_prompt_lookup_gives_the_text_of_generate_in_fewer_forwards(
     assert ran[0] < 30
 
 
+@pytest.mark.parametrize("window", [0, "many", 1.5, {"a": 1}])
+def test_a_window_of_assisted_generation_that_is_no_number_of_tokens_is_refused(
+    window: object,
+) -> None:
+    model = (build("llama"), word_tokenizer())
+    with pytest.raises(UserError, match="the draft window must be a whole number >= 1, got"):
+        bild_lab.load(model, model, "hf_assisted", window=window)
+
+
 @pytest.mark.parametrize("policy", ["hf_assisted", "hf_prompt_lookup"])
 def test_drafts_are_refused_where_the_state_cannot_go_back(policy: str) -> None:
     stateful = (build("mamba"), word_tokenizer())
