@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import sys
 from collections.abc import Iterable
 
 
@@ -23,10 +24,12 @@ def require_whole(
     key: str, value: object, minimum: int, maximum: int | None = None, remedy: str = ""
 ) -> None:
     """Raise UserError unless the value is an integer from `minimum` on, up to `maximum` where that
-    is given.
+    is given, else up to the largest that counts anything, sys.maxsize.
 
     remedy: what to do instead, for the end of the message.
     """
+    if isinstance(value, int) and value > sys.maxsize and maximum is None:
+        maximum = sys.maxsize
     if (
         isinstance(value, bool)
         or not isinstance(value, int)

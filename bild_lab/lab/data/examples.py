@@ -46,8 +46,9 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
     and, unless `unanswered` is set, for later turns without `spec.history`.
     """
     shots = _shots(spec)
-    stop = None if spec.limit is None else spec.skip + spec.limit
-    rows = islice(_numbered_rows(spec), spec.skip, stop)
+    rows = islice(_numbered_rows(spec), spec.skip, None)
+    if spec.limit is not None:
+        rows = islice(rows, spec.limit)
     examples = tuple(_examples(spec, rows, "".join(text for _, text in shots)))
     if not examples and spec.categories and not spec.skip:
         raise UserError(

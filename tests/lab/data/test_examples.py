@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,8 +168,12 @@ def test_skipped_rows_leave_the_others_with_their_ids(rows_file) -> None:
     every, held_out = (load_examples(spec(path=path, skip=skip, limit=3)) for skip in (0, 3))
     assert [example.source for example in (*every, *held_out)] == list("abcde")
     assert len({example.id for example in (*every, *held_out)}) == 5
+    assert len(load_examples(spec(path=path, skip=3, limit=sys.maxsize))) == 2
     with pytest.raises(UserError, match=r"after 9 rows; check dataset\.skip"):
         load_examples(spec(path=path, skip=9))
+    for key in ("skip", "limit"):
+        with pytest.raises(UserError, match=f"dataset.{key} must be .* <= {sys.maxsize}, got"):
+            spec(path=path, **{key: sys.maxsize + 1})
 
 
 def test_the_limit_takes_the_first_examples_and_reads_no_further(tmp_path: Path) -> None:
