@@ -67,7 +67,7 @@ inline void multiply(const float* x, int stride, const T* w, int inputs, vec out
         for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
 }
 
-// `work(k, block, part, its scales)` for each 32 inputs of a panel of blocks, k the first
+// `work(k, block, part)` for each 32 inputs of a panel of blocks, k the first
 template <class B, class Work>
 inline void by_parts(const B* w, int inputs, Work work) {
     constexpr int bytes = sizeof(B) * BLOCK / B::INPUTS;
@@ -75,28 +75,52 @@ inline void by_parts(const B* w, int inputs, Work work) {
         const B& block = w[k / B::INPUTS];
         const int part = k % B::INPUTS / BLOCK;
         ask_for<bytes>(reinterpret_cast<const char*>(&block) + part * bytes);
-        work(k, block, part, block.scales(part));
+        work(k, block, part);
     }
 }
 
-template <class B>
-inline Pair pair(const B& block, int part, int input, const typename B::Scales& s) {
-    return {{block.weights(part, 0, input, s), block.weights(part, 1, input, s)},
-            {block.weights(part, 0, input + 1, s), block.weights(part, 1, input + 1, s)}};
-}
-
+#if defined(__AVX512F__)
 // the same with weights in blocks. It is not inlined, as its code is long
 template <int R, class B>
     requires(B::INPUTS > 0)
 [[gnu::noinline]] void multiply(const float* x, int stride, const B* w, int inputs, vec out[R][2]) {
     vec even[R][2] = {}, odd[R][2] = {};
-    by_parts(w, inputs, [&](int k, const B& block, int part, const auto& s) {
+    by_parts(w, inputs, [&](int k, const B& block, int part) {
+        const typename B::Scales s[2] = {block.scales(part, 0), block.scales(part, 1)};
         #pragma GCC unroll 16
-        for (int i = 0; i < BLOCK; i += 2) add_pair<R>(x, stride, k + i, pair(block, part, i, s), even, odd);
+        for (int i = 0; i < BLOCK; i += 2) {
+            const Pair weights{{block.weights(part, 0, i, s[0]), block.weights(part, 1, i, s[1])},
+                               {block.weights(part, 0, i + 1, s[0]), block.weights(part, 1, i + 1, s[1])}};
+            add_pair<R>(x, stride, k + i, weights, even, odd);
+        }
     });
     for (int r = 0; r < R; ++r)
         for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
 }
+#else
+// the same of a row with weights in blocks: the sums and the scales of half a panel are in registers at once
+template <int R, class B>
+    requires(B::INPUTS > 0)
+[[gnu::noinline]] void multiply(const float* x, int, const B* w, int inputs, vec out[R][2]) {
+    static_assert(R == 1);
+    vec even[2] = {}, odd[2] = {};
+    by_parts(w, inputs, [&](int k, const B& block, int part) {
+        #pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            const auto s = block.scales(part, half);
+            vec left = even[half], right = odd[half];
+            #pragma GCC unroll 16
+            for (int i = 0; i < BLOCK; i += 2) {
+                left += x[k + i] * block.weights(part, half, i, s);
+                right += x[k + i + 1] * block.weights(part, half, i + 1, s);
+            }
+            even[half] = left;
+            odd[half] = right;
+        }
+    });
+    for (int half = 0; half < 2; ++half) out[0][half] = even[half] + odd[half];
+}
+#endif
 
 // A panel of blocks whose type is known when the program runs
 struct Blocks {
@@ -175,9 +199,12 @@ inline void by_floats(const T* w, int inputs, float* weights, Work work) {
 template <class B, class Work>
     requires(B::INPUTS > 0)
 inline void by_floats(const B* w, int inputs, float* weights, Work work) {
-    by_parts(w, inputs, [&](int k, const B& block, int part, const auto& s) {
-        #pragma GCC unroll 16
-        for (int i = 0; i < BLOCK; i += 2) store(weights + i * PANEL, pair(block, part, i, s));
+    by_parts(w, inputs, [&](int k, const B& block, int part) {
+        for (int half = 0; half < 2; ++half) {
+            const auto s = block.scales(part, half);
+            #pragma GCC unroll 32
+            for (int i = 0; i < BLOCK; ++i) store(weights + i * PANEL + half * LANES, block.weights(part, half, i, s));
+        }
         work(k, BLOCK);
     });
 }
@@ -400,8 +427,10 @@ inline void product(const Matrix& matrix, const float* x, int stride, int rows, 
 inline bool read_row(const Matrix& matrix, int64_t row, float* out) {
     return by_blocks(matrix.type, [&]<class B>() {
         const B* w = static_cast<const B*>(matrix.packed) + row / PANEL * (matrix.inputs / B::INPUTS);
-        by_parts(w, matrix.inputs, [&](int k, const B& block, int part, const auto& s) {
-            for (int i = 0; i < BLOCK; ++i) out[k + i] = block.weights(part, row % PANEL / LANES, i, s)[row % LANES];
+        by_parts(w, matrix.inputs, [&](int k, const B& block, int part) {
+            const int half = row % PANEL / LANES;
+            const auto s = block.scales(part, half);
+            for (int i = 0; i < BLOCK; ++i) out[k + i] = block.weights(part, half, i, s)[row % LANES];
         });
     });
 }

@@ -36,43 +36,78 @@ inline vec wide(const Number* p) {
 // BITS of each of 32 inputs for 16 outputs, the first inputs in a word's lowest bits
 template <int BITS>
 struct Packed {
+    static constexpr int EACH = 32 / BITS, MASK = (1 << BITS) - 1;
     uint32_t held[BITS][LANES];
-    // the numbers of an input, which count from FIRST on in steps
-    template <int FIRST, int STEP>
-    vec numbers(int input) const {
-        constexpr int each = 32 / BITS, mask = (1 << BITS) - 1;
-        const words lowest = load_words(held[input / each]) >> (BITS * (input % each));
-#if defined(__AVX512F__)
-        const ints counted{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        const vec values = to_floats((counted & mask) * STEP + FIRST);
-        return (vec)_mm512_permutexvar_ps((__m512i)lowest, (__m512)values);  // by the lowest four bits
-#else
-        vec values = to_floats((ints)(lowest & mask));
-        if constexpr (STEP != 1) values = values * float(STEP);
-        if constexpr (FIRST != 0) values = values + float(FIRST);  // an addition of 0 would take its time
-        return values;
-#endif
-    }
+    words word(int input) const { return load_words(held[input / EACH]); }
+    static constexpr int place(int input) { return BITS * (input % EACH); }
+    words lowest(int input) const { return word(input) >> place(input); }
 };
 
-// A block of INPUTS gives the weights of each 32 of them, its `part`, for each half of the panel
+#if defined(__AVX512F__)
+// the numbers of an input, which count from FIRST on in steps, looked up by their bits
+template <int FIRST, int STEP, int BITS>
+inline vec looked_up(const Packed<BITS>& packed, int input) {
+    const ints counted{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const vec values = to_floats((counted & packed.MASK) * STEP + FIRST);
+    return (vec)_mm512_permutexvar_ps((__m512i)packed.lowest(input), (__m512)values);  // by the lowest four bits
+}
+#else
+constexpr int MANTISSA = 23, LOWERED = 12;  // bits
+// where BITS that a word has at `place` fit into a float's mantissa: there, or LOWERED
+constexpr int in_mantissa(int place, int bits) { return place + bits <= MANTISSA ? place : place - LOWERED; }
+// Whole numbers whose bits begin at `place`, counted from `first` on. They become the mantissas of floats with the exponent by
+// which a bit at `place` counts 1: that takes fewer instructions than a shift and a conversion
+inline vec from_mantissa(words bits, int place, int first) {
+    const float above = float(1 << (MANTISSA - place));
+    uint32_t exponent;
+    std::memcpy(&exponent, &above, 4);
+    return (vec)(bits | exponent) - (above - float(first));
+}
+#endif
+
+// whole numbers of four bits, from FIRST on
+template <int FIRST>
+inline vec four_bits(const Packed<4>& packed, int input) {
+#if defined(__AVX512F__)
+    return looked_up<FIRST, 1>(packed, input);
+#else
+    if (FIRST == 0) return to_floats((ints)(packed.lowest(input) & packed.MASK));
+    const int stored = packed.place(input), place = in_mantissa(stored, 4);
+    return from_mantissa((packed.word(input) >> (stored - place)) & (15u << place), place, FIRST);
+#endif
+}
+
+// whole numbers of six bits, from -32 on: the lower four, and the upper two
+inline vec six_bits(const Packed<4>& lower, const Packed<2>& upper, int input) {
+#if defined(__AVX512F__)
+    return looked_up<0, 1>(lower, input) + looked_up<-32, 16>(upper, input);
+#else
+    const int stored = lower.place(input), place = in_mantissa(stored, 6);
+    const int raised = place + 4 - upper.place(input);  // the upper bits follow the lower ones
+    const words above = raised < 0 ? upper.word(input) >> -raised : upper.word(input) << raised;
+    const words bits = ((lower.word(input) >> (stored - place)) & (15u << place)) | (above & (3u << (place + 4)));
+    return from_mantissa(bits, place, -32);
+#endif
+}
+
+// A block of INPUTS gives the scales and the weights of each 32 of them, its `part`, for each half of the panel
 
 struct OneScale {
     static constexpr int INPUTS = 32;
     _Float16 scale[PANEL];
-    struct Scales { vec factor[2]; };
-    Scales scales(int) const { return {{wide(scale), wide(scale + LANES)}}; }
+    struct Scales { vec factor; };
+    Scales scales(int, int half) const { return {wide(scale + half * LANES)}; }
 };
 
 struct Block8 : OneScale {  // Q8_0: whole numbers from -127 to 127
     int8_t numbers[2][BLOCK][LANES];
-    vec weights(int, int half, int input, const Scales& s) const { return wide(numbers[half][input]) * s.factor[half]; }
+    vec weights(int, int half, int input, const Scales& s) const { return wide(numbers[half][input]) * s.factor; }
 };
 
 struct Block4 : OneScale {  // Q4_0: whole numbers from -8 to 7
     Packed<4> numbers[2];
     vec weights(int, int half, int input, const Scales& s) const {
-        return numbers[half].numbers<-8, 1>(input) * s.factor[half];
+        return four_bits<-8>(numbers[half], input) * s.factor;
     }
 };
 
@@ -81,20 +116,15 @@ struct Block4K {  // Q4_K: from 0 to 15, with a scale and a minimum for 32 input
     _Float16 scale[PANEL], least[PANEL];
     int8_t steps[8][PANEL], minima[8][PANEL];
     Packed<4> numbers[8][2];
-    struct Scales { vec factor[2], least[2]; };
-    Scales scales(int part) const {
-        Scales s;
-        for (int half = 0, at = 0; half < 2; ++half, at += LANES) {
-            s.factor[half] = wide(scale + at) * wide(steps[part] + at);
-            s.least[half] = wide(least + at) * wide(minima[part] + at);
-#if defined(__AVX512F__)
-            asm("" : "+v"(s.least[half]));  // or GCC multiplies again for each weight
-#endif
-        }
+    struct Scales { vec factor, least; };
+    Scales scales(int part, int half) const {
+        const int at = half * LANES;
+        Scales s{wide(scale + at) * wide(steps[part] + at), wide(least + at) * wide(minima[part] + at)};
+        compute_now(s.least);
         return s;
     }
     vec weights(int part, int half, int input, const Scales& s) const {
-        return numbers[part][half].numbers<0, 1>(input) * s.factor[half] - s.least[half];
+        return four_bits<0>(numbers[part][half], input) * s.factor - s.least;
     }
 };
 
@@ -104,16 +134,14 @@ struct Block6K {  // Q6_K: from -32 to 31, with a scale for 16 inputs
     int8_t steps[16][PANEL];
     Packed<4> low[8][2];
     Packed<2> high[8][2];
-    struct Scales { vec factor[2][2]; };  // [which 16 of the 32][half]
-    Scales scales(int part) const {
-        Scales s;
-        for (int half = 0, at = 0; half < 2; ++half, at += LANES)
-            for (int sixteen = 0; sixteen < 2; ++sixteen)
-                s.factor[sixteen][half] = wide(scale + at) * wide(steps[2 * part + sixteen] + at);
-        return s;
+    struct Scales { vec factor[2]; };  // of the first 16 of the 32, and of the others
+    Scales scales(int part, int half) const {
+        const int at = half * LANES;
+        const vec whole = wide(scale + at);
+        return {{whole * wide(steps[2 * part] + at), whole * wide(steps[2 * part + 1] + at)}};
     }
     vec weights(int part, int half, int input, const Scales& s) const {
-        return (low[part][half].numbers<0, 1>(input) + high[part][half].numbers<-32, 16>(input)) * s.factor[input / 16][half];
+        return six_bits(low[part][half], high[part][half], input) * s.factor[input / 16];
     }
 };
 

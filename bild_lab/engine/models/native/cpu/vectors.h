@@ -67,6 +67,7 @@ struct Sixteen {
     friend Sixteen operator*(Sixteen x, Sixteen y) { return {x.low * y.low, x.high * y.high}; }
     friend Sixteen operator/(Sixteen x, Sixteen y) { return {x.low / y.low, x.high / y.high}; }
     friend Sixteen operator&(Sixteen x, Sixteen y) { return {x.low & y.low, x.high & y.high}; }
+    friend Sixteen operator|(Sixteen x, Sixteen y) { return {x.low | y.low, x.high | y.high}; }
     friend Sixteen operator<<(Sixteen x, int bits) { return {x.low << bits, x.high << bits}; }
     friend Sixteen operator>>(Sixteen x, int bits) { return {x.low >> bits, x.high >> bits}; }
     Sixteen operator-() const { return {-low, -high}; }
@@ -118,6 +119,14 @@ inline float sum(vec v) {  // in the order of a vector of 16
     return sums[0] + sums[1];
 }
 #endif
+// or GCC multiplies factors again wherever their product is used
+inline void compute_now(vec& x) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(x));
+#elif defined(__AVX2__)
+    asm("" : "+x"(x.low), "+x"(x.high));
+#endif
+}
 inline vec all(float x) { return x - vec{}; }
 inline vec low(words pairs) { return (vec)(pairs << 16); }
 inline vec high(words pairs) { return (vec)(pairs & 0xffff0000u); }
