@@ -145,7 +145,7 @@ class Server:
             trace.report = EngineReport(tuple(answer.pieces_s), answer.rounds, attempt)
             return answer
         if self.launch is not None and not self._process.alive:
-            error = f"{error}; the server has ended, its log ends: {self._process.last_lines()}"
+            error = f"{error}; the server of policy.launch has ended, as its log may tell"
         trace.report = EngineReport(attempts=attempt, error=error)
         return None
 
