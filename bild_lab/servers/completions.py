@@ -3,7 +3,9 @@
 Token ids and drafting are asked for in the words of vLLM and SGLang (`return_token_ids`,
 `return_spec_tokens_details`). No text is begun with what the server kept of an earlier one with
 the same prompt: `cache_prompt` says so to llama-server, a `cache_salt` of its own to vLLM and
-SGLang. Servers that do not know these fields leave them out, or are asked without them.
+SGLang. No token is likelier than the request says: servers have truncation and penalties of their
+own, vLLM and SGLang those of the checkpoint's generation_config.json. Servers that do not know these
+fields leave them out, or are asked without them.
 """
 
 from __future__ import annotations
@@ -29,6 +31,15 @@ ID_PREFIX = "token_id:"  # how vLLM writes a token with return_tokens_as_token_i
 SHOWN = 200  # characters of a server's message
 STOPPED, AT_LENGTH = "stop", "length"  # why a text ended: by itself, or at the limit
 REFUSALS = (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY)  # of a request's fields
+EXTENSIONS = {
+    "return_token_ids": True,
+    "return_spec_tokens_details": True,
+    "cache_prompt": False,
+    "cache_salt": "",  # another one in each request
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -73,12 +84,7 @@ class CompletionsClient:
 
     def __init__(self, url: str, stall_s: float, headers: Mapping[str, str] | None = None) -> None:
         self.url, self._stall_s = url.rstrip("/"), stall_s
-        self._extensions = [
-            "return_token_ids",
-            "return_spec_tokens_details",
-            "cache_prompt",
-            "cache_salt",
-        ]
+        self._extensions = dict(EXTENSIONS)
         timeout = httpx.Timeout(stall_s, connect=CONNECT_S)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.Client(timeout=timeout, limits=limits, headers=dict(headers or {}))
@@ -150,14 +156,15 @@ class CompletionsClient:
 
     def _extension_fields(self) -> dict[str, Any]:
         """The fields that OpenAI's interface does not have, of those that the server takes."""
-        values = {"cache_prompt": False, "cache_salt": uuid4().hex}
-        return {name: values.get(name, True) for name in self._extensions}
+        if "cache_salt" not in self._extensions:
+            return self._extensions
+        return {**self._extensions, "cache_salt": uuid4().hex}
 
     def _forget_extensions(self, refusal: str) -> bool:
         """Leave out those fields that a refusal names from now on. Returns whether there are some."""
-        refused = [name for name in self._extensions if name in refusal]
-        self._extensions = [name for name in self._extensions if name not in refused]
-        return bool(refused)
+        before = self._extensions
+        self._extensions = {name: value for name, value in before.items() if name not in refusal}
+        return len(self._extensions) < len(before)
 
     def close(self) -> None:
         self._client.close()

@@ -235,11 +235,10 @@ class Server:
             **asked,
             "max_tokens": limits.max_new_tokens,
             "temperature": sampling.temperature,
+            "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
         }
         if limits.stop is not None:
             body["stop"] = list(limits.stop.strings)
-        if sampling.top_p is not None:
-            body["top_p"] = sampling.top_p
         if sampling.top_k is not None:
             body["top_k"] = sampling.top_k
         if request.generator is not None:

@@ -33,7 +33,7 @@ MODEL = "tiny"
 DRAFTED = 3  # tokens of a made-up draft, of which two are accepted
 PIECE = DRAFTED  # tokens of a piece: two accepted ones and the target's own
 # the fields that a server may know, and no others
-OF_OPENAI = {"model", "prompt", "max_tokens", "temperature", "stream", "stream_options"}
+OF_OPENAI = {"model", "prompt", "max_tokens", "temperature", "top_p", "stream", "stream_options"}
 DIALOGUES = Path(__file__).parent / "dialogues"
 
 

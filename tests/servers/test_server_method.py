@@ -14,6 +14,7 @@ from bild_lab.lab.measure.summary import counts, stream_summary
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.servers.acceptance_reports import over_all_forwards, reported_rounds
+from bild_lab.servers.completions import EXTENSIONS
 from tests.checkpoints import tiny_checkpoints
 from tests.servers.fake_server import DRAFTED, OF_OPENAI, FakeServer, serving
 
@@ -126,6 +127,17 @@ def test_no_text_is_begun_with_what_the_server_kept_of_another() -> None:
     assert shared["cache_prompt"] is True and shared["cache_salt"] == "shared"
 
 
+def test_a_server_samples_as_it_is_asked_and_not_as_it_would_by_itself() -> None:
+    """llama-server has top_k 40, top_p 0.95 and min_p 0.05, vLLM the checkpoint's own."""
+    server = FakeServer(vanilla())
+    with serving(server) as url:
+        asking(url).generate(PROMPT, LIMIT, temperature=1.0)
+        asking(url).generate(PROMPT, LIMIT, temperature=1.0, top_k=5)
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    whole, five = ([body[name] for name in names] for body in server.requests)
+    assert whole == [1.0, -1, 1.0, 0.0, 1.0] and five == [1.0, 5, 1.0, 0.0, 1.0]
+
+
 def test_a_strict_server_is_asked_without_the_fields_that_it_refuses() -> None:
     server = FakeServer(vanilla(), "plain", fault="strict")
     with serving(server) as url:
@@ -135,7 +147,10 @@ def test_a_strict_server_is_asked_without_the_fields_that_it_refuses() -> None:
             assert generation.trace.report.error is None
         refused = asking(url, attempts=1, body={"odd": 1}).generate(PROMPT, LIMIT)
     assert generation.token_ids == vanilla().generate(PROMPT, LIMIT).token_ids
-    assert set(server.requests[5]) <= OF_OPENAI and "odd" in refused.trace.report.error
+    assert (
+        set(server.requests[len(EXTENSIONS) + 1]) <= OF_OPENAI
+        and "odd" in refused.trace.report.error
+    )
 
 
 def test_a_server_that_is_too_busy_is_left_alone_for_as_long_as_it_asks() -> None:
