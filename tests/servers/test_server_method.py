@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -246,6 +247,14 @@ def test_a_server_of_another_model_is_refused(fault: str, message: str) -> None:
         pytest.raises(UserError, match=message),
     ):
         asking(url).generate(PROMPT, LIMIT)
+
+
+def test_processors_that_no_server_would_know_are_refused() -> None:
+    decoder = asking("http://127.0.0.1:9/v1")
+    request = decoder.request(PROMPT, LIMIT)
+    request = replace(request, source=replace(request.source, processors=[object()]))
+    with pytest.raises(UserError, match=r"decoding\.processors=none"):
+        decoder.method.prepare(request)
 
 
 def test_an_encoder_decoder_is_refused() -> None:
