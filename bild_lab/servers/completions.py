@@ -40,6 +40,8 @@ EXTENSIONS = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
+# where the text of a piece is: of completions, of a chat, and of what a model thinks before it
+TEXTS = ("text", "content", "reasoning_content", "reasoning")
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -247,7 +249,8 @@ def _take(answer: ServerAnswer, event: Mapping[str, Any], now_s: float) -> None:
     choice = (event.get("choices") or [{}])[0]
     if choice.get("index"):
         raise RequestError("several texts came, but one was asked for; correct policy.body")
-    piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+    written = choice.get("delta") or choice
+    piece = next((written[name] for name in TEXTS if written.get(name)), "")
     token_ids = _token_ids(choice)
     if piece or token_ids:
         answer.pieces_s.append(now_s)

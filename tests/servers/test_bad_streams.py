@@ -102,6 +102,15 @@ def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(character: str)
     assert answered(event(text=character), LAST, END).text == f"{character}b"
 
 
+def test_what_a_model_thinks_before_it_answers_is_text_too() -> None:
+    """Its tokens are counted and timed like all others."""
+    thoughts = ({"role": "assistant"}, {"reasoning_content": "a"}, {"reasoning": "b"})
+    pieces = [event(text=None, token_ids=None, delta=delta) for delta in thoughts]
+    last = event(text=None, token_ids=None, delta={"content": "c"}, finish_reason="stop")
+    answer = answered(*pieces, last, END)
+    assert (answer.text, len(answer.pieces_s)) == ("abc", 3)
+
+
 LENGTH = {"finish_reason": "length"}
 ERRORS = {
     "a page": ([b"<html>hello</html>"], "no stream of completions: <html>hello"),
