@@ -9,14 +9,14 @@ A question of which a server failed to give a text counts nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, median
+from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.formatting import MISSING, number, point_label, times
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.groups import by_setting, differing_keys
 
 QUESTIONS = 480
 MT_BENCH = (
@@ -51,13 +51,15 @@ def spec_bench_table(results: Sequence[Result]) -> str:
     timed = [
         result for result in results if result.speedup.value is not None and not result.is_baseline
     ]
-    settings = differing_keys(by_setting(timed))
+    settings = [_flat(result.setting) for result in timed]
+    keys = dict.fromkeys(key for setting in settings for key in setting)
+    differing = [key for key in keys if len({str(setting.get(key)) for setting in settings}) > 1]
     rows, notes = [], []
-    for result in timed:
+    for result, setting in zip(timed, settings, strict=True):
         label = ", ".join(
             [
                 point_label(result, list(result.knobs)),
-                *(f"{key} {result.setting.get(key)}" for key in settings),
+                *(f"{key} {setting.get(key)}" for key in differing),
             ]
         )
         examples = answered_questions(read_examples(result.folder))
@@ -74,6 +76,14 @@ def spec_bench_table(results: Sequence[Result]) -> str:
     lines = [titles, ["---"] * len(titles), *rows]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     return "\n\n".join([table, *notes])
+
+
+def _flat(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """A setting with its groups, such as decoding, merged into one flat mapping."""
+    flat: dict[str, Any] = {}
+    for key, value in setting.items():
+        flat |= value if isinstance(value, dict) else {key: value}
+    return flat
 
 
 def answered_questions(examples: Sequence[MeasuredExample]) -> list[MeasuredExample]:
