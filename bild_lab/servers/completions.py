@@ -80,13 +80,13 @@ class CompletionsClient:
     """Asks one server. url: up to and with /v1. stall_s: a stream that is silent for so long has
     failed. headers: of every request, such as a key.
 
-    The fields that OpenAI's interface does not have are left out from the first refusal that names
-    them.
+    extensions: the fields that OpenAI's interface does not have, without those that the server
+    refused by name.
     """
 
     def __init__(self, url: str, stall_s: float, headers: Mapping[str, str] | None = None) -> None:
         self.url, self._stall_s = url.rstrip("/"), stall_s
-        self._extensions = dict(EXTENSIONS)
+        self.extensions: Mapping[str, Any] = EXTENSIONS
         timeout = httpx.Timeout(stall_s, connect=CONNECT_S)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.Client(timeout=timeout, limits=limits, headers=dict(headers or {}))
@@ -128,20 +128,32 @@ class CompletionsClient:
         Raises RequestError for a stream that fails, stalls, cannot be read, or ends before the text
         does, and for a text that is longer than was asked.
         """
+        return self._complete(body, chat, self.extensions)
+
+    def _complete(
+        self, body: Mapping[str, Any], chat: bool, extensions: Mapping[str, Any]
+    ) -> ServerAnswer:
+        """As `complete`; asked again without the extensions that a refusal names."""
         endpoint = "chat/completions" if chat else "completions"
-        asked = {**self._extension_fields(), **body, **STREAMED}
+        asked = {**_salted(extensions), **body, **STREAMED}
         answer = ServerAnswer()
         started = time.perf_counter()
         try:
             with self._client.stream("POST", f"{self.url}/{endpoint}", json=asked) as response:
                 if not response.is_success:
                     response.read()
-                    if response.status_code in REFUSALS and self._forget_extensions(response.text):
-                        return self.complete(body, chat)
+                    others = {
+                        name: value
+                        for name, value in extensions.items()
+                        if name not in response.text
+                    }
+                    if response.status_code in REFUSALS and len(others) < len(extensions):
+                        return self._complete(body, chat, others)
                     raise RequestError(
                         f"status {response.status_code}: {response.text[:SHOWN]}",
                         _retry_after_s(response),
                     )
+                self.extensions = extensions
                 for event in _events(response, self._stall_s):
                     _take_whole(answer, event, time.perf_counter() - started)
         except httpx.TimeoutException as error:
@@ -156,20 +168,14 @@ class CompletionsClient:
             answer.rounds = over_all_forwards(answer.rounds, answer.completion_tokens)
         return answer
 
-    def _extension_fields(self) -> dict[str, Any]:
-        """The fields that OpenAI's interface does not have, of those that the server takes."""
-        if "cache_salt" not in self._extensions:
-            return self._extensions
-        return {**self._extensions, "cache_salt": uuid4().hex}
-
-    def _forget_extensions(self, refusal: str) -> bool:
-        """Leave out those fields that a refusal names from now on. Returns whether there are some."""
-        before = self._extensions
-        self._extensions = {name: value for name, value in before.items() if name not in refusal}
-        return len(self._extensions) < len(before)
-
     def close(self) -> None:
         self._client.close()
+
+
+def _salted(extensions: Mapping[str, Any]) -> dict[str, Any]:
+    """The extensions with a salt of this request alone."""
+    values = {**extensions, "cache_salt": uuid4().hex}
+    return {name: values[name] for name in extensions}
 
 
 def _events(response: httpx.Response, stall_s: float) -> Iterator[Mapping[str, Any]]:

@@ -18,7 +18,13 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import EngineReport, Trace
 from bild_lab.errors import UserError, require_finite, require_flag, require_whole
-from bild_lab.servers.completions import STOPPED, CompletionsClient, RequestError, ServerAnswer
+from bild_lab.servers.completions import (
+    EXTENSIONS,
+    STOPPED,
+    CompletionsClient,
+    RequestError,
+    ServerAnswer,
+)
 from bild_lab.servers.server_process import ServerProcess, server_process
 
 
@@ -174,8 +180,12 @@ class Server:
         return self._tokens(request, answer)
 
     def about(self) -> dict[str, Any]:
-        """What answered: for a result's environment."""
+        """What answered: for a result's environment. refused: the fields that the server does not
+        take, such as those that switch its cache of prompts off.
+        """
         facts = {"url": self.url, "model": self._served_model, "version": self._client.version()}
+        if refused := [name for name in EXTENSIONS if name not in self._client.extensions]:
+            facts["refused"] = refused
         return {**facts, "launch": self.launch} if self.launch else facts
 
     def log(self) -> str | None:

@@ -146,7 +146,10 @@ def test_a_strict_server_is_asked_without_the_fields_that_it_refuses() -> None:
         for _ in range(2):
             generation = decoder.generate(PROMPT, LIMIT)
             assert generation.trace.report.error is None
-        refused = asking(url, attempts=1, body={"odd": 1}).generate(PROMPT, LIMIT)
+        assert decoder.method.about()["refused"] == list(EXTENSIONS)
+        other = asking(url, attempts=1, body={"odd": 1})
+        refused = other.generate(PROMPT, LIMIT)
+        assert "refused" not in other.method.about()  # it answered nothing without them
     assert generation.token_ids == vanilla().generate(PROMPT, LIMIT).token_ids
     assert (
         set(server.requests[len(EXTENSIONS) + 1]) <= OF_OPENAI
