@@ -4,18 +4,21 @@ As its evaluation/speed.py has it (Xia et al., 2024, Table 2): a question's toke
 those of all its turns together; a task's speedup is the mean over its questions, divided by the
 baseline's mean; MT-Bench's eight categories are one task; mean accepted tokens are tokens a
 verification. These are ratios of means, without pairs or intervals: a sweep's own table has those.
+A question of which a server failed to give a text counts nowhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, median
+from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.formatting import MISSING, number, point_label, times
 from bild_lab.lab.schema.result import Result
 
+QUESTIONS = 480
 MT_BENCH = (
     "writing",
     "roleplay",
@@ -40,15 +43,30 @@ ACCEPTED = "mean accepted tokens"
 
 def spec_bench_table(results: Sequence[Result]) -> str:
     """A row in Markdown for each timed point with a baseline: speedup by task, mean accepted
-    tokens, speedup over all questions.
+    tokens, speedup over all questions. A point's name has what differs in the settings; below it
+    says how many questions a point has, if not all.
 
     Raises UserError if there is none, or a category that Spec-Bench does not have.
     """
-    rows = []
-    for result in results:
-        if result.speedup.value is not None and not result.is_baseline:
-            label = point_label(result, list(result.knobs))
-            rows.append([label, *spec_bench_row(read_examples(result.folder))])
+    timed = [
+        result for result in results if result.speedup.value is not None and not result.is_baseline
+    ]
+    settings = [_flat(result.setting) for result in timed]
+    keys = dict.fromkeys(key for setting in settings for key in setting)
+    differing = [key for key in keys if len({str(setting.get(key)) for setting in settings}) > 1]
+    rows, notes = [], []
+    for result, setting in zip(timed, settings, strict=True):
+        label = ", ".join(
+            [
+                point_label(result, list(result.knobs)),
+                *(f"{key} {setting.get(key)}" for key in differing),
+            ]
+        )
+        examples = answered_questions(read_examples(result.folder))
+        rows.append([label, *spec_bench_row(examples, result.counts.tokens_per_target_call)])
+        count = len({example.id for example in examples})
+        if count < QUESTIONS:
+            notes.append(f"{label}: over {count} of the {QUESTIONS} questions.")
     if not rows:
         raise UserError(
             "no point was timed beside a baseline; Spec-Bench's table compares with one:"
@@ -56,11 +74,37 @@ def spec_bench_table(results: Sequence[Result]) -> str:
         )
     titles = ["policy", *TASKS, ACCEPTED, OVERALL]
     lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n\n".join([table, *notes])
 
 
-def spec_bench_row(examples: Sequence[MeasuredExample]) -> list[str]:
-    """The cells of a point behind its name. Raises UserError for categories of another dataset."""
+def _flat(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """A setting with its groups, such as decoding, merged into one flat mapping."""
+    flat: dict[str, Any] = {}
+    for key, value in setting.items():
+        flat |= value if isinstance(value, dict) else {key: value}
+    return flat
+
+
+def answered_questions(examples: Sequence[MeasuredExample]) -> list[MeasuredExample]:
+    """The turns of those questions of which every text came, of the point and of its baseline."""
+    failed = {
+        example.id
+        for example in examples
+        for report in (*example.reports, *example.baseline_reports)
+        if report["error"] is not None
+    }
+    return [example for example in examples if example.id not in failed]
+
+
+def spec_bench_row(
+    examples: Sequence[MeasuredExample], tokens_per_call: float | None = None
+) -> list[str]:
+    """The cells of a point behind its name. tokens_per_call: of a method whose rounds nobody wrote
+    down, such as a server that tells totals.
+
+    Raises UserError for categories of another dataset.
+    """
     known = {category for categories in TASKS.values() for category in categories}
     if unknown := {str(example.category) for example in examples} - known:
         raise UserError(
@@ -69,20 +113,26 @@ def spec_bench_row(examples: Sequence[MeasuredExample]) -> list[str]:
     cells = []
     for categories in TASKS.values():
         of_task = [example for example in examples if example.category in categories]
-        cells.append(times(speedup_of_means(of_task)) if of_task else MISSING)
+        cells.append(_shown(speedup_of_means(of_task)))
     accepted = [
         measured_round.accepted + 1 for example in examples for measured_round in example.rounds
     ]
+    mean_accepted = mean(accepted) if accepted else tokens_per_call
     return [
         *cells,
-        number(mean(accepted), 2) if accepted else MISSING,
-        times(speedup_of_means(examples)),
+        MISSING if mean_accepted is None else number(mean_accepted, 2),
+        _shown(speedup_of_means(examples)),
     ]
 
 
-def speedup_of_means(examples: Sequence[MeasuredExample]) -> float:
-    """The mean of the questions' tokens a second over the baseline's mean."""
-    return mean(questions_per_s(examples)) / mean(questions_per_s(examples, baseline=True))
+def speedup_of_means(examples: Sequence[MeasuredExample]) -> float | None:
+    """The mean of the questions' tokens a second over the baseline's mean; None without questions,
+    and for a baseline without tokens.
+    """
+    baseline = questions_per_s(examples, baseline=True)
+    if not any(baseline):
+        return None
+    return mean(questions_per_s(examples)) / mean(baseline)
 
 
 def questions_per_s(examples: Iterable[MeasuredExample], baseline: bool = False) -> list[float]:
@@ -95,3 +145,7 @@ def questions_per_s(examples: Iterable[MeasuredExample], baseline: bool = False)
         total[0] += len(tokens)
         total[1] += median(seconds)
     return [tokens / seconds for tokens, seconds in totals.values()]
+
+
+def _shown(speedup: float | None) -> str:
+    return MISSING if speedup is None else times(speedup)

@@ -89,7 +89,8 @@ def _run_concurrently(
     """Ask for all texts, with at most `size` of them on their way; answers are read at the end,
     outside the clock.
 
-    With an arrival rate a text's seconds begin when it arrives, also if it waits for its place.
+    With an arrival rate a text's seconds begin when it arrives, also if it waits for its place. What
+    its trace pauses does not count.
     """
     traces = [make_trace() for _ in requests]
     begun = time.perf_counter()
@@ -102,7 +103,7 @@ def _run_concurrently(
             time.sleep(max(0.0, started - time.perf_counter()))
         answer = method.ask(requests[index], traces[index])
         on_end(index)
-        return answer, time.perf_counter() - started
+        return answer, time.perf_counter() - started - traces[index].paused_s
 
     with ThreadPoolExecutor(size) as pool:
         answers = list(pool.map(ask, range(len(requests))))

@@ -65,12 +65,11 @@ def unreliable(results: Sequence[Result]) -> list[str]:
         ),
     )
     points = counted(len(results), "point")
-    doubts = Counter(result.doubt for result in results if result.doubt)
+    doubts = Counter((result.doubt, _remedy(result)) for result in results if result.doubt)
     return [
         *(
-            f"In {count} of {points} {doubt}: differences in quality say little there. Look at the"
-            " prompts, the template and decoding.max_new_tokens."
-            for doubt, count in doubts.items()
+            f"In {count} of {points} {doubt}: differences in quality say little there. {remedy}"
+            for (doubt, remedy), count in doubts.items()
         ),
         *(
             f"{count} of {points} {'was' if count == 1 else 'were'} timed {how}: do not rely on"
@@ -80,6 +79,13 @@ def unreliable(results: Sequence[Result]) -> list[str]:
             if count
         ),
     ]
+
+
+def _remedy(result: Result) -> str:
+    """What to do about the reason why a point's quality says little."""
+    if result.failed_texts:
+        return "Its examples.jsonl has the errors; mend the server, and measure again with resume=false."
+    return "Look at the prompts, the template and decoding.max_new_tokens."
 
 
 def load_elsewhere(results: Sequence[Result]) -> str:

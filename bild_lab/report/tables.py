@@ -336,8 +336,10 @@ def _certificate_column() -> TableColumn:
         if certificate is None:
             return TableCell(MISSING)
         defects = f"{certificate.defects} defects"
-        if certificate.unjudged:
+        if certificate.unjudged and not result.failed_texts:
             return TableCell("no closed form", defects, certificate.defects)
+        if certificate.unjudged:
+            defects += f", {certificate.unjudged} without a text"
         if certificate.rounding is None:  # greedy
             equal, ties = f"{certificate.equal} equal", f"{certificate.ties} ties"
         else:

@@ -18,8 +18,19 @@ def reported_rounds(answer: Mapping[str, Any]) -> ReportedRounds | None:
     """The rounds of a request, as the server tells them; None if it tells nothing.
 
     answer: an object of a stream, or a whole answer. A server that was asked without drafting tells
-    zero drafted tokens, or nothing.
+    zero drafted tokens, or nothing. Fields of another form, as those of another version may be, and
+    counts that cannot be tell nothing either.
     """
+    try:
+        rounds = _rounds(answer)
+        if rounds is None or 0 <= rounds.accepted <= rounds.drafted:
+            return rounds
+    except (AttributeError, KeyError, TypeError, ValueError):
+        pass
+    return None
+
+
+def _rounds(answer: Mapping[str, Any]) -> ReportedRounds | None:
     vllm = (answer.get("metrics") or {}).get("speculative_decoding")
     if vllm:
         return _of_vllm(vllm)
@@ -35,11 +46,12 @@ def reported_rounds(answer: Mapping[str, Any]) -> ReportedRounds | None:
 def over_all_forwards(rounds: ReportedRounds, completion_tokens: int | None) -> ReportedRounds:
     """The rounds with those forwards that verified no draft, such as the prompt's.
 
-    vLLM and SGLang count none of them. Each forward gives one token beside the accepted ones.
+    vLLM and SGLang count none of them. Each forward gives one token beside the accepted ones, of
+    which the end of the text may cut some.
     completion_tokens: how many tokens the server counts in the text; None if it does not tell.
     """
     undrafted = (completion_tokens or 0) - rounds.accepted
-    return replace(rounds, verifications=max(rounds.verifications, undrafted))
+    return replace(rounds, verifications=max(rounds.verifications, undrafted, 1))
 
 
 def _of_vllm(fields: Mapping[str, Any]) -> ReportedRounds:

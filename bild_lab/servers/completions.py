@@ -1,16 +1,23 @@
 """A client of the completions of an OpenAI-compatible server: one text at a time, as a stream.
 
 Token ids and drafting are asked for in the words of vLLM and SGLang (`return_token_ids`,
-`return_spec_tokens_details`); servers that do not know these fields leave them out.
+`return_spec_tokens_details`). No text is begun with what the server kept of an earlier one with
+the same prompt: `cache_prompt` says so to llama-server, a `cache_salt` of its own to vLLM and
+SGLang. No token is likelier than the request says: servers have truncation and penalties of their
+own, vLLM and SGLang those of the checkpoint's generation_config.json. Servers that do not know these
+fields leave them out, or are asked without them.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import time
-from collections.abc import Iterator, Mapping
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import httpx
 
@@ -22,12 +29,31 @@ CONNECT_S = 10.0  # for a connection; an answer may take `stall_s` to begin and 
 END_OF_STREAM = "[DONE]"
 ID_PREFIX = "token_id:"  # how vLLM writes a token with return_tokens_as_token_ids
 SHOWN = 200  # characters of a server's message
-UNFINISHED = ("abort", "error")  # why vLLM and SGLang end a text before it ends
-EXTENSIONS = {"return_token_ids": True, "return_spec_tokens_details": True}
+STOPPED, AT_LENGTH = "stop", "length"  # why a text ended: by itself, or at the limit
+REFUSALS = (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY)  # of a request's fields
+EXTENSIONS = {
+    "return_token_ids": True,
+    "return_spec_tokens_details": True,
+    "cache_prompt": False,
+    "cache_salt": "",  # another one in each request
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+# where the text of a piece is: of completions, of a chat, and of what a model thinks before it
+TEXTS = ("text", "content", "reasoning_content", "reasoning")
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 class RequestError(Exception):
-    """A request without a whole answer, and why. The server may answer the next one."""
+    """A request without a whole answer, and why. The server may answer the next one.
+
+    retry_after_s: for how many seconds the server asks not to be asked again.
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 @dataclass
@@ -36,7 +62,7 @@ class ServerAnswer:
 
     token_ids: None if the server gave some of the text without them. pieces_s: the seconds since
     the request was sent at which each piece of the text came; a piece is one or several tokens.
-    finish_reason: "stop" or "length". prompt_tokens, completion_tokens: how many the server read
+    finish_reason: STOPPED or AT_LENGTH. prompt_tokens, completion_tokens: how many the server read
     and wrote; None if it does not tell. model: its name for what answered.
     """
 
@@ -53,10 +79,14 @@ class ServerAnswer:
 class CompletionsClient:
     """Asks one server. url: up to and with /v1. stall_s: a stream that is silent for so long has
     failed. headers: of every request, such as a key.
+
+    extensions: the fields that OpenAI's interface does not have, without those that the server
+    refused by name.
     """
 
     def __init__(self, url: str, stall_s: float, headers: Mapping[str, str] | None = None) -> None:
-        self.url = url.rstrip("/")
+        self.url, self._stall_s = url.rstrip("/"), stall_s
+        self.extensions: Mapping[str, Any] = EXTENSIONS
         timeout = httpx.Timeout(stall_s, connect=CONNECT_S)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.Client(timeout=timeout, limits=limits, headers=dict(headers or {}))
@@ -67,10 +97,13 @@ class CompletionsClient:
             response = self._client.get(f"{self.url}/models")
             response.raise_for_status()
             return [model["id"] for model in response.json()["data"]]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            remedy = "start it, or correct policy.url, which ends with /v1"
+            if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+                remedy = "name the environment variable with its key, policy.key_variable=NAME"
             raise UserError(
-                f"no server with completions answers at {self.url}: {_described(error)}; start it,"
-                " or correct policy.url, which ends with /v1"
+                f"no server with completions answers at {self.url}: {_described(error)}; {remedy}"
             ) from error
 
     def version(self) -> str | None:
@@ -92,32 +125,44 @@ class CompletionsClient:
     def complete(self, body: Mapping[str, Any], chat: bool = False) -> ServerAnswer:
         """The answer to a request. chat: of the chat endpoint.
 
-        Raises RequestError for a stream that fails, stalls, or ends before the text does.
+        Raises RequestError for a stream that fails, stalls, cannot be read, or ends before the text
+        does, and for a text that is longer than was asked.
         """
+        return self._complete(body, chat, self.extensions)
+
+    def _complete(
+        self, body: Mapping[str, Any], chat: bool, extensions: Mapping[str, Any]
+    ) -> ServerAnswer:
+        """As `complete`; asked again without the extensions that a refusal names."""
         endpoint = "chat/completions" if chat else "completions"
-        stream_options = {"stream": True, "stream_options": {"include_usage": True}}
+        asked = {**_salted(extensions), **body, **STREAMED}
         answer = ServerAnswer()
         started = time.perf_counter()
         try:
-            with self._client.stream(
-                "POST", f"{self.url}/{endpoint}", json={**EXTENSIONS, **body, **stream_options}
-            ) as response:
-                if response.is_error:
+            with self._client.stream("POST", f"{self.url}/{endpoint}", json=asked) as response:
+                if not response.is_success:
                     response.read()
-                    raise RequestError(f"status {response.status_code}: {response.text[:SHOWN]}")
-                for event in _events(response):
-                    _take(answer, event, time.perf_counter() - started)
+                    others = {
+                        name: value
+                        for name, value in extensions.items()
+                        if name not in response.text
+                    }
+                    if response.status_code in REFUSALS and len(others) < len(extensions):
+                        return self._complete(body, chat, others)
+                    raise RequestError(
+                        f"status {response.status_code}: {response.text[:SHOWN]}",
+                        _retry_after_s(response),
+                    )
+                self.extensions = extensions
+                for event in _events(response, self._stall_s):
+                    _take_whole(answer, event, time.perf_counter() - started)
         except httpx.TimeoutException as error:
             raise RequestError(
-                f"nothing came for {self._client.timeout.read:g} s after {len(answer.pieces_s)}"
-                " pieces"
+                f"nothing came for {self._stall_s:g} s after {len(answer.pieces_s)} pieces"
             ) from error
         except httpx.HTTPError as error:
             raise RequestError(_described(error)) from error
-        if answer.finish_reason is None:
-            raise RequestError(f"the stream ended after {len(answer.pieces_s)} pieces, unfinished")
-        if answer.finish_reason in UNFINISHED:
-            raise RequestError(f"the server ended the text: finish_reason {answer.finish_reason}")
+        _require_whole(answer, asked.get("max_tokens"))
         answer.token_ids = answer.token_ids or None
         if answer.rounds is not None:
             answer.rounds = over_all_forwards(answer.rounds, answer.completion_tokens)
@@ -127,29 +172,91 @@ class CompletionsClient:
         self._client.close()
 
 
-def _events(response: httpx.Response) -> Iterator[Mapping[str, Any]]:
-    """The objects of a stream of server-sent events. Raises RequestError for one that is none."""
-    for line in response.iter_lines():
-        if not line.startswith("data:"):
-            continue  # an empty line, a comment, or another field
-        data = line.removeprefix("data:").strip()
-        if data == END_OF_STREAM:
+def _salted(extensions: Mapping[str, Any]) -> dict[str, Any]:
+    """The extensions with a salt of this request alone."""
+    values = {**extensions, "cache_salt": uuid4().hex}
+    return {name: values[name] for name in extensions}
+
+
+def _events(response: httpx.Response, stall_s: float) -> Iterator[Mapping[str, Any]]:
+    """The objects of a stream of server-sent events (WHATWG, HTML, §9.2.6), until its last word. An
+    object may take several lines; an empty line after it may be missing.
+
+    Raises RequestError for what is no object, for an error, for an answer that is no stream, and
+    where nothing but comments comes for `stall_s`.
+    """
+    kind, data = "", []
+    other_lines: list[str] = []  # of no field that there is
+    heard_s = time.perf_counter()
+    for line in _lines(response.iter_bytes()):
+        if time.perf_counter() - heard_s > stall_s:
+            raise RequestError(f"nothing but comments came for {stall_s:g} s")
+        name, _, value = line.partition(":")
+        value = value.strip()
+        if name == "error" or (name == "data" and kind == "error"):
+            raise RequestError(f"error in the stream: {value[:SHOWN]}")
+        if name == "data":
+            data.append(value)
+        elif name == "event":
+            kind = value
+        elif name not in ("", "id", "retry"):
+            other_lines.append(line)
+        if not data:
+            continue
+        text = "\n".join(data)
+        if text == END_OF_STREAM:
             return
         try:
-            event = json.loads(data)
+            event = json.loads(text)
         except ValueError as error:
-            raise RequestError(f"the stream holds no JSON: {data[:SHOWN]}") from error
+            if line:  # the object may go on
+                continue
+            raise RequestError(f"the stream holds no JSON: {text[:SHOWN]}") from error
         if not isinstance(event, Mapping):
-            raise RequestError(f"the stream holds no object: {data[:SHOWN]}")
+            raise RequestError(f"the stream holds no object: {text[:SHOWN]}")
         if event.get("error"):
             raise RequestError(f"error in the stream: {json.dumps(event['error'])[:SHOWN]}")
+        kind, data = "", []
+        heard_s = time.perf_counter()
         yield event
+    if other_lines:
+        answered = " ".join(other_lines)[:SHOWN]
+        raise RequestError(f"the answer is no stream of completions: {answered}")
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """The lines of UTF-8, which end with CR, LF or both, and one that is empty at the end.
+
+    Text may hold what `str.splitlines` takes for more ends of lines, such as U+2028.
+    """
+    decoder = io.IncrementalNewlineDecoder(getincrementaldecoder("utf-8-sig")(), translate=True)
+    begun = ""
+    try:
+        for chunk in chunks:
+            *lines, begun = (begun + decoder.decode(chunk)).split("\n")
+            yield from lines
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the stream is no UTF-8: {error}") from error
+    yield from (begun, "")
+
+
+def _take_whole(answer: ServerAnswer, event: Mapping[str, Any], now_s: float) -> None:
+    """Add an event of the stream to the answer. Raises RequestError for one of another form."""
+    try:
+        _take(answer, event, now_s)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RequestError(
+            f"the stream holds no completion ({error}): {json.dumps(event)[:SHOWN]}"
+        ) from error
 
 
 def _take(answer: ServerAnswer, event: Mapping[str, Any], now_s: float) -> None:
     """Add an event of the stream to the answer."""
     choice = (event.get("choices") or [{}])[0]
-    piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+    if choice.get("index"):
+        raise RequestError("several texts came, but one was asked for; correct policy.body")
+    written = choice.get("delta") or choice
+    piece = next((written[name] for name in TEXTS if written.get(name)), "")
     token_ids = _token_ids(choice)
     if piece or token_ids:
         answer.pieces_s.append(now_s)
@@ -161,8 +268,8 @@ def _take(answer: ServerAnswer, event: Mapping[str, Any], now_s: float) -> None:
     answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
     answer.model = event.get("model") or answer.model
     if event.get("usage"):
-        answer.prompt_tokens = event["usage"].get("prompt_tokens")
-        answer.completion_tokens = event["usage"].get("completion_tokens")
+        answer.prompt_tokens = _counted(event["usage"], "prompt_tokens")
+        answer.completion_tokens = _counted(event["usage"], "completion_tokens")
     answer.rounds = reported_rounds(event) or answer.rounds
 
 
@@ -172,15 +279,58 @@ def _token_ids(choice: Mapping[str, Any]) -> list[int] | None:
     A piece may have text and an empty list: the text of tokens that came before.
     """
     if choice.get("token_ids") is not None:  # vLLM, SGLang
-        return list(choice["token_ids"])
+        return _ids(choice["token_ids"])
     logprobs = choice.get("logprobs") or {}
     content = logprobs.get("content") or []
     if content and all("id" in token for token in content):  # llama-server
-        return [token["id"] for token in content]
+        return _ids([token["id"] for token in content])
     tokens = logprobs.get("tokens") or [token.get("token") for token in content]
     if tokens and all(str(token).startswith(ID_PREFIX) for token in tokens):
         return [int(token.removeprefix(ID_PREFIX)) for token in tokens]
     return None
+
+
+def _ids(values: Any) -> list[int]:
+    """Raises TypeError for what is no list of token ids."""
+    if not isinstance(values, list) or not all(
+        type(value) is int and value >= 0 for value in values
+    ):
+        raise TypeError(f"no token ids: {values}")
+    return values
+
+
+def _counted(usage: Mapping[str, Any], name: str) -> int | None:
+    """Raises TypeError for what counts nothing."""
+    count = usage.get(name)
+    if count is not None and type(count) is not int:
+        raise TypeError(f"{name} is {count!r}")
+    return count
+
+
+def _require_whole(answer: ServerAnswer, asked: int | None) -> None:
+    """Raise RequestError for a text that the server did not end, or at another length than was
+    asked. asked: so many tokens at most; None if nobody knows.
+    """
+    if answer.finish_reason is None:
+        raise RequestError(f"the stream ended after {len(answer.pieces_s)} pieces, unfinished")
+    if answer.finish_reason not in (STOPPED, AT_LENGTH):
+        raise RequestError(f"the server ended the text: finish_reason {answer.finish_reason}")
+    if asked is None:
+        return
+    known = len(answer.token_ids or ())
+    if (most := max(known, answer.completion_tokens or 0)) > asked:
+        raise RequestError(f"{most} tokens came where at most {asked} were asked for")
+    written = known if answer.completion_tokens is None else answer.completion_tokens
+    if answer.finish_reason == AT_LENGTH and 0 < written < asked:
+        raise RequestError(
+            f"the server ended the text after {written} of {asked} tokens: at a limit of its own,"
+            " such as its context"
+        )
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isdigit() else 0.0
 
 
 def _described(error: Exception) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
+
+import httpx
 
 from bild_lab.engine.methods.replayed_answers import written_answer
 from bild_lab.engine.models.device import DTYPES
@@ -15,10 +18,14 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import EngineReport, Trace
 from bild_lab.errors import UserError, require_finite, require_flag, require_whole
-from bild_lab.servers.completions import CompletionsClient, RequestError, ServerAnswer
+from bild_lab.servers.completions import (
+    EXTENSIONS,
+    STOPPED,
+    CompletionsClient,
+    RequestError,
+    ServerAnswer,
+)
 from bild_lab.servers.server_process import ServerProcess, server_process
-
-STOPPED = "stop"  # why a text ended: by itself, not at the limit
 
 
 class Server:
@@ -35,8 +42,8 @@ class Server:
     ids is written by the target's own tokens; beside another server by those of the tokenizer.
 
     Prompts are sent as the target's token ids, so the server reads what the target reads. Raises
-    UserError for an encoder–decoder, and for a server that cannot be reached or counts another
-    number of tokens in a prompt.
+    UserError for an encoder–decoder, and for a server that cannot be reached, or whose first text
+    another model wrote; a later one is an error of its request.
     """
 
     engine: ClassVar[str] = "server"
@@ -61,11 +68,9 @@ class Server:
         baseline_body: Mapping[str, Any] | None = None,
         arrival_rate: float | None = None,
     ) -> None:
-        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-            raise UserError(
-                f"policy server asks a server, got url={url!r}; set"
-                " policy.url=http://127.0.0.1:8000/v1"
-            )
+        _require_url("url", url)
+        if baseline_url is not None:
+            _require_url("baseline_url", baseline_url)
         require_flag("policy.chat", chat)
         require_whole("policy.attempts", attempts, 1)
         require_finite("policy.stall_s", stall_s, 0, above=True)
@@ -88,10 +93,18 @@ class Server:
         self.precision = precision or _name(target)
         self._model, self._chat, self._body = model, chat, dict(body or {})
         self._stall_s, self._attempts, self._key_variable = stall_s, attempts, key_variable
+        self._answered, self._answering_model = False, None
 
     @classmethod
     def baseline_knobs(cls, knobs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The knobs of the server that a point is compared with; None: of none."""
+        """The knobs of the server that a point is compared with; None: of none. Raises UserError for a
+        server to start that would have no address of its own.
+        """
+        if knobs["baseline_launch"] is not None and knobs["baseline_url"] in (None, knobs["url"]):
+            raise UserError(
+                "policy.baseline_launch starts a second server, which needs an address of its own:"
+                " set policy.baseline_url=URL"
+            )
         if knobs["baseline_url"] is None and knobs["baseline_body"] is None:
             return None
         changes = {
@@ -106,7 +119,14 @@ class Server:
         return False
 
     def prepare(self, request: Request) -> None:
-        """Start the server if it must be started, and find its model."""
+        """Start the server if it must be started, and find its model. Raises UserError for a request
+        whose scores are processed, which no server would know.
+        """
+        if request.source.processors:
+            raise UserError(
+                "policy server does not send decoding.processors; set decoding.processors=none, and"
+                " what the server shall do in policy.body, beside another server"
+            )
         _ = self._served_model
 
     def decode(self, request: Request, trace: Trace) -> list[int]:
@@ -130,24 +150,42 @@ class Server:
             try:
                 answer = self._client.complete(self._request_body(request), self._chat)
             except RequestError as failure:
-                error = str(failure)
+                error = self._without_key(str(failure))
+                if attempt < self._attempts:
+                    time.sleep(min(failure.retry_after_s, self._stall_s))
                 trace.paused_s += time.perf_counter() - started
                 continue
             trace.report = EngineReport(tuple(answer.pieces_s), answer.rounds, attempt)
             return answer
+        if self.launch is not None and not self._process.alive:
+            error = f"{error}; the server of policy.launch has ended, as its log may tell"
         trace.report = EngineReport(attempts=attempt, error=error)
         return None
 
     def read(self, request: Request, trace: Trace, answer: ServerAnswer | None) -> list[int]:
-        """The prompt and an answer's tokens. Raises UserError for another model's answer."""
+        """The prompt and an answer's tokens; the prompt alone for another model's answer, as the
+        trace then says. Raises UserError if no answer before was the target's.
+        """
+        prompt = list(request.source.prompt)
         if answer is None:
-            return list(request.source.prompt)
-        self._require_same_prompt(request, answer)
+            return prompt
+        try:
+            self._require_same_model(request, answer)
+        except UserError as error:
+            if not self._answered:
+                raise
+            trace.report = replace(trace.report, error=str(error))
+            return prompt
+        self._answered, self._answering_model = True, answer.model
         return self._tokens(request, answer)
 
     def about(self) -> dict[str, Any]:
-        """What answered: for a result's environment."""
+        """What answered: for a result's environment. refused: the fields that the server does not
+        take, such as those that switch its cache of prompts off.
+        """
         facts = {"url": self.url, "model": self._served_model, "version": self._client.version()}
+        if refused := [name for name in EXTENSIONS if name not in self._client.extensions]:
+            facts["refused"] = refused
         return {**facts, "launch": self.launch} if self.launch else facts
 
     def log(self) -> str | None:
@@ -165,16 +203,25 @@ class Server:
 
     @cached_property
     def _client(self) -> CompletionsClient:
-        headers = {}
-        if self._key_variable is not None:
-            key = os.environ.get(self._key_variable)
-            if not key:
-                raise UserError(
-                    f"policy.key_variable={self._key_variable} names no environment variable with a"
-                    " key; export it"
-                )
-            headers = {"Authorization": f"Bearer {key}"}
+        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
         return CompletionsClient(self.url, self._stall_s, headers)
+
+    @cached_property
+    def _key(self) -> str | None:
+        """The server's key, which is neither printed nor stored; None if it needs none."""
+        if self._key_variable is None:
+            return None
+        key = os.environ.get(self._key_variable, "")
+        if not key or not key.isascii() or not key.isprintable() or key != key.strip():
+            raise UserError(
+                f"policy.key_variable={self._key_variable} names no environment variable with a"
+                " key, of printable ASCII without spaces around it; export it"
+            )
+        return key
+
+    def _without_key(self, message: str) -> str:
+        """A message without the key, which a server may repeat."""
+        return message if self._key is None else message.replace(self._key, "…")
 
     @cached_property
     def _served_model(self) -> str:
@@ -205,19 +252,31 @@ class Server:
             **asked,
             "max_tokens": limits.max_new_tokens,
             "temperature": sampling.temperature,
+            "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
         }
         if limits.stop is not None:
             body["stop"] = list(limits.stop.strings)
-        if sampling.top_p is not None:
-            body["top_p"] = sampling.top_p
         if sampling.top_k is not None:
             body["top_k"] = sampling.top_k
         if request.generator is not None:
             body["seed"] = request.generator.initial_seed()
         return {**body, **self._body}
 
-    def _require_same_prompt(self, request: Request, answer: ServerAnswer) -> None:
-        """Raise UserError for a server that read another number of tokens than were sent."""
+    def _require_same_model(self, request: Request, answer: ServerAnswer) -> None:
+        """Raise UserError for a server that read another number of tokens than were sent, gave a
+        token that the target does not have, or names another model than before.
+        """
+        rows = self.target.checkpoint.rows
+        if max(answer.token_ids or (), default=0) >= rows:
+            raise UserError(
+                f"the server at {self.url} gave token {max(answer.token_ids)}, and pair.target has"
+                f" {rows}: it serves another model"
+            )
+        if self._answered and answer.model != self._answering_model:
+            raise UserError(
+                f"the server at {self.url} answered as {answer.model}, and before as"
+                f" {self._answering_model}: it serves another model by now"
+            )
         sent = len(request.source.prompt)
         if not self._chat and answer.prompt_tokens not in (None, sent):
             raise UserError(
@@ -230,11 +289,6 @@ class Server:
         limits, checkpoint = request.limits, self.target.checkpoint
         prompt = list(request.source.prompt)
         content = answer.text if answer.token_ids is None else answer.token_ids
-        if max(answer.token_ids or (), default=0) >= checkpoint.rows:
-            raise UserError(
-                f"the server at {self.url} gave token {max(answer.token_ids)}, and pair.target has"
-                f" {checkpoint.rows}: it serves another model"
-            )
         if self.reads_target and request.sampling.greedy:
             rounds = written_answer(self.target, request, content)
             tokens = [*prompt, *(token for new in rounds for token in new)]
@@ -249,6 +303,26 @@ class Server:
         if cut and len(tokens) > len(prompt) and tokens[-1] in limits.end_tokens:
             return tokens[:-1]
         return tokens
+
+
+def _require_url(name: str, url: Any) -> None:
+    """Raise UserError for what is no address of a server, or has a password, which a result would
+    keep.
+    """
+    try:
+        address = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError):
+        address = httpx.URL()
+    if address.scheme not in ("http", "https") or not address.host:
+        raise UserError(
+            f"policy server asks a server, got {name}={url!r}; set"
+            f" policy.{name}=http://127.0.0.1:8000/v1"
+        )
+    if address.userinfo:
+        raise UserError(
+            f"policy.{name} has a password, which would be stored with the results; leave it out,"
+            " and name the environment variable with the server's key, policy.key_variable=NAME"
+        )
 
 
 def _name(target: LoadedModel) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import shlex
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from bild_lab.errors import UserError
 
 READY_S = 1800.0  # a server may load weights for so long before it answers
 WAIT_S = 0.25  # between two questions whether it answers
+ANSWER_S = 1.0  # for the answer
 END_S = 20.0  # it may take so long to end before it is killed
 LAST_LINES = 12  # of a log, in a message
 
@@ -26,11 +28,16 @@ LAST_LINES = 12  # of a log, in a message
 class ServerProcess:
     """A server's process. command: as typed in a shell, without one. url: where it will answer.
 
-    Its output goes to the file `log`. It ends with this process. Raises UserError, with the end of
-    its log, if it ends or does not answer in time.
+    Its output goes to the file `log`. It ends with this process. Raises UserError if another server
+    answers there, and, with the end of its log, if it ends or does not answer in time.
     """
 
     def __init__(self, command: str, url: str) -> None:
+        if _answers(url):
+            raise UserError(
+                f"a server answers at {url} before policy.launch has started one; end it, or leave"
+                " policy.launch out to measure it"
+            )
         self.command = command
         folder = Path(tempfile.mkdtemp(prefix="bild_lab_server_"))
         self.log = folder / "server.log"
@@ -43,8 +50,9 @@ class ServerProcess:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, IndexError) as error:
             raise UserError(f"policy.launch cannot start: {error}; it is {command!r}") from error
+        self._stopped = False
         atexit.register(self.stop)
         self._wait_until_ready(url)
 
@@ -66,33 +74,38 @@ class ServerProcess:
         return "\n".join(lines[-LAST_LINES:])
 
     def stop(self) -> None:
-        """End the server and its children, with force if it must be."""
-        if not self.alive:
+        """End the server and its children, with force if it must be. They may outlive it."""
+        if self._stopped:
             return
+        self._stopped = True
         family = []
         with suppress(psutil.Error):
             family = psutil.Process(self._process.pid).children(recursive=True)
-        self._process.send_signal(signal.SIGTERM)
-        try:
+        self._signal_group(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._signal_group(signal.SIGKILL)
+        self._process.wait()
         for member in family:
             with suppress(psutil.Error):
                 member.kill()
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to the server and those children that stayed in its group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
 
     def _wait_until_ready(self, url: str) -> None:
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             if not self.alive:
+                self.stop()
                 raise UserError(
                     f"the server of policy.launch ended with status {self._process.returncode}; its"
                     f" log ends:\n{self.last_lines()}"
                 )
-            with suppress(httpx.HTTPError):
-                if httpx.get(f"{url.rstrip('/')}/models", timeout=WAIT_S * 4).is_success:
-                    return
+            if _answers(url):
+                return
             time.sleep(WAIT_S)
         self.stop()
         raise UserError(
@@ -101,9 +114,32 @@ class ServerProcess:
         )
 
 
+def _answers(url: str) -> bool:
+    """Whether a server is ready there. It may ask for a key; one that loads refuses for now."""
+    try:
+        response = _asking().get(f"{url.rstrip('/')}/models")
+    except httpx.HTTPError:
+        return False
+    return not response.is_server_error
+
+
 @cache
+def _asking() -> httpx.Client:
+    """The client that asks whether a server is ready; a new one takes a tenth of a second."""
+    return httpx.Client(timeout=ANSWER_S, limits=httpx.Limits(max_keepalive_connections=0))
+
+
+_started: dict[str, ServerProcess] = {}  # by their URL
+
+
 def server_process(command: str, url: str) -> ServerProcess:
-    """The server of this command, started at the first call and shared by all points of this
-    process.
+    """The server of this command, shared by all points of this process while it runs. One of
+    another command at the same URL is stopped before.
     """
-    return ServerProcess(command, url)
+    process = _started.get(url)
+    if process is not None and (process.command != command or not process.alive):
+        process.stop()
+        process = None
+    if process is None:
+        process = _started[url] = ServerProcess(command, url)
+    return process

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from bild_lab.benchmark.spec_bench import questions_per_s, spec_bench_row, speedup_of_means
+from bild_lab.benchmark import spec_bench
+from bild_lab.benchmark.spec_bench import (
+    answered_questions,
+    questions_per_s,
+    spec_bench_row,
+    speedup_of_means,
+)
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
+from bild_lab.lab.schema.result import Setting
+from tests.report.sample import sample_result
 
 
 def example(
@@ -49,6 +59,36 @@ def test_the_row_has_each_task_accepted_tokens_and_all_questions() -> None:
     assert (mt_bench, translation, accepted) == ("1.67×", "3.00×", "3.00")
     assert others == ["–"] * 4
     assert overall == "2.00×"  # (40 + 10 + 30) / (20 + 10 + 10)
+
+
+def test_a_question_that_a_server_failed_to_answer_counts_nowhere() -> None:
+    report = {"pieces_s": [], "rounds": None, "attempts": 3, "error": "status 500"}
+    failed = replace(EXAMPLES[1], token_ids=[], reports=[report])
+    answered = answered_questions([EXAMPLES[0], failed, *EXAMPLES[2:]])
+    assert answered == EXAMPLES[2:]
+    of_baseline = replace(EXAMPLES[3], baseline_token_ids=[], baseline_reports=[report])
+    assert answered_questions([*EXAMPLES[:3], of_baseline]) == EXAMPLES[:3]
+
+
+def test_a_server_tells_totals_of_its_rounds_and_nothing_is_nothing() -> None:
+    told = [replace(example, rounds=[]) for example in EXAMPLES]
+    assert spec_bench_row(told, 3.5)[-2] == "3.50" and spec_bench_row(told)[-2] == "–"
+    empty = [replace(EXAMPLES[0], token_ids=[], baseline_token_ids=[], rounds=[])]
+    assert spec_bench_row(empty) == spec_bench_row([]) == ["–"] * 8
+
+
+def test_the_table_tells_settings_apart_and_says_how_many_questions_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spec_bench, "read_examples", lambda folder: EXAMPLES)
+    plain = sample_result("bild", {"fallback": 0.2}, 1.5)
+    hot = {**plain.setting.decoding, "temperature": 1.0}
+    sampled = replace(plain, setting=Setting({**plain.setting, "decoding": hot}))
+    head, _, greedy, sampling, *notes = spec_bench.spec_bench_table([plain, sampled]).splitlines()
+    assert head.startswith("| policy | MT-Bench |")
+    assert "1.0" in sampling.split("|")[1] and greedy.split("|")[1] != sampling.split("|")[1]
+    assert [note for note in notes if note.endswith("over 3 of the 480 questions.")] == notes[1::2]
+    assert len(notes[1::2]) == 2
 
 
 def test_another_datasets_categories_are_refused() -> None:

@@ -32,6 +32,8 @@ from bild_lab.lab.point.decoder import Decoder
 MODEL = "tiny"
 DRAFTED = 3  # tokens of a made-up draft, of which two are accepted
 PIECE = DRAFTED  # tokens of a piece: two accepted ones and the target's own
+# the fields that a server may know, and no others
+OF_OPENAI = {"model", "prompt", "max_tokens", "temperature", "top_p", "stream", "stream_options"}
 DIALOGUES = Path(__file__).parent / "dialogues"
 
 
@@ -116,6 +118,8 @@ class FakeServer:
         )
         for event in (last, *self.trailing):
             filled = counted.filled(event)
+            if fault == "other model":
+                filled["model"] = "other"
             if filled.get("usage") and not body.get("stream_options", {}).get("include_usage"):
                 continue
             if "sglext" in filled and not body.get("return_spec_tokens_details"):
@@ -209,6 +213,15 @@ def handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
             if fault == "500":
                 self._send(500, {"error": {"message": "the engine has died"}})
                 return
+            if fault == "429":
+                self._send(429, {"error": {"message": "too many requests"}}, {"Retry-After": "1"})
+                return
+            if fault == "401":
+                self._send(401, {"error": {"message": f"not {self.headers['Authorization']}"}})
+                return
+            if fault == "strict" and (unknown := sorted(set(body) - OF_OPENAI)):
+                self._send(400, {"error": {"message": f"{unknown[0]}: no such field"}})
+                return
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Connection", "close")
@@ -220,10 +233,14 @@ def handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
                 self.wfile.flush()
                 time.sleep(0.001)
 
-        def _send(self, status: int, content: dict[str, Any]) -> None:
+        def _send(
+            self, status: int, content: dict[str, Any], headers: dict[str, str] | None = None
+        ) -> None:
             data = json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)
 

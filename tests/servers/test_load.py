@@ -80,6 +80,19 @@ def test_a_text_that_waits_for_its_place_has_waited_since_it_arrived() -> None:
     assert latencies[2] > latencies[1] + 0.15 > latencies[0] + 0.3
 
 
+def test_seconds_of_failed_attempts_do_not_count_in_a_batch_either() -> None:
+    server = FakeServer(vanilla(), fault="429", faults_left=2)
+    with serving(server) as url:
+        decoder = asking(url)
+        requests = decoder.requests(PROMPTS[:3], LIMIT)
+        decoder.method.prepare(requests[0])
+        vanilla().generate(PROMPTS[0], LIMIT)  # its weights are loaded
+        texts = decode_batch(decoder.method, requests, Batch(2))
+    assert sum(text.trace.report.attempts > 1 for text in texts) >= 1
+    assert max(text.trace.paused_s for text in texts) >= 1.0
+    assert max(text.latency_s for text in texts) < 0.9
+
+
 @pytest.mark.parametrize("rate", [0, -1.0, "fast"])
 def test_a_rate_that_is_none_is_refused(rate: object) -> None:
     with pytest.raises(UserError, match="policy.arrival_rate"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -10,12 +11,13 @@ import pytest
 import bild_lab
 from bild_lab.engine.trace import EngineReport, ReportedRounds, Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.measure.summary import counts
+from bild_lab.lab.measure.summary import counts, stream_summary
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.point.decoder import Decoder
-from bild_lab.servers.acceptance_reports import reported_rounds
+from bild_lab.servers.acceptance_reports import over_all_forwards, reported_rounds
+from bild_lab.servers.completions import EXTENSIONS
 from tests.checkpoints import tiny_checkpoints
-from tests.servers.fake_server import DRAFTED, FakeServer, serving
+from tests.servers.fake_server import DRAFTED, OF_OPENAI, FakeServer, serving
 
 PROMPT = "w5 w9 w30 w12"
 LIMIT = 12
@@ -112,6 +114,100 @@ def test_a_request_that_fails_is_sent_again_and_then_an_error(fault: str, messag
     assert re.search(message, failed.trace.report.error)
 
 
+def test_no_text_is_begun_with_what_the_server_kept_of_another() -> None:
+    """llama-server took 11.6 s for the first token of a prompt, and 0.2 s when it came again."""
+    server = FakeServer(vanilla())
+    with serving(server) as url:
+        decoder = asking(url)
+        for _ in range(2):
+            decoder.generate(PROMPT, LIMIT)
+        asking(url, body={"cache_prompt": True, "cache_salt": "shared"}).generate(PROMPT, LIMIT)
+    first, second, shared = server.requests
+    assert first["cache_prompt"] is second["cache_prompt"] is False
+    assert first["cache_salt"] != second["cache_salt"]
+    assert shared["cache_prompt"] is True and shared["cache_salt"] == "shared"
+
+
+def test_a_server_samples_as_it_is_asked_and_not_as_it_would_by_itself() -> None:
+    """llama-server has top_k 40, top_p 0.95 and min_p 0.05, vLLM the checkpoint's own."""
+    server = FakeServer(vanilla())
+    with serving(server) as url:
+        asking(url).generate(PROMPT, LIMIT, temperature=1.0)
+        asking(url).generate(PROMPT, LIMIT, temperature=1.0, top_k=5)
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    whole, five = ([body[name] for name in names] for body in server.requests)
+    assert whole == [1.0, -1, 1.0, 0.0, 1.0] and five == [1.0, 5, 1.0, 0.0, 1.0]
+
+
+def test_a_strict_server_is_asked_without_the_fields_that_it_refuses() -> None:
+    server = FakeServer(vanilla(), "plain", fault="strict")
+    with serving(server) as url:
+        decoder = asking(url, attempts=1)
+        for _ in range(2):
+            generation = decoder.generate(PROMPT, LIMIT)
+            assert generation.trace.report.error is None
+        assert decoder.method.about()["refused"] == list(EXTENSIONS)
+        other = asking(url, attempts=1, body={"odd": 1})
+        refused = other.generate(PROMPT, LIMIT)
+        assert "refused" not in other.method.about()  # it answered nothing without them
+    assert generation.token_ids == vanilla().generate(PROMPT, LIMIT).token_ids
+    assert (
+        set(server.requests[len(EXTENSIONS) + 1]) <= OF_OPENAI
+        and "odd" in refused.trace.report.error
+    )
+
+
+def test_a_server_that_is_too_busy_is_left_alone_for_as_long_as_it_asks() -> None:
+    expected = vanilla().generate(PROMPT, LIMIT)
+    server = FakeServer(vanilla(), fault="429", faults_left=1)
+    with serving(server) as url:
+        generation = asking(url, attempts=2).generate(PROMPT, LIMIT)
+    assert generation.token_ids == expected.token_ids and generation.trace.paused_s >= 1.0
+    assert server.arrived_s[1] - server.arrived_s[0] >= 1.0
+
+
+def test_a_key_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_KEY", "sesame-7")
+    with serving(FakeServer(vanilla(), fault="401")) as url:
+        decoder = asking(url, attempts=1, key_variable="THE_KEY")
+        error = decoder.generate(PROMPT, LIMIT).trace.report.error
+        assert "status 401" in error and "Bearer …" in error and "sesame" not in error
+        monkeypatch.setenv("THE_KEY", "sesame-7\r")  # as a file of Windows ends
+        with pytest.raises(UserError, match="printable ASCII") as caught:
+            asking(url, key_variable="THE_KEY").generate(PROMPT, LIMIT)
+    assert "sesame" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fault", ["other vocabulary", "other prompt", "other model"])
+def test_another_models_text_is_an_error_once_a_text_was_the_targets(fault: str) -> None:
+    server = FakeServer(vanilla())
+    with serving(server) as url:
+        decoder = asking(url)
+        expected = decoder.generate(PROMPT, LIMIT).token_ids
+        server.fault, server.faults_left = fault, 1
+        failed = decoder.generate(PROMPT, LIMIT)
+        again = decoder.generate(PROMPT, LIMIT)
+    assert failed.token_ids == [] and "another model" in failed.trace.report.error
+    assert again.token_ids == expected and again.trace.report.error is None
+
+
+def test_drafting_that_cannot_be_tells_nothing() -> None:
+    timings = {"predicted_n": 3, "draft_n": 8, "draft_n_accepted": 7}  # of which the end cut some
+    assert over_all_forwards(reported_rounds({"timings": timings}), 3).verifications == 1
+    assert reported_rounds({"timings": {**timings, "draft_n_accepted": 9}}) is None
+    assert reported_rounds({"timings": {**timings, "draft_n_accepted": "7"}}) is None
+    assert reported_rounds({"metrics": {"speculative_decoding": {"num_steps": 4}}}) is None
+    assert reported_rounds({"metrics": [1]}) is None
+
+
+def test_a_text_in_one_piece_says_nothing_of_the_seconds_between_tokens() -> None:
+    whole = Timed([5] * 7, [1.0], Trace(), reports=[EngineReport(pieces_s=(0.5,))])
+    streamed = Timed([5] * 7, [1.0], Trace(), reports=[EngineReport(pieces_s=(0.5, 0.8))])
+    assert stream_summary([whole], 0).token_p50 is None
+    assert stream_summary([whole, streamed], 0).token_p50 == pytest.approx(0.05)
+    assert stream_summary([whole, streamed], 0).first_token_p50 == 0.5
+
+
 def test_seconds_of_failed_attempts_do_not_count() -> None:
     vanilla().generate(PROMPT, LIMIT)  # its weights are loaded
     with serving(FakeServer(vanilla(), fault="stall", faults_left=1)) as url:
@@ -126,6 +222,10 @@ def test_seconds_of_failed_attempts_do_not_count() -> None:
         ({"url": None}, "policy.url=http"),
         ({"url": "127.0.0.1:8000"}, "policy.url=http"),
         ({"url": "http://127.0.0.1:9/v1"}, "no server with completions answers"),
+        ({"url": "http://127.0.0.1:x/v1"}, "policy.url=http"),
+        ({"url": "http:///v1"}, "policy.url=http"),
+        ({"url": "http://me:word@127.0.0.1:9/v1"}, "has a password.*policy.key_variable"),
+        ({"baseline_url": "127.0.0.1:9"}, "policy.baseline_url=http"),
         ({"model": "other"}, "serves tiny, got policy.model=other"),
         ({"chat": True}, "compare with a server"),
         ({"attempts": 0}, "policy.attempts"),
@@ -150,6 +250,14 @@ def test_a_server_of_another_model_is_refused(fault: str, message: str) -> None:
         pytest.raises(UserError, match=message),
     ):
         asking(url).generate(PROMPT, LIMIT)
+
+
+def test_processors_that_no_server_would_know_are_refused() -> None:
+    decoder = asking("http://127.0.0.1:9/v1")
+    request = decoder.request(PROMPT, LIMIT)
+    request = replace(request, source=replace(request.source, processors=[object()]))
+    with pytest.raises(UserError, match=r"decoding\.processors=none"):
+        decoder.method.prepare(request)
 
 
 def test_an_encoder_decoder_is_refused() -> None:

@@ -23,6 +23,7 @@ from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
+from bild_lab.report.provenance import notes
 from tests.servers.fake_server import FakeServer, serving
 
 PROMPTS = ["w5 w9 w12", "w7 w8", "w21 w5 w6", "w11 w5 w6"]
@@ -119,6 +120,9 @@ def test_texts_that_never_came_are_errors_and_no_speed(
     assert result.tokens == answered_tokens
     errors = [report["error"] for row in rows for report in row.reports if report["error"]]
     assert len(errors) == failed and "the engine has died" in errors[0]
+    assert result.doubt == f"{failed} of {len(PROMPTS)} texts never came from the server"
+    (note,) = (note for note in notes([result]) if "never came" in note)
+    assert "resume=false" in note and "template" not in note
 
 
 def test_two_servers_are_compared_without_the_targets_weights(
@@ -163,6 +167,21 @@ def test_one_server_is_compared_with_itself_by_another_body(
         measured(point_of(url, "policy.baseline_body={speculative.n_max: 0}"))
     switched_off = [body.get("speculative.n_max") for body in server.requests]
     assert switched_off.count(0) == switched_off.count(None) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["policy.arrival_rate=2"], "got runtime.batch=1"),
+        (["policy.arrival_rate=2", "runtime.batch=4"], "the baseline here never waits"),
+        (["policy.baseline_launch=program"], "policy.baseline_url=URL"),
+    ],
+)
+def test_what_would_be_left_out_or_compared_unequally_is_refused(
+    point_of: Callable[..., Point], words: list[str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        point_of("http://127.0.0.1:9/v1", *words)
 
 
 @pytest.mark.parametrize("word", ["measure.certify=true", "dataset.metric=log_probability"])

@@ -8,7 +8,7 @@ of vLLM's speculators: a config.json of `speculators_model_type` dflash and mode
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,14 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import LlamaConfig
 
 from bild_lab.engine.draft import Draft, Verdict, empty_draft
-from bild_lab.engine.methods.eagle.module import LAYER_KEYS, UNKNOWN_ATTENTION
+from bild_lab.engine.methods.drafter_fields import (
+    are_layers,
+    is_count,
+    is_switch,
+    layer_config,
+    require_known,
+    require_tokens_of,
+)
 from bild_lab.engine.methods.eagle.state_trees import states_of_text
 from bild_lab.engine.methods.module_folder import (
     FolderKind,
@@ -52,7 +59,7 @@ KIND = FolderKind(
     noun="DFlash drafter of vLLM's speculators",
     remedy="give a released one, a folder or a hub id, as policy.heads=DIR",
 )
-SLIDING = "sliding_attention"
+SLIDING, FULL = "sliding_attention", "full_attention"
 IGNORED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight", "embed_tokens.weight")
 
 
@@ -325,6 +332,8 @@ def read_dflash(folder: Path) -> DFlash:
         weights.pop("d2t", None)
     dflash = DFlash(config)
     fill_module(dflash, weights, folder, KIND)
+    if config.draft_vocabulary is not None:
+        require_tokens_of(config.vocabulary, dflash.d2t, folder, KIND)
     return dflash
 
 
@@ -336,24 +345,12 @@ def _config(folder: Path, weights: Mapping[str, Tensor]) -> DFlashConfig:
                 f"{path} has speculators_model_type {kind}, not {DFLASH}; {KIND.remedy}"
             )
         layer = values["transformer_layer_config"]
-        known = {key: layer[key] for key in LAYER_KEYS if key in layer}
-        count = layer["num_hidden_layers"]
-        layers = LlamaConfig(**known, num_hidden_layers=count)
-        types = layer.get("layer_types") or ["full_attention"] * count
-        unknown = [kind for kind in types if kind not in (SLIDING, "full_attention")]
-        refused = {
-            "hidden_act": layer.get("hidden_act", "silu") != "silu",
-            "partial_rotary_factor": UNKNOWN_ATTENTION["partial_rotary_factor"](layer),
-            "layer_types": bool(unknown) or len(types) != count,
-            "mask_token_id": values.get("mask_token_id") not in range(layers.vocab_size),
-            "aux_hidden_state_layer_ids": not values.get("aux_hidden_state_layer_ids"),
-            "target_hidden_size": (values.get("target_hidden_size") or layers.hidden_size)
-            != layers.hidden_size,
-        }
-        for key, wrong in refused.items():
-            if wrong:
-                shown = values.get(key, layer.get(key))
-                raise UserError(f"a DFlash with {key}={shown} is not known: {path}; {KIND.remedy}")
+        count = layer.get("num_hidden_layers")
+        require_known({"num_hidden_layers": not is_count(count)}, layer, path, KIND)
+        layers = layer_config(layer, count, path, KIND)
+        types = layer.get("layer_types") or [FULL] * count
+        wrong = _wrong_fields(values, layers, weights) | _wrong_layers(layer, types, weights)
+        require_known(wrong, {**layer, **values}, path, KIND)
         draft_vocabulary = values["draft_vocab_size"]
         sliding = [kind == SLIDING for kind in types]
         return DFlashConfig(
@@ -368,3 +365,38 @@ def _config(folder: Path, weights: Mapping[str, Tensor]) -> DFlashConfig:
             bias="layers.0.q_proj.bias" in weights,
             base=values.get("base") or {},
         )
+
+
+def _wrong_fields(
+    values: Mapping[str, Any], layers: LlamaConfig, weights: Mapping[str, Tensor]
+) -> dict[str, bool]:
+    """Which fields of a drafter have no known form, or say something else than the weights."""
+    mask_token, known = values.get("mask_token_id"), values.get("draft_vocab_size")
+    head = weights.get("lm_head.weight")
+    drafts_from = 0 if values.get("sample_from_anchor") else 1
+    return {
+        "mask_token_id": not is_count(mask_token, 0) or mask_token >= layers.vocab_size,
+        "aux_hidden_state_layer_ids": not are_layers(values.get("aux_hidden_state_layer_ids")),
+        "target_hidden_size": (values.get("target_hidden_size") or layers.hidden_size)
+        != layers.hidden_size,
+        "block_size": not is_count(values.get("block_size"), 1 + drafts_from),
+        "draft_vocab_size": not is_count(known) or (head is not None and known != head.shape[0]),
+        "sample_from_anchor": not is_switch(values.get("sample_from_anchor")),
+        "sliding_window_non_causal": not is_switch(values.get("sliding_window_non_causal")),
+        "base": not isinstance(values.get("base") or {}, Mapping),
+    }
+
+
+def _wrong_layers(
+    layer: Mapping[str, Any], types: Sequence[str], weights: Mapping[str, Tensor]
+) -> dict[str, bool]:
+    """Which fields of the layers have no known form, or say something else than the weights. types:
+    of each layer's attention.
+    """
+    unknown = [kind for kind in types if kind not in (SLIDING, FULL)]
+    biased_layers = "layers.0.q_proj.bias" in weights
+    return {
+        "layer_types": bool(unknown) or len(types) != layer["num_hidden_layers"],
+        "sliding_window": SLIDING in types and not is_count(layer.get("sliding_window")),
+        "attention_bias": bool(layer.get("attention_bias")) != biased_layers,
+    }

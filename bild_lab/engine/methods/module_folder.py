@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    StrictDataclassError,
+)
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
@@ -185,7 +190,14 @@ def described_in(folder: Path, kind: FolderKind) -> Iterator[Path]:
         raise UserError(
             f"{folder} is no {kind.noun}: it needs {kind.config}; {kind.remedy}"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        StrictDataclassError,
+    ) as error:
         raise UserError(f"{path} describes no {kind.noun} ({error}); {kind.remedy}") from error
 
 

@@ -157,6 +157,8 @@ def _examples(
         answers: list[str] = []
         if (messages := messages_of(spec, where, row)) is not None:
             turns, answers = questions_and_answers(spec, messages)
+            for turn in turns:
+                _require_whole_text(where, turn)
             if not turns:
                 unanswered += 1
                 continue
@@ -265,12 +267,16 @@ def _turns(spec: DatasetSpec, where: str, row: Row) -> list[str]:
             raise UserError(
                 f"{where}: {columns} must be a non-empty string, got {turn!r}; correct the row"
             )
-        if turn.startswith(WITHHELD):
-            raise UserError(
-                f"{where} withholds its text; run NVIDIA's preparation script, and set"
-                " dataset.path=DIR"
-            )
+        _require_whole_text(where, turn)
     return turns
+
+
+def _require_whole_text(where: str, turn: str) -> None:
+    """Raise UserError for a text that SPEED-Bench withholds, all of it or a part."""
+    if WITHHELD in turn:
+        raise UserError(
+            f"{where} withholds its text; run NVIDIA's preparation script, and set dataset.path=DIR"
+        )
 
 
 def _lacks_source(spec: DatasetSpec, row: Row) -> bool:

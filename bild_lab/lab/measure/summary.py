@@ -114,7 +114,7 @@ def stream_summary(timed: Sequence[Timed], errors: int) -> Streamed | None:
             first, last = report.pieces_s[0], report.pieces_s[-1]
             first_token_s.append(first)
             gap_s += np.diff(report.pieces_s).tolist()
-            if len(text.token_ids) > 1:
+            if len(text.token_ids) > 1 and len(report.pieces_s) > 1:
                 token_s.append((last - first) / (len(text.token_ids) - 1))
     fields = {"first_token": first_token_s, "token": token_s, "gap": gap_s}
     percentiles = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from bild_lab.engine.protocols import WaitsElsewhere
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.config.compose import compose_policy, knob_values, require_keys, resolved_policy
@@ -109,6 +111,7 @@ def prepare(cfg: DictConfig) -> Point:
     scoring = scoring.fitted([example.references for example in examples])
     for decoder in decoders.values():
         _require_decodable(decoder, specs)
+    _require_same_arrivals(decoders)
     contents = contents_of(resolved_policies)
     setting = setting_of(specs, whole_examples, decoders, resolved_policies)
     code = code_of(method_policy, specs)
@@ -159,11 +162,35 @@ def require_decoder(cfg: DictConfig, checked: Specs) -> None:
 
 def _require_decodable(decoder: Decoder, specs: Specs) -> None:
     """Raise UserError for a policy that does not sample, or decodes no batches, where it is asked
-    to.
+    to, and for requests that arrive at random outside of a batch.
     """
     decoder.require_sampling(specs.sampling)
     if specs.runtime.batch > 1:
         decoder.require_batches(specs.sampling)
+    elif _arrival_rate(decoder) is not None:
+        raise UserError(
+            "policy.arrival_rate is of the requests of a batch, got runtime.batch=1; set"
+            " runtime.batch=N, the most that may be on their way at once"
+        )
+
+
+def _require_same_arrivals(decoders: Mapping[str, Decoder]) -> None:
+    """Raise UserError where the requests of one method arrive at random and the other's do not: a
+    server that waits for requests is not slow.
+    """
+    if len({_arrival_rate(decoder) for decoder in decoders.values()}) > 1:
+        raise UserError(
+            "policy.arrival_rate lets the server wait for requests, and the baseline here never"
+            " waits, so that their speeds do not compare; compare with a server,"
+            " policy.baseline_url=URL or policy.baseline_body, or with nothing,"
+            " measure.baseline=null"
+        )
+
+
+def _arrival_rate(decoder: Decoder) -> float | None:
+    """How many requests a second arrive at a method; None if they do not arrive at random."""
+    method = decoder.method
+    return method.arrival_rate if isinstance(method, WaitsElsewhere) else None
 
 
 def _require_certifiable(specs: Specs) -> None:

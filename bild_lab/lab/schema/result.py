@@ -287,10 +287,19 @@ class Result:
         return self.same_as_baseline
 
     @property
+    def failed_texts(self) -> int:
+        """How many texts a server failed to give, to the point or to its baseline."""
+        return 0 if self.streamed is None else self.streamed.errors
+
+    @property
     def doubt(self) -> str:
-        """Why its quality says little: what is wrong with every text of the baseline; empty if
-        nothing is.
+        """Why its quality says little: texts that a server failed to give, or what is wrong with
+        every text of the baseline; empty if nothing is.
         """
+        if self.failed_texts:
+            return (
+                f"{self.failed_texts} of {self.setting.n_examples} texts never came from the server"
+            )
         limit = self.setting["decoding"]["max_new_tokens"]
         if self.baseline_empty == 1:
             return "every text of the baseline is empty"

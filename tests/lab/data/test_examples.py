@@ -208,6 +208,11 @@ REFUSED = {  # the rows, what is asked of them, and what the message names
         TURNS,
         ["line 1", "withholds", "dataset.path=DIR"],
     ),
+    "a withheld message": (
+        [{"turns": [{"role": "user", "content": f"Read this. {WITHHELD}"}], "id": 1}],
+        TURNS,
+        ["line 1", "withholds", "dataset.path=DIR"],
+    ),
     "one id twice": ([{**GOOD, "id": 1}] * 2, {"id_column": "id"}, ["id '1'", "id_column=null"]),
     "later turns without a history": (
         [{"turns": ["a", "b"], "id": 7}],

@@ -267,6 +267,19 @@ def test_a_folder_that_datasets_saved_is_read_with_the_names_of_its_classes(
     assert found(tmp_path / "splits", "test") == ["test/data-00000-of-00001.arrow"]
 
 
+def test_a_file_of_another_configuration_is_not_taken_for_it(folder) -> None:
+    path = folder("throughput_1k.jsonl")
+    assert found(path, "test", "throughput_1k") == ["throughput_1k.jsonl"]
+    assert found(path / "throughput_1k.jsonl", "test", "main") == ["throughput_1k.jsonl"]
+    with pytest.raises(UserError, match="no file or folder of the configuration throughput_8k"):
+        find_split_files(path, "test", ["throughput_8k"])
+
+
+def test_a_saved_folder_may_be_of_any_configuration(tmp_path: Path) -> None:
+    saved(tmp_path)
+    assert found(tmp_path, "test", "main") == ["data-00000-of-00001.arrow"]
+
+
 def test_a_lost_shard_of_a_saved_folder_is_missed(tmp_path: Path) -> None:
     saved(tmp_path, 2)
     (tmp_path / "data-00001-of-00002.arrow").unlink()

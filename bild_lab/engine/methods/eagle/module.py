@@ -25,6 +25,14 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import LlamaConfig
 
+from bild_lab.engine.methods.drafter_fields import (
+    are_layers,
+    is_count,
+    is_switch,
+    layer_config,
+    require_known,
+    require_tokens_of,
+)
 from bild_lab.engine.methods.module_folder import (
     FolderKind,
     described_in,
@@ -75,28 +83,6 @@ EXTRA_NORMS = (
     "hidden_layernorm",
     "pre_lm_head_layernorm",
 )
-LAYER_KEYS = (
-    *(
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-    ),
-    *("rms_norm_eps", "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters"),
-)
-
-UNKNOWN_ATTENTION: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-    "layer_types=sliding_attention": lambda layer: (
-        "sliding_attention" in (layer.get("layer_types") or ())
-    ),
-    "partial_rotary_factor": lambda layer: (
-        (layer.get("partial_rotary_factor") or 1.0) != 1.0
-        or ((layer.get("rope_parameters") or {}).get("partial_rotary_factor") or 1.0) != 1.0
-    ),
-}
-
 # what a row's own keys and values are stored with, and all those that it attends to
 Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -391,6 +377,8 @@ def read_eagle(folder: Path, depth: int) -> Eagle:
     config = _config(folder, weights, depth)
     eagle = Eagle(config)
     fill_module(eagle, weights, folder, KIND)
+    if config.variant == EAGLE3:
+        require_tokens_of(config.vocabulary, eagle.d2t, folder, KIND)
     return eagle
 
 
@@ -442,32 +430,33 @@ def _config(folder: Path, weights: Mapping[str, Tensor], depth: int) -> EagleCon
         layer = dict(values.get("transformer_layer_config", values))
         if (layers := layer.get("num_hidden_layers", 1)) != 1:
             raise UserError(f"an EAGLE has one layer, got {path} with {layers}; {KIND.remedy}")
-        if layer.get("hidden_act", "silu") != "silu":
-            raise UserError(
-                f"an EAGLE has silu as its activation, got {layer['hidden_act']} in {path};"
-                f" {KIND.remedy}"
-            )
-        for key, meaning in UNKNOWN_ATTENTION.items():
-            if meaning(layer):
-                raise UserError(
-                    f"an EAGLE whose attention has {key} is not known, got {path}; {KIND.remedy}"
-                )
-        config = LlamaConfig(
-            **{key: layer[key] for key in LAYER_KEYS if key in layer}, num_hidden_layers=1
-        )
+        sliding = "sliding_attention" in (layer.get("layer_types") or ())
+        require_known({"layer_types": sliding}, layer, path, KIND)
+        config = layer_config(layer, 1, path, KIND)
+        require_known(_wrong_fields(values, layer, weights), {**layer, **values}, path, KIND)
+        known = values.get("draft_vocab_size") or config.vocab_size
         fusion = weights["fc.weight"]
-    third = "hidden_norm" in weights
-    named = values.get(AUX_LAYERS) or (values.get("eagle_config") or {}).get(AUX_LAYERS)
-    target_layers = tuple(named or spread_layers(depth)) if third else ()
+        third = "hidden_norm" in weights
+        target_layers = tuple(_named_layers(values) or spread_layers(depth)) if third else ()
+        states = fusion.shape[1] if third else fusion.shape[1] - config.hidden_size
+        if third:
+            layer_states = states / len(target_layers)
+            wrong = {
+                AUX_LAYERS: layer_states % 1 != 0,
+                "target_hidden_size": values.get("target_hidden_size") not in (None, layer_states),
+            }
+            require_known(wrong, values, path, KIND)
     return EagleConfig(
         variant=EAGLE3 if third else EAGLE,
         layer=config,
-        target_size=(
-            fusion.shape[1] // len(target_layers) if third else fusion.shape[1] - config.hidden_size
-        ),
+        target_size=states // len(target_layers) if third else states,
         target_layers=target_layers,
         draft_vocabulary=(
-            weights["lm_head.weight"].shape[0] if "lm_head.weight" in weights else None
+            weights["lm_head.weight"].shape[0]
+            if "lm_head.weight" in weights
+            else known
+            if third
+            else None
         ),
         bias=("fc.bias" in weights, "q_proj.bias" in weights),
         normed_residual=bool(values.get("norm_before_residual", False)),
@@ -477,3 +466,33 @@ def _config(folder: Path, weights: Mapping[str, Tensor], depth: int) -> EagleCon
         embeds="embed_tokens" in weights,
         base=values.get("base") or {},
     )
+
+
+def _named_layers(values: Mapping[str, Any]) -> Any:
+    """The target's layers that a configuration names; None if it names none."""
+    return values.get(AUX_LAYERS) or (values.get("eagle_config") or {}).get(AUX_LAYERS)
+
+
+def _wrong_fields(
+    values: Mapping[str, Any], layer: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> dict[str, bool]:
+    """Which fields have no known form, or say something else than the weights."""
+    third, named = "hidden_norm" in weights, _named_layers(values)
+    norms = {
+        flag: not is_switch(values.get(flag))
+        or (flag in values and bool(values[flag]) != (_state_norm(weights) == state_norm))
+        for state_norm, flag in STATE_NORMS.items()
+    }
+    head = weights.get("lm_head.weight")
+    known = values.get("draft_vocab_size")
+    return {
+        AUX_LAYERS: named is not None and not are_layers(named),
+        "norm_before_residual": not is_switch(values.get("norm_before_residual")),
+        "norm_output": not is_switch(values.get("norm_output")),
+        **(norms if third else {}),
+        "attention_bias": bool(layer.get("attention_bias")) and "q_proj.bias" not in weights,
+        "draft_vocab_size": third
+        and known is not None
+        and (not is_count(known) or (head is not None and known != head.shape[0])),
+        "base": not isinstance(values.get("base") or {}, Mapping),
+    }

@@ -99,6 +99,17 @@ REFUSED = [
     ({"speculators_model_type": "dflash2"}, "speculators_model_type dflash2, not dflash"),
     ({"mask_token_id": None}, "mask_token_id=None"),
     ({"mask_token_id": 40}, "mask_token_id=40"),
+    ({"mask_token_id": True}, "mask_token_id=True"),
+    ({"block_size": 1}, "block_size=1"),
+    ({"block_size": "4"}, "block_size=4"),
+    ({"block_size": None}, "block_size=None"),
+    ({"draft_vocab_size": None}, "draft_vocab_size=None"),
+    ({"draft_vocab_size": 40}, "draft_vocab_size=40"),  # its head has 20
+    ({"sample_from_anchor": "false"}, "sample_from_anchor=false"),
+    ({"sliding_window_non_causal": "false"}, "sliding_window_non_causal=false"),
+    ({"base": "x"}, "base=x"),
+    ({"aux_hidden_state_layer_ids": [-1, 0, 1]}, r"aux_hidden_state_layer_ids=\[-1, 0, 1\]"),
+    ({"aux_hidden_state_layer_ids": ["0", 1, 1]}, r"aux_hidden_state_layer_ids=\['0', 1, 1\]"),
     ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids=None"),
     ({"target_hidden_size": 64}, "target_hidden_size=64"),
     ({"aux_hidden_state_layer_ids": [0, 1, 9]}, r"after the layers \[0, 1, 9\]"),
@@ -114,14 +125,39 @@ def test_what_is_not_known_is_refused_by_its_field(
         load(checkpoints, "llama", "dflash", heads=str(folder))
 
 
-@pytest.mark.parametrize("layer", [{"hidden_act": "gelu"}, {"layer_types": ["linear"] * 2}])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        {"hidden_act": "gelu"},
+        {"layer_types": ["linear"] * 2},
+        {"sliding_window": None},
+        {"sliding_window": 0},
+        {"sliding_window": "3"},
+        {"attention_bias": True},
+        {"num_hidden_layers": "2"},
+        {"vocab_size": None},
+        {"num_attention_heads": 0},
+        {"head_dim": "6"},
+        {"rms_norm_eps": "small"},
+        {"rope_parameters": {"rope_type": "unheard"}},
+    ],
+)
 def test_layers_that_are_not_known_are_refused(layer: dict, tmp_path: Path) -> None:
     folder = write_dflash(random_dflash(tiny_llama(0).config), tmp_path / "dflash")
     config = json.loads((folder / "config.json").read_text())
     config["transformer_layer_config"] |= layer
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=next(iter(layer))):
+    name = "rope_type" if "rope_parameters" in layer else next(iter(layer))
+    with pytest.raises(UserError, match=name):
         read_dflash(folder)
+
+
+@pytest.mark.parametrize("shift", [-100, 100])
+def test_a_vocabulary_that_the_target_does_not_have_is_refused(shift: int, tmp_path: Path) -> None:
+    dflash = random_dflash(tiny_llama(0).config)
+    dflash.d2t += shift
+    with pytest.raises(UserError, match="whose d2t gives tokens from"):
+        read_dflash(write_dflash(dflash, tmp_path / "dflash"))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from bild_lab.engine.methods.eagle.module import APART, EAGLE3, JOINED, Eagle, read_eagle
+from bild_lab.engine.methods.eagle.module import (
+    APART,
+    AUX_LAYERS,
+    EAGLE3,
+    JOINED,
+    STATE_NORMS,
+    Eagle,
+    read_eagle,
+)
 from bild_lab.errors import UserError
 from tests.engine.methods.modules.test_eagle import MODEL, scores
 from tests.engine.methods.modules.tiny import random_eagle, save_package_model
@@ -52,13 +60,45 @@ def test_norms_are_written_and_read_again(tmp_path: Path, others: dict) -> None:
         ({"layer_types": ["sliding_attention"], "sliding_window": 8}, "sliding_attention"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_parameters": {"rope_type": "unheard"}}, "rope_type=unheard"),
+        ({"num_attention_heads": None}, "num_attention_heads=None"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"norm_before_residual": "false"}, "norm_before_residual=false"),
+        ({"norm_output": 1}, "norm_output=1"),
+        ({"norm_before_fc": True}, "norm_before_fc=True"),  # without its weight
+        ({"fc_norm": True}, "fc_norm=True"),
+        ({"draft_vocab_size": KNOWN + 1}, f"draft_vocab_size={KNOWN + 1}"),
+        ({"target_hidden_size": 99}, "target_hidden_size=99"),
+        ({"base": "x"}, "base=x"),
+        ({AUX_LAYERS: [-1, 0, 1]}, r"eagle_aux_hidden_state_layer_ids=\[-1, 0, 1\]"),
+        ({AUX_LAYERS: ["0", 1, 1]}, r"eagle_aux_hidden_state_layer_ids=\['0', 1, 1\]"),
+        ({AUX_LAYERS: [0] * 5}, "eagle_aux_hidden_state_layer_ids"),
     ],
 )
-def test_attention_that_is_not_known_is_refused(layer: dict, message: str, tmp_path: Path) -> None:
+def test_fields_that_are_not_known_are_refused(layer: dict, message: str, tmp_path: Path) -> None:
     random_eagle(EAGLE3, MODEL.config, known=KNOWN).save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **layer}))
     with pytest.raises(UserError, match=message):
+        read_eagle(tmp_path, 3)
+
+
+@pytest.mark.parametrize("norm", [JOINED, APART])
+def test_a_norm_that_the_configuration_denies_is_refused(norm: str, tmp_path: Path) -> None:
+    random_eagle(EAGLE3, MODEL.config, known=KNOWN, state_norm=norm).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    flag = STATE_NORMS[norm]
+    (tmp_path / "config.json").write_text(json.dumps({**config, flag: False}))
+    with pytest.raises(UserError, match=f"{flag}=False"):
+        read_eagle(tmp_path, 3)
+
+
+@pytest.mark.parametrize("shift", [-100, 100])
+def test_a_vocabulary_that_the_target_does_not_have_is_refused(shift: int, tmp_path: Path) -> None:
+    eagle = random_eagle(EAGLE3, MODEL.config, known=KNOWN)
+    eagle.d2t += shift
+    eagle.save(tmp_path)
+    with pytest.raises(UserError, match="whose d2t gives tokens from"):
         read_eagle(tmp_path, 3)
 
 
