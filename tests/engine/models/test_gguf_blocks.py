@@ -50,7 +50,7 @@ def scores(model: NativeModel, size: int = len(TOKENS)) -> torch.Tensor:
     return torch.cat([session.extend(part).logits for part in parts])
 
 
-@pytest.mark.fast("8")
+@pytest.mark.fast("8", "14")
 @pytest.mark.parametrize("kind", [*KINDS, as_q4_k_m])
 def test_scores_are_to_the_last_bit_those_of_the_weights_that_the_blocks_stand_for(
     kind: Type | Callable[[str], Type], tmp_path: Path
