@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,13 +15,17 @@ from bild_lab.lab.measure.machine import bandwidth_facts, row_cost_facts, rows_o
 
 
 class SlowRows:
-    """A model and its session whose forwards take a millisecond, and half of one for each further
-    row.
+    """A model and its session whose forwards take a millisecond of its clock, and half of one for
+    each further row.
     """
 
     def __init__(self) -> None:
         self.length = 0
         self.counts: list[int] = []
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
 
     def start(self, source: Source, room: int) -> SlowRows:
         assert room >= 9
@@ -31,16 +34,18 @@ class SlowRows:
     def extend(self, tokens: list[int]) -> None:
         self.counts.append(len(tokens))
         self.length += len(tokens)
-        time.sleep(0.001 + 0.0005 * (len(tokens) - 1))
+        self.now_s += 0.001 + 0.0005 * (len(tokens) - 1)
 
     def rollback(self, length: int) -> None:
         self.length = length
 
 
-def test_a_forward_of_eight_rows_is_timed_over_one_of_one_row() -> None:
+def test_a_forward_of_eight_rows_is_timed_over_one_of_one_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = SlowRows()
-    cost = rows_over_one(model, Source((3,)), 8, lambda: None)
-    assert 3.2 < cost < 5.5  # 4.5, and what sleeping takes longer
+    monkeypatch.setattr(machine, "time", model)
+    assert rows_over_one(model, Source((3,)), 8, lambda: None) == pytest.approx(4.5)
     assert set(model.counts) == {1, 8} and model.length == 9
 
 
