@@ -135,42 +135,35 @@ inline void multiply(const float* x, int stride, Blocks w, int inputs, vec out[R
 #if !defined(__AVX512F__)
 // With 16 registers of eight floats, several rows share weights that are widened once, 32 inputs at a time, into the first cache
 constexpr int BAND = 24;      // rows whose sums stay in that cache too
-constexpr int BAND_ROWS = 6;  // whose sums of eight outputs are in registers at once
+constexpr int BAND_ROWS = 3;  // whose sums of 16 outputs are in registers at once
 
 struct Sums { float even[PANEL], odd[PANEL]; };  // of a row
-
-inline floats8 load_eight(const float* p) { return *reinterpret_cast<const loose_floats8*>(p); }
-inline void store_eight(float* p, floats8 v) { *reinterpret_cast<loose_floats8*>(p) = v; }
 
 // adds to the sums of R rows the products with `count` inputs. weights: [count][PANEL]
 template <int R>
 [[gnu::noinline]] void add_part(const float* x, int stride, const float* weights, int count, Sums* sums) {
-    for (int at = 0; at < PANEL; at += LANES / 2) {
-        floats8 even[R], odd[R];
+    for (int at = 0; at < PANEL; at += LANES) {
+        vec even[R], odd[R];
         #pragma GCC unroll BAND_ROWS
-        for (int r = 0; r < R; ++r) { even[r] = load_eight(sums[r].even + at); odd[r] = load_eight(sums[r].odd + at); }
+        for (int r = 0; r < R; ++r) { even[r] = load(sums[r].even + at); odd[r] = load(sums[r].odd + at); }
         const float* w = weights + at;
         int i = 0;
         for (; i + 1 < count; i += 2, w += 2 * PANEL) {
-            const floats8 left = load_eight(w), right = load_eight(w + PANEL);
+            const vec left = load(w);
             #pragma GCC unroll BAND_ROWS
-            for (int r = 0; r < R; ++r) {
-                const float* row = x + int64_t(r) * stride + i;
-                even[r] += row[0] * left;
-                odd[r] += row[1] * right;
-            }
+            for (int r = 0; r < R; ++r) even[r] += x[int64_t(r) * stride + i] * left;
+            const vec right = load(w + PANEL);
+            #pragma GCC unroll BAND_ROWS
+            for (int r = 0; r < R; ++r) odd[r] += x[int64_t(r) * stride + i + 1] * right;
         }
         if (i < count)
-            for (int r = 0; r < R; ++r) even[r] += x[int64_t(r) * stride + i] * load_eight(w);
+            for (int r = 0; r < R; ++r) even[r] += x[int64_t(r) * stride + i] * load(w);
         #pragma GCC unroll BAND_ROWS
-        for (int r = 0; r < R; ++r) { store_eight(sums[r].even + at, even[r]); store_eight(sums[r].odd + at, odd[r]); }
+        for (int r = 0; r < R; ++r) { store(sums[r].even + at, even[r]); store(sums[r].odd + at, odd[r]); }
     }
 }
 inline void add_part(int rows, const float* x, int stride, const float* weights, int count, Sums* sums) {
     switch (rows) {
-        case 6: return add_part<6>(x, stride, weights, count, sums);
-        case 5: return add_part<5>(x, stride, weights, count, sums);
-        case 4: return add_part<4>(x, stride, weights, count, sums);
         case 3: return add_part<3>(x, stride, weights, count, sums);
         case 2: return add_part<2>(x, stride, weights, count, sums);
         case 1: return add_part<1>(x, stride, weights, count, sums);
