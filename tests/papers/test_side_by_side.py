@@ -10,27 +10,28 @@ import re
 import pyarrow.parquet as pq
 import pytest
 
-from tests.papers.test_rehearsal import REHEARSALS, Rehearsal, endpoint, flat, rehearsal
+from tests.papers.test_rehearsal import OWN_PINS, REHEARSALS, Rehearsal, endpoint, flat, rehearsal
 
 __all__ = ["endpoint", "rehearsal"]  # fixtures
 
 pytestmark = pytest.mark.slow
 
 # paper_run.py whose adapters learn the answers to one data set, not to five
-ONE_DATA_SET = """
-from bild_lab.lab.config.entrypoint import run_application
+ONE_DATA_SET = (
+    OWN_PINS
+    + """
 from bild_lab.papers.runs import recipes
-from scripts import paper_run
 
 recipes.BITA_ANSWERS = {"code_alpaca": ()}
 run_application(paper_run.main, None)
 """
+)
 
 
 def test_an_item_of_bita_runs_on_two_processes(rehearsal: Rehearsal) -> None:
     overrides = flat(REHEARSALS["bita_fig7"]["overrides"])
-    words = [*overrides, "part_size=4", "processes=2"]
-    code, printed = rehearsal.run("bita/fig7", *words, script=["-c", ONE_DATA_SET])
+    words = [*overrides, "part_size=1", "processes=2"]
+    code, printed = rehearsal.run("bita/fig7", *words, script=ONE_DATA_SET)
     outputs = rehearsal.folder / "outputs"
     logs = [file.read_text() for file in sorted(outputs.glob(".steps/*.log"))]
     assert code == 0, "\n".join([printed, *logs])
@@ -47,5 +48,5 @@ def test_an_item_of_bita_runs_on_two_processes(rehearsal: Rehearsal) -> None:
     ]
     assert len(begun) == len(done) >= 2 and begun[1] < min(done)
     assert "accelerate launch --multi_gpu --num_processes=2 scripts/train_bita.py" in said
-    code, printed = rehearsal.run("bita/fig7", *words, script=["-c", ONE_DATA_SET])
+    code, printed = rehearsal.run("bita/fig7", *words, script=ONE_DATA_SET)
     assert code == 0 and "is done" not in printed, printed  # nothing is left to do
