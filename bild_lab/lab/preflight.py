@@ -171,9 +171,11 @@ def check_point(config: DictConfig, changed: Sequence[str] = ()) -> Point:
 
 
 def require_files(config: DictConfig) -> None:
-    """Raise UserError where a group has no file, as after ~measure: its schema would fill in the
-    values, and say so nowhere.
+    """Raise UserError where a command line leaves a group without a file, as ~measure does: its
+    schema would fill in the values, and say so nowhere.
     """
+    if "hydra" not in config:  # composed in Python, with every group
+        return
     for group in SCHEMAS:
         if group not in config.hydra.runtime.choices:
             raise UserError(
