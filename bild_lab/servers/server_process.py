@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import psutil
@@ -28,8 +29,9 @@ LAST_LINES = 12  # of a log, in a message
 class ServerProcess:
     """A server's process. command: as typed in a shell, without one. url: where it will answer.
 
-    Its output goes to the file `log`. It ends with this process. Raises UserError if another server
-    answers there, and, with the end of its log, if it ends or does not answer in time.
+    Its output goes to the file `log`, which is there until `stop`. It ends with this process.
+    Raises UserError if another server answers there, and, with the end of its log, if it ends or
+    does not answer in time.
     """
 
     def __init__(self, command: str, url: str) -> None:
@@ -39,8 +41,8 @@ class ServerProcess:
                 " policy.launch out to measure it"
             )
         self.command = command
-        folder = Path(tempfile.mkdtemp(prefix="bild_lab_server_"))
-        self.log = folder / "server.log"
+        self._folder = tempfile.TemporaryDirectory(prefix="bild_lab_server_")
+        self.log = Path(self._folder.name) / "server.log"
         try:
             with self.log.open("wb") as output:
                 self._process = subprocess.Popen(
@@ -51,6 +53,7 @@ class ServerProcess:
                     start_new_session=True,
                 )
         except (OSError, ValueError, IndexError) as error:
+            self._folder.cleanup()
             raise UserError(f"policy.launch cannot start: {error}; it is {command!r}") from error
         self._stopped = False
         atexit.register(self.stop)
@@ -89,6 +92,8 @@ class ServerProcess:
         for member in family:
             with suppress(psutil.Error):
                 member.kill()
+        self._folder.cleanup()
+        atexit.unregister(self.stop)
 
     def _signal_group(self, number: signal.Signals) -> None:
         """Send a signal to the server and those children that stayed in its group."""
@@ -99,19 +104,17 @@ class ServerProcess:
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             if not self.alive:
-                self.stop()
-                raise UserError(
-                    f"the server of policy.launch ended with status {self._process.returncode}; its"
-                    f" log ends:\n{self.last_lines()}"
-                )
+                self._refuse(f"ended with status {self._process.returncode}")
             if _answers(url):
                 return
             time.sleep(WAIT_S)
+        self._refuse(f"did not answer at {url} for {READY_S:.0f} s")
+
+    def _refuse(self, problem: str) -> NoReturn:
+        """Stop the server. Raises UserError with the end of its log."""
+        last_lines = self.last_lines()
         self.stop()
-        raise UserError(
-            f"the server of policy.launch did not answer at {url} for {READY_S:.0f} s; its log"
-            f" ends:\n{self.last_lines()}"
-        )
+        raise UserError(f"the server of policy.launch {problem}; its log ends:\n{last_lines}")
 
 
 def _answers(url: str) -> bool:

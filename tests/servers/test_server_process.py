@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import psutil
@@ -37,6 +39,13 @@ def url() -> Iterator[str]:
         module._started.pop(address).stop()
 
 
+@pytest.fixture
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
 def command(url: str, status: int = 200) -> str:
     program = PROGRAM.format(status=status, port=httpx.URL(url).port)
     return shlex.join([sys.executable, "-S", "-c", program])
@@ -61,6 +70,16 @@ def test_a_server_that_died_is_started_anew(url: str) -> None:
     first._process.kill()
     first._process.wait()
     assert server_process(command(url), url).alive
+
+
+def test_nothing_is_left_of_a_servers_log(url: str, temporary_folder: Path) -> None:
+    process = server_process(command(url), url)
+    assert process.log.is_relative_to(temporary_folder)
+    process.stop()
+    for launch in ("no-such-program", "false"):
+        with pytest.raises(UserError):
+            server_process(launch, url)
+    assert not list(temporary_folder.iterdir())
 
 
 def test_a_server_that_asks_for_a_key_is_ready(url: str) -> None:
