@@ -83,15 +83,33 @@ def shape_of(config: Any) -> ModelShape:
     """The sizes in a configuration of Transformers: T5, mT5, Llama or GPT-2."""
     heads = config.num_attention_heads
     if config.model_type in ("t5", "mt5"):
-        inner = heads * config.d_kv
-        gated = config.is_gated_act
-        sizes = (config.d_model, inner, 2 * inner, heads, False, config.d_ff, gated)
-        return ModelShape(*sizes, config.num_decoder_layers, config.num_layers, config.vocab_size)
-    hidden = getattr(config, "intermediate_size", None) or config.n_inner
+        queries = heads * config.d_kv
+        return ModelShape(
+            dim=config.d_model,
+            queries=queries,
+            cached=2 * queries,
+            heads=heads,
+            shared_heads=False,
+            hidden=config.d_ff,
+            gated=config.is_gated_act,
+            layers=config.num_decoder_layers,
+            encoder=config.num_layers,
+            vocabulary=config.vocab_size,
+        )
     groups = getattr(config, "num_key_value_heads", heads)
     head_dim = config.hidden_size // heads
-    sizes = (config.hidden_size, config.hidden_size, 2 * groups * head_dim, heads, groups < heads)
-    return ModelShape(*sizes, hidden, False, config.num_hidden_layers, 0, config.vocab_size)
+    return ModelShape(
+        dim=config.hidden_size,
+        queries=config.hidden_size,
+        cached=2 * groups * head_dim,
+        heads=heads,
+        shared_heads=groups < heads,
+        hidden=getattr(config, "intermediate_size", None) or config.n_inner,
+        gated=False,
+        layers=config.num_hidden_layers,
+        encoder=0,
+        vocabulary=config.vocab_size,
+    )
 
 
 def training_memory(
@@ -143,28 +161,39 @@ def training_flops(
             return 2 * weights * together + 6 * _medusa_weights(module, shape) * contexts
         case "layer heads":  # logits are computed again on the way back
             return 2 * weights * together + 8 * _head_weights(module, shape) * answer
+        case "fine-tuning" if shape.encoder:
+            return _encoder_decoder_flops(training, shape, prompt, answer)
         case "fine-tuning":
-            head = shape.vocabulary * shape.dim
-            if not shape.encoder:
-                return 6 * (weights - head) * together
-            feed_forward = shape.dim * shape.hidden * (3 if shape.gated else 2)
-            encoder = shape.encoder * (4 * shape.dim * shape.queries + feed_forward)
-            decoder = shape.layers * (6 * shape.dim * shape.queries + feed_forward)
-            memory = shape.layers * 2 * shape.dim * shape.queries
-            heads = {"last": 1, "early_exit": 2, "calm": shape.layers}[training.loss]
-            return 6 * ((encoder + memory) * prompt + (decoder + heads * head) * answer)
+            return 6 * (weights - shape.vocabulary * shape.dim) * together
     return None
+
+
+def _encoder_decoder_flops(
+    training: Training, shape: ModelShape, prompt: int, answer: int
+) -> float:
+    """Of a row of a fine-tuning of T5 or mT5, each of whose weights is trained."""
+    projection = shape.dim * shape.queries
+    feed_forward = shape.dim * shape.hidden * (3 if shape.gated else 2)
+    encoder = shape.encoder * (4 * projection + feed_forward)
+    decoder = shape.layers * (6 * projection + feed_forward)
+    encoder_keys_and_values = shape.layers * 2 * projection
+    scores = {"last": 1, "early_exit": 2, "calm": shape.layers}[training.loss]
+    head = scores * shape.vocabulary * shape.dim
+    return 6 * ((encoder + encoder_keys_and_values) * prompt + (decoder + head) * answer)
 
 
 def _medusa_weights(module: Mapping[str, Any], shape: ModelShape) -> int:
     matrices = module["heads"] * module["layers"] * shape.dim * (shape.dim + 1)
-    return matrices + (0 if module["shared"] else module["heads"] * shape.vocabulary * shape.dim)
+    if module["shared"]:
+        return matrices
+    return matrices + module["heads"] * shape.vocabulary * shape.dim
 
 
 def _head_weights(module: Mapping[str, Any], shape: ModelShape) -> int:
-    rank, both = module["rank"], shape.vocabulary + shape.dim
-    whole = shape.vocabulary * shape.dim
-    return len(module["layers"]) * (whole if rank is None else rank * both)
+    rank = module["rank"]
+    if rank is None:
+        return len(module["layers"]) * shape.vocabulary * shape.dim
+    return len(module["layers"]) * rank * (shape.vocabulary + shape.dim)
 
 
 def _bita(training: Training, shape: ModelShape, tokens: int) -> TrainingMemory:
@@ -172,27 +201,39 @@ def _bita(training: Training, shape: ModelShape, tokens: int) -> TrainingMemory:
     text, which are cached (training/modules/bita.py).
     """
     module = training.module
-    prompt, masks = module["prompt_tokens"], module["splits"] * module["mask_tokens"]
-    rows = masks + (prompt if module["prompt"] == "shallow" else 0)
+    prompt = module["prompt_tokens"]
+    masks = module["splits"] * module["mask_tokens"]
+    rows = masks
+    if module["prompt"] == "shallow":
+        rows += prompt
     deep = module["prompt"] == "deep"
-    columns = tokens + rows + (prompt if deep else 0)
-    layer = rows * (
-        2 * FULL * shape.dim  # what both norms read
-        + 2 * HALF * shape.queries  # queries, and what attention gives
-        + FULL * shape.heads  # its normalizers
-        + 3 * HALF * shape.hidden  # gate, its activation, and what it is multiplied with
-        + HALF * columns  # the mask as attention adds it
-    )
-    # keys and values: joined with the prompt's, once for each head, or those of the cache itself
-    layer += columns * HALF * (2 * shape.queries if shape.shared_heads else shape.cached)
-    copied = deep or shape.shared_heads
-    cache = shape.layers * (tokens + rows) * HALF * shape.cached if copied else 0
+    columns = tokens + rows
+    if deep:
+        columns += prompt
+
+    norms = 2 * FULL * shape.dim  # what both read
+    queries = 2 * HALF * shape.queries  # with what attention gives
+    normalizers = FULL * shape.heads
+    feed_forward = 3 * HALF * shape.hidden  # gate, its activation, and what it is multiplied with
+    mask = HALF * columns  # as attention adds it
+    layer = rows * (norms + queries + normalizers + feed_forward + mask)
+    if shape.shared_heads:
+        layer += columns * HALF * 2 * shape.queries  # keys and values, once for each head
+    else:
+        layer += columns * HALF * shape.cached  # joined with the prompt's, or the cache itself
+
+    cache = 0
+    if deep or shape.shared_heads:  # a copy
+        cache = shape.layers * (tokens + rows) * HALF * shape.cached
     forward = cache + masks * shape.vocabulary * (HALF + FULL)
     backward = masks * shape.vocabulary * LOGITS * FULL
-    trained = module["mask_tokens"] * shape.dim
-    if module["prompt"] != "none":
-        trained += prompt * (shape.layers * shape.cached if deep else shape.dim)
     row = shape.layers * layer + rows * FULL * shape.dim + max(forward, backward)
+
+    trained = module["mask_tokens"] * shape.dim
+    if deep:
+        trained += prompt * shape.layers * shape.cached
+    elif module["prompt"] != "none":
+        trained += prompt * shape.dim
     return TrainingMemory(FULL * trained, STATES[training.optimizer] * FULL * trained, row)
 
 
