@@ -216,11 +216,12 @@ def test_the_script_tells_what_a_figure_or_an_experiment_needs(
     assert sentences.startswith("0 sentences: ")
     assert first.startswith("1 to do: python run.py experiment=bild/fig2 ")
     assert "; writes bild_fig2_paper; " in first
-    assert "GB of memory (fits in 16 GB)" in first and "GB to download" in first and " h" in first
+    assert "GB of memory (fits in 16 GB)" in first and "GB to download" in first
+    assert "GPU-hours" in first
     assert (
         drawn
         == "3 to do: python scripts/figures.py bild_fig2 scale=paper; reads bild_fig2_paper; writes"
-        " figures/bild_fig2"
+        " figures/bild_fig2; no GPU"
     )
     assert (
         command(paper_run, "bild_fig2", "bild_fig4", config=None)[0]

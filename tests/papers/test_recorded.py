@@ -72,12 +72,14 @@ def test_what_no_record_holds_stays_as_it_is(words: tuple[str, ...]) -> None:
 def test_an_item_is_recorded_unless_all_is_to_be_live() -> None:
     commands = [step.command for step in steps_of("bild_speculative", "small")]
     assert [command.split()[1] for command in commands] == [
+        *["run.py"] * 2,  # `vanilla` against `generate`, greedy and sampled
         *["scripts/screen.py", "run.py"] * 2,
         "run.py",
         "scripts/figures.py",
     ]
     assert [command for command in commands if "decoding=sample" in command] == [
-        "python run.py experiment=bild/speculative scale=small decoding=sample"
+        f"python run.py experiment=bild/{name} scale=small decoding=sample"
+        for name in ("generate", "speculative")
     ]
     figure = steps_of("bild_speculative", "small")[-1]
     assert {"quality_bild_fig4_small_bild_toy_toy", "bild_fig4_small"} <= set(figure.reads)

@@ -232,11 +232,13 @@ def test_released_answers_take_the_place_of_answering_and_are_of_one_model() -> 
     given = ["calibration=[released/a.jsonl,released/b.jsonl]"]
     steps = steps_of("bita_tab1", "paper", [*given, "pair=llama2_7b_chat"])
     assert [step.writes for step in steps] == [
+        "bita_generate_paper",
         "bita_llama2_7b_chat",
         "bita_tab1_paper",
         "figures/bita_tab1",
     ]
-    assert "released/a.jsonl,released/b.jsonl" in steps[0].command and not steps[0].reads
+    training = steps[1]
+    assert "released/a.jsonl,released/b.jsonl" in training.command and not training.reads
     require_one_model(steps, given)
     both = [*steps, *steps_of("bita_tab1", "paper", [*given, "pair=vicuna_33b"])]
     with pytest.raises(UserError, match=r"are of meta-llama.*, lmsys/vicuna-33b-v1.3; choose one"):

@@ -576,7 +576,8 @@ def test_an_item_runs_whole_on_the_toy_pair_and_its_second_run_has_nothing_to_do
     code, told = command(paper_run, *words, config=None)
     assert code == 0 and "step" not in told
     _, told = command(paper_run, *words[:2], words[3], config=None)
-    assert [line.split(":")[0] for line in told.splitlines()[:4]] == [
+    assert [line.split(":")[0] for line in told.splitlines()[:5]] == [
+        "0 pins",
         "1 done",
         "2 done",
         "3 done",
