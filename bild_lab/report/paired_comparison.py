@@ -28,6 +28,7 @@ from bild_lab.lab.schema.statistics import paired_ratio
 from bild_lab.report.matching import MatchedPoint, differences, point_text
 
 SIGNIFICANT = 0.05
+Seconds = Sequence[Sequence[float] | None]  # of each example's repeats
 SACREBLEU_SEED = 12345  # with it, intervals of BLEU are those of `sacrebleu --paired-bs`
 NOT_COMPARED, SAME, UNCLEAR = "not compared", "no difference", "unclear"
 # keys of the setting, and the commit, that may differ where a baseline is the same
@@ -148,16 +149,25 @@ def compare_point(
 
     a, b = side(pair.a, by_key_a), side(pair.b, by_key_b)
     further = [name for name in pair.a.further_qualities if name in pair.b.further_qualities]
+    answered = [
+        place
+        for place in range(len(keys))
+        if not (a.examples[place].failed or b.examples[place].failed)
+    ]
     reason = _why_not_comparable(pair)
+    if not answered:
+        reason = reason or "of every text one side's server failed to give it"
     latency = baseline_latency = relative_latency = None
     if not reason:
-        baseline_latency = _ratio([b.baseline_s], [a.baseline_s])
-        relative_latency = _ratio([b.latency_s, a.baseline_s], [a.latency_s, b.baseline_s])
+        seconds_a, seconds_b = a.latency_s(answered), b.latency_s(answered)
+        baseline_a, baseline_b = a.baseline_s(answered), b.baseline_s(answered)
+        baseline_latency = _ratio([baseline_b], [baseline_a])
+        relative_latency = _ratio([seconds_b, baseline_a], [seconds_a, baseline_b])
         same_baseline = set(differences([pair])) <= METHOD_KEYS
         if relative_latency is not None and same_baseline:
             latency = relative_latency
         else:
-            latency = _ratio([b.latency_s], [a.latency_s])
+            latency = _ratio([seconds_b], [seconds_a])
     return PointComparison(
         pair=pair,
         n_examples=len(keys),
@@ -186,20 +196,19 @@ class _Side:
     has_all: bool
     references: Sequence[Sequence[str]] | None
 
-    @property
-    def latency_s(self) -> list[Sequence[float]]:
-        return [example.latency_s for example in self.examples]
+    def latency_s(self, places: Sequence[int]) -> Seconds:
+        return [self.examples[place].latency_s for place in places]
 
-    @property
-    def baseline_s(self) -> list[Sequence[float] | None]:
-        return [example.baseline_latency_s for example in self.examples]
+    def baseline_s(self, places: Sequence[int]) -> Seconds:
+        return [self.examples[place].baseline_latency_s for place in places]
 
     @property
     def speedup(self) -> Speedup:
         """The result's own, or that over these examples alone if it decoded more."""
         if self.has_all:
             return self.result.speedup
-        return _ratio([self.baseline_s], [self.latency_s]) or Speedup()
+        answered = [place for place, example in enumerate(self.examples) if not example.failed]
+        return _ratio([self.baseline_s(answered)], [self.latency_s(answered)]) or Speedup()
 
     @property
     def writing(self) -> Writing:
@@ -292,15 +301,13 @@ def _metric_value(metric: str, side: _Side) -> float | None:
     return None if judged is None else judged.score.value
 
 
-Seconds = Sequence[Sequence[float] | None]  # of each example's repeats
-
-
 def _ratio(numerators: Sequence[Seconds], denominators: Sequence[Seconds]) -> Speedup | None:
     """A product of total seconds over another; the median of an example's repeats counts.
 
-    None if an example was not timed.
+    None without an example, and if one was not timed.
     """
-    if not all(repeats for seconds in (*numerators, *denominators) for repeats in seconds):
+    every_seconds = (*numerators, *denominators)
+    if not all(seconds and all(seconds) for seconds in every_seconds):
         return None
     return paired_ratio(
         [_medians(seconds) for seconds in numerators],

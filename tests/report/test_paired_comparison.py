@@ -213,6 +213,26 @@ def test_of_all_examples_speedup_and_quality_are_those_of_the_results() -> None:
     )
 
 
+def failed(example: MeasuredExample, side: str = "reports") -> MeasuredExample:
+    """The example, of which a server never gave the text: at once or after a long wait."""
+    return replace(example, **{side: [{"error": None}, {"error": "it has died"}]})
+
+
+def test_seconds_of_texts_that_never_came_do_not_count() -> None:
+    a, b = decoded([1.0] * 30), decoded([1.0] * 30)
+    b[0] = failed(replace(b[0], latency_s=[0.0, 0.0, 0.0]))
+    a[1] = failed(replace(a[1], baseline_latency_s=[90.0]), "baseline_reports")
+    found = compared(a, b)
+    assert found.n_examples == 30 and found.latency_ratio.value == 1.0
+    assert found.speed_verdict == "no difference"
+    assert found.baseline_latency_ratio.value == 1.0
+    fewer = compared(a, b[:20])  # so A's own speedup is of these alone
+    assert fewer.speedups[0].value == pytest.approx(2.0)
+    none_came = compared([failed(one) for one in a], b)
+    assert (none_came.speed_verdict, none_came.latency_ratio) == ("not compared", None)
+    assert none_came.not_compared_reason.startswith("of every text")
+
+
 def test_the_verdict_needs_the_whole_interval() -> None:
     slower = compared(decoded([1.0] * 20), decoded([1.1] * 20))
     mixed = compared(decoded([1.0] * 20), decoded([0.5, 1.6] * 10))

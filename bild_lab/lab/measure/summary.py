@@ -167,12 +167,15 @@ def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
 
 
 def is_too_noisy(timed: Mapping[str, Sequence[Timed]], measure: MeasureSpec) -> bool:
-    """Whether a speedup is known less well than was asked for, and repeats are left that may make
-    it better known.
+    """Whether the speedup of the texts that came is known less well than was asked for, and repeats
+    are left that may make it better known.
     """
     if measure.precision is None or repeats_of(timed) >= measure.most_repeats:
         return False
-    noise = clock_noise(latencies(timed[BASELINE]), latencies(timed[METHOD]))
+    indices = answered_indices(timed)
+    if not indices:
+        return False
+    noise = clock_noise(latencies(timed[BASELINE])[indices], latencies(timed[METHOD])[indices])
     return noise is None or noise > measure.precision
 
 

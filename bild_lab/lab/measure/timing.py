@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from bild_lab.engine.batch_decoding import BatchedText, decode_batch
+from bild_lab.engine.batch_decoding import BatchedText, decode_batch, shares_of
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import PROGRAM_TOKENS, DraftThenVerify
 from bild_lab.engine.protocols import Method, Prepares, Streams
@@ -171,12 +171,13 @@ def time_methods(
                     )
                     if repeat == 0:
                         timed[name] += [Timed(text.token_ids, [], text.trace) for text in texts]
-                    for index, text in zip(block, texts, strict=True):
+                    block_joules = _shared_out(joules, texts)
+                    for index, text, text_joules in zip(block, texts, block_joules, strict=True):
                         timed[name][index].latency_s.append(text.share_s)
                         if options.batch > 1:
                             timed[name][index].waited_s.append(text.latency_s)
-                        if joules is not None:
-                            timed[name][index].joules.append(joules / len(block))
+                        if text_joules is not None:
+                            timed[name][index].joules.append(text_joules)
                         if text.trace.report is not None:
                             timed[name][index].reports.append(text.trace.report)
                     if options.batch == 1:
@@ -212,6 +213,13 @@ def _decode_block(
         joules = options.joules()
         options.after_block()
     return texts, joules
+
+
+def _shared_out(joules: float | None, texts: Sequence[BatchedText]) -> list[float | None]:
+    """A block's joules for each of its texts, as its seconds are shared out; None stays."""
+    if joules is None:
+        return [None] * len(texts)
+    return shares_of(joules, [text.share_s for text in texts])
 
 
 def _rehearse(

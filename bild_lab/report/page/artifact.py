@@ -96,9 +96,12 @@ def faults(folder: Path) -> Iterator[str]:
 
 
 def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:
-    """Numbers of a point as stored, and as its examples give them."""
+    """Numbers of a point as stored, and as its examples give them; those that a server failed to
+    give count nowhere but in their number.
+    """
     examples, speedup = read_examples(result.folder), result.speedup
     yield "examples", result.setting.n_examples, len(examples)
+    examples = [example for example in examples if not example.failed]
     yield "tokens", result.tokens, sum(len(example.token_ids) for example in examples)
     if speedup.value is not None:
         baseline_s = np.array([example.baseline_latency_s for example in examples])
