@@ -24,7 +24,7 @@ from bild_lab.lab.metrics.writing import Writing
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import NonInferiority, Quality, Speedup
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.statistics import paired_ratio
+from bild_lab.lab.schema.statistics import conversations_of, paired_ratio
 from bild_lab.report.matching import MatchedPoint, differences, point_text
 
 SIGNIFICANT = 0.05
@@ -161,13 +161,14 @@ def compare_point(
     if not reason:
         seconds_a, seconds_b = a.latency_s(answered), b.latency_s(answered)
         baseline_a, baseline_b = a.baseline_s(answered), b.baseline_s(answered)
-        baseline_latency = _ratio([baseline_b], [baseline_a])
-        relative_latency = _ratio([seconds_b, baseline_a], [seconds_a, baseline_b])
+        conversations = conversations_of([keys[place][0] for place in answered])
+        baseline_latency = _ratio([baseline_b], [baseline_a], conversations)
+        relative_latency = _ratio([seconds_b, baseline_a], [seconds_a, baseline_b], conversations)
         same_baseline = set(differences([pair])) <= METHOD_KEYS
         if relative_latency is not None and same_baseline:
             latency = relative_latency
         else:
-            latency = _ratio([seconds_b], [seconds_a])
+            latency = _ratio([seconds_b], [seconds_a], conversations)
     return PointComparison(
         pair=pair,
         n_examples=len(keys),
@@ -208,7 +209,9 @@ class _Side:
         if self.has_all:
             return self.result.speedup
         answered = [place for place, example in enumerate(self.examples) if not example.failed]
-        return _ratio([self.baseline_s(answered)], [self.latency_s(answered)]) or Speedup()
+        conversations = conversations_of([self.examples[place].id for place in answered])
+        seconds, baseline_s = self.latency_s(answered), self.baseline_s(answered)
+        return _ratio([baseline_s], [seconds], conversations) or Speedup()
 
     @property
     def writing(self) -> Writing:
@@ -229,10 +232,15 @@ class _Side:
         margin: as in `score_with_baseline`.
         """
         sides = [self.examples] if baseline is None else [self.examples, baseline.examples]
+        resampling = {
+            "seed": SACREBLEU_SEED,
+            "margin": margin,
+            "conversations": conversations_of([example.id for example in self.examples]),
+        }
         values = _stored_values(metric, sides)
         if values is not None:
             shown = self.quality(metric).metric
-            return score_values(shown, *values, seed=SACREBLEU_SEED, margin=margin)
+            return score_values(shown, *values, **resampling)
         token_metric = metric_named(metric).of_tokens
         if token_metric is not None:
             outputs = [
@@ -240,13 +248,7 @@ class _Side:
                 for side in sides
             ]
             references = [NO_REFERENCE] * len(self.examples)
-            return score_with_baseline(
-                metric,
-                *_with_baseline(outputs),
-                references,
-                seed=SACREBLEU_SEED,
-                margin=margin,
-            )
+            return score_with_baseline(metric, *_with_baseline(outputs), references, **resampling)
         if self.references is None:
             return None
         # of older results, whose texts went on behind stop strings
@@ -256,9 +258,8 @@ class _Side:
             metric,
             *_with_baseline(outputs),
             self.references,
-            seed=SACREBLEU_SEED,
             writing=self.writing,
-            margin=margin,
+            **resampling,
         )
 
 
@@ -301,7 +302,11 @@ def _metric_value(metric: str, side: _Side) -> float | None:
     return None if judged is None else judged.score.value
 
 
-def _ratio(numerators: Sequence[Seconds], denominators: Sequence[Seconds]) -> Speedup | None:
+def _ratio(
+    numerators: Sequence[Seconds],
+    denominators: Sequence[Seconds],
+    conversations: Sequence[int] | None,
+) -> Speedup | None:
     """A product of total seconds over another; the median of an example's repeats counts.
 
     None without an example, and if one was not timed.
@@ -312,6 +317,7 @@ def _ratio(numerators: Sequence[Seconds], denominators: Sequence[Seconds]) -> Sp
     return paired_ratio(
         [_medians(seconds) for seconds in numerators],
         [_medians(seconds) for seconds in denominators],
+        conversations=conversations,
     )
 
 

@@ -233,6 +233,23 @@ def test_seconds_of_texts_that_never_came_do_not_count() -> None:
     assert none_came.not_compared_reason.startswith("of every text")
 
 
+def test_turns_of_a_conversation_are_compared_as_one() -> None:
+    """What differs in both turns of one of many conversations differs once."""
+    a, b = decoded([1.0] * 40), decoded([1.0] * 40)
+    in_turns = [
+        [
+            replace(example, id=str(place // 2), turn=1 + place % 2, scores={"bleu": value})
+            for place, (example, value) in enumerate(zip(side, values, strict=True))
+        ]
+        for side, values in ((a, [0.0] * 40), (b, [100.0] * 6 + [0.0] * 34))
+    ]
+    together = compared(*in_turns).quality.difference
+    alone = [[replace(one, id=f"{one.id}-{one.turn}", turn=1) for one in side] for side in in_turns]
+    apart = compared(*alone).quality.difference
+    assert together.value == apart.value == 15
+    assert together.p_value > 1.5 * apart.p_value and together.low < apart.low
+
+
 def test_the_verdict_needs_the_whole_interval() -> None:
     slower = compared(decoded([1.0] * 20), decoded([1.1] * 20))
     mixed = compared(decoded([1.0] * 20), decoded([0.5, 1.6] * 10))

@@ -4,7 +4,7 @@ A metric that is right or wrong for each example has a score test of the differe
 proportions (Tango, 1998, Statistics in Medicine 17, 891-908; for non-inferiority Liu, Hsueh, Hsieh
 and Chen, 2002, Statistics in Medicine 21, 231-245). It stays honest where hardly an example
 differs: a bootstrap of such examples has an interval of no width. Any other metric has the paired
-bootstrap.
+bootstrap, and so have turns of conversations: no independent pairs, as the score test takes them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def non_inferiority(
 ) -> NonInferiority:
     """Test whether a system is no worse than the baseline by `margin` points of a metric.
 
-    values, baseline_values: of each example, in the same order; None where the metric has no such.
+    values, baseline_values: of each example, in the same order; None where the metric has no such,
+    and for turns of conversations.
     differences: of both systems over paired bootstrap resamples, system minus baseline, in points.
     """
     if values is None or baseline_values is None:

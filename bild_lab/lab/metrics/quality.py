@@ -107,10 +107,12 @@ class Scoring:
         references: References,
         seed: int,
         tokens: Tokens = (None, None),
+        conversations: Sequence[int] | None = None,
     ) -> Mapping[str, MetricScore]:
         """Every metric of the outputs, and the paired difference from the baseline's.
 
         tokens: those of the predictions and of the baseline's texts, for metrics of tokens.
+        conversations: as in `score_with_baseline`.
         """
         scores = {}
         for metric in self.metrics:
@@ -129,11 +131,20 @@ class Scoring:
                     [NO_REFERENCE] * len(method_sums),
                     seed=seed,
                     margin=margin,
+                    conversations=conversations,
                 )
                 continue
             expected = [[text] for text in baseline or []] if metric == AGREEMENT else references
             scores[metric] = score_with_baseline(
-                metric, predictions, baseline, expected, seed, self.run_code, self.writing, margin
+                metric,
+                predictions,
+                baseline,
+                expected,
+                seed,
+                self.run_code,
+                self.writing,
+                margin,
+                conversations,
             )
         return scores
 
@@ -205,22 +216,25 @@ def score_with_baseline(
     run_code: bool = False,
     writing: Writing = BY_SCRIPT,
     margin: float | None = None,
+    conversations: Sequence[int] | None = None,
 ) -> MetricScore:
     """`score`, and how much better (positive) or worse the predictions are than the baseline's,
     paired by example.
 
-    margin: also test whether they are no worse by so many points; None: no test. Raises UserError
-    as `score` does.
+    margin: also test whether they are no worse by so many points; None: no test. conversations: of
+    which each example is a turn, as `conversations_of` numbers them; None: of none. Raises
+    UserError as `score` does.
     """
     measured = metric_sums(metric, predictions, references, run_code, writing)
     if baseline is None:
-        return _metric_score(measured, None, seed)
+        return _metric_score(measured, None, seed, conversations=conversations)
     same = list(baseline) == list(predictions)  # a lossless policy has the baseline's texts
     return _metric_score(
         measured,
         measured if same else metric_sums(metric, baseline, references, run_code, writing),
         seed,
         margin,
+        conversations,
     )
 
 
@@ -231,6 +245,7 @@ def score_values(
     *,
     seed: int = 0,
     margin: float | None = None,
+    conversations: Sequence[int] | None = None,
 ) -> MetricScore:
     """`score_with_baseline` from the stored values of single examples. metric: its shown name."""
     return _metric_score(
@@ -238,6 +253,7 @@ def score_values(
         None if baseline is None else mean_metric(metric, baseline),
         seed,
         margin,
+        conversations,
     )
 
 
@@ -251,28 +267,32 @@ def score_pool(
     run_code: bool = False,
     writing: Writing = BY_SCRIPT,
     margin: float | None = None,
+    conversations: Sequence[int] | None = None,
 ) -> list[tuple[Quality, Difference]]:
     """Scores and differences of many systems whose texts repeat: each text of the pool is scored
     once.
 
     pool: texts, each with its own references. systems, baseline: for each example, which text of
-    the pool it gets. Systems with the same texts share their intervals. margin: as in
-    `score_with_baseline`.
+    the pool it gets. Systems with the same texts share their intervals. margin, conversations: as
+    in `score_with_baseline`.
     """
     sums = metric_sums(metric, pool, references, run_code, writing)
-    baseline_value, baseline_resampled = sums.value(baseline), sums.resampled(seed, baseline)
+    baseline_value = sums.value(baseline)
+    baseline_resampled = sums.resampled(seed, baseline, conversations)
     scores: dict[tuple[int, ...], tuple[Quality, Difference]] = {}
     for picks in map(tuple, systems):
         if picks in scores:
             continue
-        value, resampled = sums.value(picks), sums.resampled(seed, picks)
+        value, resampled = sums.value(picks), sums.resampled(seed, picks, conversations)
         low, high = central_interval(resampled)
         quality = Quality(metric=sums.metric, value=value, low=low, high=high)
         differences = _paired_differences(resampled, baseline_resampled)
         if margin is not None:
-            tested = non_inferiority(
-                _values_of(sums, picks), _values_of(sums, baseline), differences, margin
-            )
+            values = [
+                None if conversations is not None else _values_of(sums, system_picks)
+                for system_picks in (picks, baseline)
+            ]
+            tested = non_inferiority(*values, differences, margin)
             quality = replace(quality, non_inferiority=tested)
         difference = _difference(sums.metric, value - baseline_value, differences)
         scores[picks] = quality, difference
@@ -285,9 +305,13 @@ def _values_of(sums: MetricSums, picks: Sequence[int]) -> list[float] | None:
 
 
 def _metric_score(
-    method: MetricSums, baseline: MetricSums | None, seed: int, margin: float | None = None
+    method: MetricSums,
+    baseline: MetricSums | None,
+    seed: int,
+    margin: float | None = None,
+    conversations: Sequence[int] | None = None,
 ) -> MetricScore:
-    value, resampled = method.value(), method.resampled(seed)
+    value, resampled = method.value(), method.resampled(seed, conversations=conversations)
     signature = None
     if method.signature:
         signature = f"{method.signature}|bs:{method.resamples}|seed:{seed}"
@@ -296,11 +320,15 @@ def _metric_score(
     if baseline is None:
         return MetricScore(quality, None, method.per_example)
     baseline_value = baseline.value()
-    differences = _paired_differences(resampled, baseline.resampled(seed))
+    baseline_resampled = baseline.resampled(seed, conversations=conversations)
+    differences = _paired_differences(resampled, baseline_resampled)
     difference = _difference(method.metric, value - baseline_value, differences)
     tested = None
     if margin is not None:
-        tested = non_inferiority(method.per_example, baseline.per_example, differences, margin)
+        values = [
+            None if conversations is not None else sums.per_example for sums in (method, baseline)
+        ]
+        tested = non_inferiority(*values, differences, margin)
     compared_quality = replace(
         quality,
         baseline=baseline_value,

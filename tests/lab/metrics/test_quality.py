@@ -11,6 +11,7 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import text_metrics
 from bild_lab.lab.metrics.bootstrap import resampled_sums
+from bild_lab.lab.metrics.non_inferiority import BOOTSTRAP
 from bild_lab.lab.metrics.quality import (
     Difference,
     Scoring,
@@ -120,6 +121,39 @@ def test_resamples_are_sums_over_draws_with_replacement() -> None:
     statistics = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])
     drawn = np.random.default_rng(7).choice(3, size=(1000, 3))
     np.testing.assert_array_equal(resampled_sums(statistics, seed=7), statistics[drawn].sum(axis=1))
+
+
+@pytest.mark.parametrize("metric", ["bleu", "rouge", "exact_match"])
+def test_a_resample_holds_all_turns_of_a_conversation_equally_often(metric: str) -> None:
+    """Turns that repeat the one before leave the interval as it is."""
+    predictions, references = corpus(30, seed=0)
+    baseline = [
+        several[0] if place % 3 else text
+        for place, (several, text) in enumerate(zip(references, predictions, strict=True))
+    ]
+    once = score_with_baseline(metric, predictions, baseline, references, margin=5)
+    twice = [[*texts, *texts] for texts in (predictions, baseline, references)]
+    conversations = [*range(30), *range(30)]
+    together = score_with_baseline(metric, *twice, margin=5, conversations=conversations)
+    for name in ("value", "low", "high", "difference", "difference_low", "difference_high"):
+        assert getattr(together.score, name) == pytest.approx(getattr(once.score, name)), name
+    assert together.score.p_value == pytest.approx(once.score.p_value)
+    apart = score_with_baseline(metric, *twice, margin=5)
+    difference_of = [one.score.difference_high - one.score.difference_low for one in (apart, once)]
+    assert difference_of[0] < 0.85 * difference_of[1]
+    assert together.score.non_inferiority.test == BOOTSTRAP  # no independent pairs
+    picks, base_picks = [*range(30)] * 2, [*range(30, 60)] * 2
+    ((pooled, _),) = score_pool(
+        metric,
+        [*predictions, *baseline],
+        [*references, *references],
+        [picks],
+        base_picks,
+        margin=5,
+        conversations=conversations,
+    )
+    assert (pooled.low, pooled.high) == pytest.approx((once.score.low, once.score.high))
+    assert pooled.non_inferiority == together.score.non_inferiority
 
 
 @pytest.mark.parametrize(
