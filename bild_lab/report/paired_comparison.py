@@ -24,13 +24,17 @@ from bild_lab.lab.metrics.writing import Writing
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import NonInferiority, Quality, Speedup
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.statistics import conversations_of, paired_ratio
+from bild_lab.lab.schema.statistics import (
+    ENOUGH_EXAMPLES,
+    conversations_of,
+    paired_ratio,
+)
 from bild_lab.report.matching import MatchedPoint, differences, point_text
 
 SIGNIFICANT = 0.05
 Seconds = Sequence[Sequence[float] | None]  # of each example's repeats
 SACREBLEU_SEED = 12345  # with it, intervals of BLEU are those of `sacrebleu --paired-bs`
-NOT_COMPARED, SAME, UNCLEAR = "not compared", "no difference", "unclear"
+NOT_COMPARED, SAME, UNCLEAR, TOO_FEW = "not compared", "no difference", "unclear", "too few"
 # keys of the setting, and the commit, that may differ where a baseline is the same
 METHOD_KEYS = {
     "commit",
@@ -51,23 +55,27 @@ class MetricComparison:
     """One metric of A and B over the examples that both decoded.
 
     metric: as shown. values: of A and of B. difference: B minus A. non_inferiority: whether B is no
-    worse than A by a margin; None where that was not tested.
+    worse than A by a margin; None where that was not tested. enough: whether there are enough
+    examples for a verdict.
     """
 
     metric: str
     values: tuple[float | None, float | None]
     difference: Difference | None
     non_inferiority: NonInferiority | None = None
+    enough: bool = True
 
     @property
     def verdict(self) -> str:
         """Whether B is better or worse: chance gives a difference this large in fewer than 5 of 100
-        samples.
+        samples. Too few examples say neither.
         """
         if self.difference is None:
             return NOT_COMPARED
         if self.difference.p_value >= SIGNIFICANT:
             return SAME
+        if not self.enough:
+            return TOO_FEW
         return "better" if self.difference.value > 0 else "worse"
 
 
@@ -81,6 +89,7 @@ class PointComparison:
     why latencies are not compared. metric_comparisons: every metric, the leading one first.
     relative_latency_ratio: the first ratio over the second, in which a machine that has become
     slower does not count; with a baseline of the same code and setting it is also `latency_ratio`.
+    enough_timed: whether enough of the examples were timed for a verdict.
     """
 
     pair: MatchedPoint
@@ -92,15 +101,18 @@ class PointComparison:
     not_compared_reason: str | None
     metric_comparisons: tuple[MetricComparison, ...]
     relative_latency_ratio: Speedup | None = None
+    enough_timed: bool = True
 
     @property
     def speed_verdict(self) -> str:
         """Whether B is faster or slower: the 95 % interval excludes 1. Unclear if the speedups
-        clearly say the opposite.
+        clearly say the opposite; too few examples say neither.
         """
         if self.latency_ratio is None:
             return NOT_COMPARED
         verdict = _verdict_of(self.latency_ratio)
+        if verdict != SAME and not self.enough_timed:
+            return TOO_FEW
         relative_verdict = _verdict_of(self.relative_latency_ratio or self.latency_ratio)
         if SAME not in (verdict, relative_verdict) and verdict != relative_verdict:
             return UNCLEAR
@@ -182,7 +194,15 @@ def compare_point(
             for place, metric in enumerate((pair.a.setting.metric, *further))
         ),
         relative_latency_ratio=relative_latency,
+        enough_timed=_are_enough([keys[place] for place in answered]),
     )
+
+
+def _are_enough(keys: Sequence[tuple[str, int]]) -> bool:
+    """Whether intervals over these examples are wide enough to call one side better. Turns of a
+    conversation count once.
+    """
+    return len({conversation for conversation, _ in keys}) >= ENOUGH_EXAMPLES
 
 
 @dataclass(frozen=True)
@@ -292,6 +312,7 @@ def _compare_metric(metric: str, a: _Side, b: _Side, margin: float | None) -> Me
         values=(_metric_value(metric, a), _metric_value(metric, b)),
         difference=None if against_a is None else against_a.difference,
         non_inferiority=None if against_a is None else against_a.score.non_inferiority,
+        enough=_are_enough([example.key for example in a.examples]),
     )
 
 

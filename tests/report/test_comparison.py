@@ -92,4 +92,9 @@ def test_a_margin_has_its_columns_and_its_words() -> None:
     console.print(comparison_table(both))
     lines = console.export_text()
     assert "no worse" in lines and "by 5: p 0.011" in lines
+    few = replace(both[0], metric_comparisons=(replace(metric, enough=False),))
+    console.print(comparison_table([few]))
+    assert "not shown" in console.export_text()
+    (note,) = notes([few], {}, {}, "")
+    assert note.startswith("Below 20 examples")
     assert "non_inferiority_margin" not in comparison_frame([compared()])

@@ -123,7 +123,20 @@ def resample_counts(
     """
     if conversations is None:
         return _drawn_counts(count, seed)
-    return _drawn_counts(max(conversations) + 1, seed)[:, list(conversations)]
+    return _drawn_counts(independent(count, conversations), seed)[:, list(conversations)]
+
+
+def independent(count: int, conversations: Sequence[int] | None) -> int:
+    """How many of so many examples are independent: the conversations, if they are turns of such."""
+    return count if conversations is None else max(conversations) + 1
+
+
+def least_p_value(count: int) -> float:
+    """The least one-sided p-value that so many independent examples can have: how often chance alone
+    makes all of them better, where each is as likely better as worse. A bootstrap of a few, which
+    draws the same ones again and again, has a smaller one.
+    """
+    return 0.5**count
 
 
 @lru_cache(maxsize=1)

@@ -12,7 +12,13 @@ import numpy as np
 from jaxtyping import Float
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics.bootstrap import MetricSums, central_interval, mean_metric
+from bild_lab.lab.metrics.bootstrap import (
+    MetricSums,
+    central_interval,
+    independent,
+    least_p_value,
+    mean_metric,
+)
 from bild_lab.lab.metrics.external_metrics import TRIED_EXAMPLES
 from bild_lab.lab.metrics.non_inferiority import non_inferiority
 from bild_lab.lab.metrics.programs import require_permission, require_programs
@@ -279,6 +285,7 @@ def score_pool(
     sums = metric_sums(metric, pool, references, run_code, writing)
     baseline_value = sums.value(baseline)
     baseline_resampled = sums.resampled(seed, baseline, conversations)
+    count = independent(len(baseline), conversations)
     scores: dict[tuple[int, ...], tuple[Quality, Difference]] = {}
     for picks in map(tuple, systems):
         if picks in scores:
@@ -292,9 +299,9 @@ def score_pool(
                 None if conversations is not None else _values_of(sums, system_picks)
                 for system_picks in (picks, baseline)
             ]
-            tested = non_inferiority(*values, differences, margin)
+            tested = non_inferiority(*values, differences, margin, count)
             quality = replace(quality, non_inferiority=tested)
-        difference = _difference(sums.metric, value - baseline_value, differences)
+        difference = _difference(sums.metric, value - baseline_value, differences, count)
         scores[picks] = quality, difference
     return [scores[tuple(picks)] for picks in systems]
 
@@ -322,13 +329,14 @@ def _metric_score(
     baseline_value = baseline.value()
     baseline_resampled = baseline.resampled(seed, conversations=conversations)
     differences = _paired_differences(resampled, baseline_resampled)
-    difference = _difference(method.metric, value - baseline_value, differences)
+    count = independent(method.count, conversations)
+    difference = _difference(method.metric, value - baseline_value, differences, count)
     tested = None
     if margin is not None:
         values = [
             None if conversations is not None else sums.per_example for sums in (method, baseline)
         ]
-        tested = non_inferiority(*values, differences, margin)
+        tested = non_inferiority(*values, differences, margin, count)
     compared_quality = replace(
         quality,
         baseline=baseline_value,
@@ -351,11 +359,14 @@ def _paired_differences(
 
 
 def _difference(
-    metric: str, difference: float, differences: Float[np.ndarray, " resamples"]
+    metric: str, difference: float, differences: Float[np.ndarray, " resamples"], count: int
 ) -> Difference:
-    """The difference of two systems with its interval. differences: of resamples."""
+    """The difference of two systems with its interval. differences: of resamples. count: of
+    independent examples.
+    """
     low, high = central_interval(differences)
-    return Difference(metric, difference, low, high, p_value(differences, difference))
+    by_chance = max(p_value(differences, difference), 2 * least_p_value(count))  # two-sided
+    return Difference(metric, difference, low, high, by_chance)
 
 
 def metric_sums(

@@ -123,6 +123,21 @@ def test_resamples_are_sums_over_draws_with_replacement() -> None:
     np.testing.assert_array_equal(resampled_sums(statistics, seed=7), statistics[drawn].sum(axis=1))
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 40])
+def test_few_examples_are_never_less_by_chance_than_their_signs_allow(count: int) -> None:
+    """That all of n examples are better happens by chance once in 2^n; a bootstrap of one example
+    draws the same one a thousand times.
+    """
+    values, baseline = [60.0 + place for place in range(count)], [50.0] * count
+    found = score_values("x", values, baseline, margin=1)
+    assert found.difference.p_value >= min(1, 2 * 0.5**count)
+    assert found.score.non_inferiority.p_value >= 0.5**count
+    ((_, pooled),) = score_pool("exact_match", ["a", "b"], [["a"]] * 2, [[0] * count], [1] * count)
+    assert pooled.p_value >= min(1, 2 * 0.5**count)
+    together = score_values("x", values, baseline, margin=1, conversations=[0] * count)
+    assert together.difference.p_value == 1 and not together.score.non_inferiority.shown
+
+
 @pytest.mark.parametrize("metric", ["bleu", "rouge", "exact_match"])
 def test_a_resample_holds_all_turns_of_a_conversation_equally_often(metric: str) -> None:
     """Turns that repeat the one before leave the interval as it is."""

@@ -72,6 +72,9 @@ def test_the_table_of_points_says_which_are_no_worse_by_the_margin() -> None:
     other = sample_result("bild", {"a": 1}, 1.7, quality=sample_tested_quality(-1.0, 0.2, 3.0))
     mixed = shown(sample_baseline(), tested, other)["points"]
     assert by_title(mixed, 1)["no worse"][0] == "not shown"
+    few = {"quality": sample_tested_quality(-1.0, 0.0112), "setting": {"n_examples": 19}}
+    points = shown(sample_result("bild", {}, 1.8, **few))["points"]
+    assert by_title(points)["no worse by 5"][0] == "not shown"  # whatever the p-value
 
 
 def test_what_was_not_measured_has_no_table() -> None:
