@@ -271,7 +271,7 @@ def categories_of(result: Result) -> dict[str, Category]:
     empty without categories.
     """
     overall = Category(
-        n_examples=result.setting.n_examples,
+        n_examples=result.answered_texts,
         tokens=result.tokens,
         tokens_per_s=result.tokens_per_s,
         baseline_tokens_per_s=result.baseline_tokens_per_s,

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from bild_lab.lab.schema.numbers import Streamed
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.page.tables import setting_tables
+from bild_lab.report.phrases import quality_claim
 from bild_lab.report.tables import Table, cell_of, points_table
 from tests.lab.store.test_table import FURTHER
 from tests.report.sample import (
@@ -185,6 +187,15 @@ def test_every_category_has_a_row_for_each_point_and_all_examples_the_last() -> 
     coding = by_title(table, 2)
     assert coding["speedup"] == ("2.50×", "[2.30, 2.80]") and coding["tokens/s"] == ("50.0", "20.0")
     assert (coding["tokens/call"][0], coding["acceptance"][0]) == ("2.75", "50.0 %")
+
+
+def test_texts_that_never_came_are_none_of_the_examples_of_a_speedup() -> None:
+    """Of the categories they were left out already."""
+    failed = replace(with_categories(2, 1.5), streamed=Streamed(errors=40, retries=0))
+    table = shown(sample_baseline(), failed)["categories"]
+    assert table.rows[-1].cells[2].text == "60"
+    claim = quality_claim(by_setting([failed])[0], replace(failed, agreement_with_target=0.9))
+    assert "only 6 texts differ" in claim  # of those that came
 
 
 def test_a_speedup_of_a_busy_machine_says_so_in_every_table() -> None:
