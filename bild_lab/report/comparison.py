@@ -38,7 +38,7 @@ from bild_lab.report.paired_comparison import (
     MetricComparison,
     PointComparison,
 )
-from bild_lab.report.provenance import unreliable
+from bild_lab.report.provenance import scored_differently, unreliable
 from bild_lab.report.tables import TableCell, plain_table
 from bild_lab.report.terminal import WIDTH, latex_table
 
@@ -94,6 +94,8 @@ def notes(
     results_b = [comparison.pair.b for comparison in compared]
     remarks += [f"A: {remark}" for remark in unreliable(results_a)]
     remarks += [f"B: {remark}" for remark in unreliable(results_b)]
+    pairs = zip(results_a, results_b, strict=True)
+    remarks += dict.fromkeys(way for pair in pairs for way in scored_differently(pair))
     remarks += _missing_examples(compared)
     remarks += _too_few_examples(compared)
     for sweep, results in unmatched.items():
