@@ -101,11 +101,11 @@ def bootstrap_test(
     differences: Float[np.ndarray, " resamples"], margin: float, count: int
 ) -> NonInferiority:
     """The paired bootstrap: its 5 % quantile, and how often a resample lost the margin or more, but
-    no less often than `count` independent examples can show.
+    no less often than `count` independent examples can show. A resample of NaN may have lost it.
     """
     ordered = np.sort(differences)
     place = max(0, int(NON_INFERIORITY_LEVEL * (len(ordered) + 1)) - 1)
-    at_least_lost = int((ordered <= -margin).sum())
+    at_least_lost = len(ordered) - int((ordered > -margin).sum())
     return NonInferiority(
         margin=margin,
         lower_bound=float(ordered[place]),

@@ -399,8 +399,8 @@ def p_value(differences: Float[np.ndarray, " resamples"], observed: float) -> fl
     observed difference.
 
     `sacrebleu` counts only larger differences, which gives 0.001 for two identical systems. Here
-    they get 1.
+    they get 1. A difference of NaN, as of texts without a token, may be anything.
     """
     # equal differences must stay equal after rounding
-    at_least = np.abs(differences - observed) >= abs(observed) - 1e-9
-    return float((at_least.sum() + 1) / (len(differences) + 1))
+    smaller = np.abs(differences - observed) < abs(observed) - 1e-9
+    return float((len(differences) - smaller.sum() + 1) / (len(differences) + 1))

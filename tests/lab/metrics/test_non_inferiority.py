@@ -17,7 +17,13 @@ from bild_lab.lab.metrics.non_inferiority import (
     score_statistic,
     score_test,
 )
-from bild_lab.lab.metrics.quality import Scoring, score_pool, score_values, score_with_baseline
+from bild_lab.lab.metrics.quality import (
+    Scoring,
+    p_value,
+    score_pool,
+    score_values,
+    score_with_baseline,
+)
 
 
 def test_the_score_test_gives_the_published_example() -> None:
@@ -88,6 +94,14 @@ def test_the_bootstraps_bound_and_p_value_agree(count: int) -> None:
     assert bound == pytest.approx(np.quantile(differences, 0.05), abs=0.15)
     assert bootstrap_test(differences, -bound + 1e-9, 100).shown
     assert not bootstrap_test(differences, -bound, 100).shown
+
+
+def test_what_is_no_number_shows_nothing() -> None:
+    """As a log-probability per token of texts without tokens."""
+    assert bootstrap_test(np.full(1000, np.nan), 5, 100).p_value == 1
+    half = np.where(np.arange(1000) % 2, np.nan, 1.0)
+    assert not bootstrap_test(half, 5, 100).shown
+    assert p_value(np.full(1000, np.nan), np.nan) == p_value(np.full(1000, np.nan), 1.0) == 1
 
 
 def test_each_way_of_scoring_tests_the_leading_metric_alone() -> None:
