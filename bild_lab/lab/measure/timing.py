@@ -205,7 +205,6 @@ def _decode_block(
     while steps != options.compiled_steps():
         steps = options.compiled_steps()
         seeded_requests = [seeded(requests[index], options.seed, index) for index in block]
-        options.joules()
         if options.batch > 1:
             texts = _decode_batch(method, seeded_requests, options, share)
         else:
@@ -226,7 +225,7 @@ def _rehearse(
     method: Method, requests: Sequence[Request], block: range, options: TimingOptions
 ) -> None:
     """Decode the first token of each text of a block, together if they are timed together."""
-    untimed = replace(options, synchronize=no_wait, advance=no_progress)
+    untimed = replace(options, synchronize=no_wait, joules=no_joules, advance=no_progress)
     block_requests = [seeded(requests[index], options.seed, index) for index in block]
     if options.batch > 1:
         first_tokens = [request.shorter(1) for request in block_requests]
@@ -242,6 +241,7 @@ def _decode_batch(
     method: Method, requests: Sequence[Request], options: TimingOptions, share: float
 ) -> list[BatchedText]:
     prepare_method(method, requests, options.synchronize)
+    options.joules()  # counts from here on, as the clock does
     batch = Batch(options.batch, options.synchronize)
     return decode_batch(method, requests, batch, lambda _: options.advance(share))
 
@@ -256,6 +256,7 @@ def _decode_text(
     """index: the example's place, for the message of an error."""
     try:
         prepare_method(method, [request], options.synchronize)
+        options.joules()  # counts from here on, as the clock does
         trace = new_trace()
         started = time.perf_counter()
         tokens = method.decode(request, trace)

@@ -441,6 +441,32 @@ def test_texts_that_never_came_ask_for_no_repeats() -> None:
     assert not is_too_noisy({"method": [failed, failed], "baseline": baseline}, spec)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_joules_of_what_is_prepared_do_not_count_as_its_seconds_do_not(batch: int) -> None:
+    methods, _, requests = noted(examples=2)
+    meter = [0.0]
+
+    def joules() -> float:
+        used, meter[0] = meter[0], 0.0
+        return used
+
+    class Preparing:
+        def __init__(self, method: object) -> None:
+            self.method = method
+
+        def prepare(self, request: Request) -> None:
+            meter[0] += 1000.0
+
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            meter[0] += 2.0
+            return self.method.decode(request, trace)
+
+    preparing = {name: Preparing(method) for name, method in methods.items()}
+    timed = time_methods(preparing, requests, 2, TimingOptions(joules=joules, batch=batch))
+    for texts in timed.values():  # 2 joules for each text of each repeat
+        assert sum(sum(text.joules) for text in texts) == pytest.approx(2 * 2 * 2.0)
+
+
 def test_joules_of_a_batch_are_shared_out_as_its_seconds_are() -> None:
     """A text that never came takes none with it."""
     texts = [BatchedText([1], Trace(), seconds, seconds) for seconds in (1.0, 0.0, 3.0)]
