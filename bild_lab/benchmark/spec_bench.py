@@ -88,12 +88,7 @@ def _flat(setting: Mapping[str, Any]) -> dict[str, Any]:
 
 def answered_questions(examples: Sequence[MeasuredExample]) -> list[MeasuredExample]:
     """The turns of those questions of which every text came, of the point and of its baseline."""
-    failed = {
-        example.id
-        for example in examples
-        for report in (*example.reports, *example.baseline_reports)
-        if report["error"] is not None
-    }
+    failed = {example.id for example in examples if example.failed}
     return [example for example in examples if example.id not in failed]
 
 

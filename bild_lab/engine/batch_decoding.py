@@ -90,30 +90,49 @@ def _run_concurrently(
     outside the clock.
 
     With an arrival rate a text's seconds begin when it arrives, also if it waits for its place. What
-    its trace pauses does not count.
+    its trace pauses does not count. The seconds of all are shared out as in `shares_of`.
     """
     traces = [make_trace() for _ in requests]
     begun = time.perf_counter()
     arrivals = arrival_times(method.arrival_rate, len(requests))
 
-    def ask(index: int) -> tuple[Any, float]:
-        started = time.perf_counter()
+    def ask(index: int) -> tuple[Any, float, float]:
+        arrived = time.perf_counter()
         if arrivals is not None:
-            started = begun + arrivals[index]
-            time.sleep(max(0.0, started - time.perf_counter()))
+            arrived = begun + arrivals[index]
+            time.sleep(max(0.0, arrived - time.perf_counter()))
+        sent = time.perf_counter()
         answer = method.ask(requests[index], traces[index])
         on_end(index)
-        return answer, time.perf_counter() - started - traces[index].paused_s
+        ended = time.perf_counter() - traces[index].paused_s
+        return answer, ended - arrived, ended - sent
 
     with ThreadPoolExecutor(size) as pool:
         answers = list(pool.map(ask, range(len(requests))))
-    share_s = (time.perf_counter() - begun) / max(1, len(requests))
-    texts = []
-    for request, trace, (answer, latency_s) in zip(requests, traces, answers, strict=True):
+    seconds = time.perf_counter() - begun
+    read_texts, waits = [], []
+    for request, trace, (answer, latency_s, asking_s) in zip(
+        requests, traces, answers, strict=True
+    ):
         tokens = method.read(request, trace, answer)
         emitted = tokens[request.limits.prompt_length :]
-        texts.append(BatchedText(emitted, trace, latency_s, share_s))
-    return texts
+        read_texts.append((emitted, trace, latency_s))
+        waits.append(0.0 if trace.failed else asking_s)
+    shares = shares_of(seconds, waits)
+    return [BatchedText(*text, share_s) for text, share_s in zip(read_texts, shares, strict=True)]
+
+
+def shares_of(whole: float, weights: Sequence[float]) -> list[float]:
+    """What several texts took together, such as seconds, shared out by a weight of each, such as
+    how long its answer was waited for; in equal shares where all weights are 0.
+
+    A text that never came has the weight 0, so those that came share the whole. Equal shares would
+    be the same for short and for long texts, and an interval over texts would have no width.
+    """
+    total = sum(weights)
+    if not total:
+        return [whole / len(weights) for _ in weights]
+    return [whole * weight / total for weight in weights]
 
 
 def arrival_times(rate: float | None, count: int) -> Float[np.ndarray, " count"] | None:

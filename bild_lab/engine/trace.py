@@ -126,6 +126,11 @@ class Trace:
         """Whether `emitted` needs the logits, so that no program may decode several tokens."""
         return False
 
+    @property
+    def failed(self) -> bool:
+        """Whether another engine gave no text."""
+        return self.report is not None and self.report.error is not None
+
     def span(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 

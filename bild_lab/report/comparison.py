@@ -26,6 +26,7 @@ from bild_lab.lab.schema.formatting import (
 )
 from bild_lab.lab.schema.numbers import NonInferiority, Speedup
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES
 from bild_lab.lab.store.groups import telling_knobs
 from bild_lab.report.page.base import page_environment, plotly_js
 from bild_lab.report.page.figures import comparison_figures
@@ -33,10 +34,11 @@ from bild_lab.report.paired_comparison import (
     NOT_COMPARED,
     SAME,
     SIGNIFICANT,
+    TOO_FEW,
     MetricComparison,
     PointComparison,
 )
-from bild_lab.report.provenance import unreliable
+from bild_lab.report.provenance import scored_differently, unreliable
 from bild_lab.report.tables import TableCell, plain_table
 from bild_lab.report.terminal import WIDTH, latex_table
 
@@ -92,7 +94,10 @@ def notes(
     results_b = [comparison.pair.b for comparison in compared]
     remarks += [f"A: {remark}" for remark in unreliable(results_a)]
     remarks += [f"B: {remark}" for remark in unreliable(results_b)]
+    pairs = zip(results_a, results_b, strict=True)
+    remarks += dict.fromkeys(way for pair in pairs for way in scored_differently(pair))
     remarks += _missing_examples(compared)
+    remarks += _too_few_examples(compared)
     for sweep, results in unmatched.items():
         if results:
             policies = ", ".join(dict.fromkeys(result.policy for result in results))
@@ -127,6 +132,17 @@ def _missing_examples(compared: Sequence[PointComparison]) -> list[str]:
         " and qualities are of these examples too."
         for n_shared, n_a, n_b in counts
         if not n_shared == n_a == n_b
+    ]
+
+
+def _too_few_examples(compared: Sequence[PointComparison]) -> list[str]:
+    """Where no side is called faster or better."""
+    enough = [comparison.enough_timed and comparison.quality.enough for comparison in compared]
+    if all(enough):
+        return []
+    return [
+        f"Below {ENOUGH_EXAMPLES} examples intervals are too narrow, so nothing is called faster,"
+        " better or no worse there."
     ]
 
 
@@ -314,19 +330,22 @@ def _quality_cells(metric: MetricComparison | None) -> list[TableCell]:
     change = TableCell(signed(difference.value), bounds, difference.value)
     details = [f"p {number(difference.p_value, 3)}"]
     if metric.non_inferiority is not None:
-        details.append(_no_worse_words(metric.non_inferiority))
+        details.append(_no_worse_words(metric.non_inferiority, metric.enough))
     return [*values, change, _verdict_cell(metric.verdict, "\n".join(details))]
 
 
-def _no_worse_words(tested: NonInferiority) -> str:
-    """Whether B is no worse than A by the margin, in lines as short as a column."""
-    verdict = "no worse" if tested.shown else "not shown\nno worse"
+def _no_worse_words(tested: NonInferiority, enough: bool) -> str:
+    """Whether B is no worse than A by the margin, in lines as short as a column. enough: whether
+    there are enough examples to say so.
+    """
+    verdict = "no worse" if tested.shown and enough else "not shown\nno worse"
     return f"{verdict}\nby {tested.margin:g}: p {number(tested.p_value, 3)}"
 
 
 def _text(cell: TableCell) -> Text:
     # a verdict of two words is written on two lines
-    text = cell.text.replace(" ", "\n") if cell.text in (SAME, NOT_COMPARED) else cell.text
+    two_words = (SAME, NOT_COMPARED, TOO_FEW)
+    text = cell.text.replace(" ", "\n") if cell.text in two_words else cell.text
     return Text("\n".join(filter(None, (text, cell.detail))), style=_STYLES.get(cell.tone, ""))
 
 

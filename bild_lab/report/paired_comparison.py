@@ -24,12 +24,17 @@ from bild_lab.lab.metrics.writing import Writing
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import NonInferiority, Quality, Speedup
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.statistics import paired_ratio
+from bild_lab.lab.schema.statistics import (
+    ENOUGH_EXAMPLES,
+    conversations_of,
+    paired_ratio,
+)
 from bild_lab.report.matching import MatchedPoint, differences, point_text
 
 SIGNIFICANT = 0.05
+Seconds = Sequence[Sequence[float] | None]  # of each example's repeats
 SACREBLEU_SEED = 12345  # with it, intervals of BLEU are those of `sacrebleu --paired-bs`
-NOT_COMPARED, SAME, UNCLEAR = "not compared", "no difference", "unclear"
+NOT_COMPARED, SAME, UNCLEAR, TOO_FEW = "not compared", "no difference", "unclear", "too few"
 # keys of the setting, and the commit, that may differ where a baseline is the same
 METHOD_KEYS = {
     "commit",
@@ -50,23 +55,27 @@ class MetricComparison:
     """One metric of A and B over the examples that both decoded.
 
     metric: as shown. values: of A and of B. difference: B minus A. non_inferiority: whether B is no
-    worse than A by a margin; None where that was not tested.
+    worse than A by a margin; None where that was not tested. enough: whether there are enough
+    examples for a verdict.
     """
 
     metric: str
     values: tuple[float | None, float | None]
     difference: Difference | None
     non_inferiority: NonInferiority | None = None
+    enough: bool = True
 
     @property
     def verdict(self) -> str:
         """Whether B is better or worse: chance gives a difference this large in fewer than 5 of 100
-        samples.
+        samples. Too few examples say neither.
         """
         if self.difference is None:
             return NOT_COMPARED
         if self.difference.p_value >= SIGNIFICANT:
             return SAME
+        if not self.enough:
+            return TOO_FEW
         return "better" if self.difference.value > 0 else "worse"
 
 
@@ -80,6 +89,7 @@ class PointComparison:
     why latencies are not compared. metric_comparisons: every metric, the leading one first.
     relative_latency_ratio: the first ratio over the second, in which a machine that has become
     slower does not count; with a baseline of the same code and setting it is also `latency_ratio`.
+    enough_timed: whether enough of the examples were timed for a verdict.
     """
 
     pair: MatchedPoint
@@ -91,15 +101,18 @@ class PointComparison:
     not_compared_reason: str | None
     metric_comparisons: tuple[MetricComparison, ...]
     relative_latency_ratio: Speedup | None = None
+    enough_timed: bool = True
 
     @property
     def speed_verdict(self) -> str:
         """Whether B is faster or slower: the 95 % interval excludes 1. Unclear if the speedups
-        clearly say the opposite.
+        clearly say the opposite; too few examples say neither.
         """
         if self.latency_ratio is None:
             return NOT_COMPARED
         verdict = _verdict_of(self.latency_ratio)
+        if verdict != SAME and not self.enough_timed:
+            return TOO_FEW
         relative_verdict = _verdict_of(self.relative_latency_ratio or self.latency_ratio)
         if SAME not in (verdict, relative_verdict) and verdict != relative_verdict:
             return UNCLEAR
@@ -148,16 +161,26 @@ def compare_point(
 
     a, b = side(pair.a, by_key_a), side(pair.b, by_key_b)
     further = [name for name in pair.a.further_qualities if name in pair.b.further_qualities]
+    answered = [
+        place
+        for place in range(len(keys))
+        if not (a.examples[place].failed or b.examples[place].failed)
+    ]
     reason = _why_not_comparable(pair)
+    if not answered:
+        reason = reason or "of every text one side's server failed to give it"
     latency = baseline_latency = relative_latency = None
     if not reason:
-        baseline_latency = _ratio([b.baseline_s], [a.baseline_s])
-        relative_latency = _ratio([b.latency_s, a.baseline_s], [a.latency_s, b.baseline_s])
+        seconds_a, seconds_b = a.latency_s(answered), b.latency_s(answered)
+        baseline_a, baseline_b = a.baseline_s(answered), b.baseline_s(answered)
+        conversations = conversations_of([keys[place][0] for place in answered])
+        baseline_latency = _ratio([baseline_b], [baseline_a], conversations)
+        relative_latency = _ratio([seconds_b, baseline_a], [seconds_a, baseline_b], conversations)
         same_baseline = set(differences([pair])) <= METHOD_KEYS
         if relative_latency is not None and same_baseline:
             latency = relative_latency
         else:
-            latency = _ratio([b.latency_s], [a.latency_s])
+            latency = _ratio([seconds_b], [seconds_a], conversations)
     return PointComparison(
         pair=pair,
         n_examples=len(keys),
@@ -171,7 +194,15 @@ def compare_point(
             for place, metric in enumerate((pair.a.setting.metric, *further))
         ),
         relative_latency_ratio=relative_latency,
+        enough_timed=_are_enough([keys[place] for place in answered]),
     )
+
+
+def _are_enough(keys: Sequence[tuple[str, int]]) -> bool:
+    """Whether intervals over these examples are wide enough to call one side better. Turns of a
+    conversation count once.
+    """
+    return len({conversation for conversation, _ in keys}) >= ENOUGH_EXAMPLES
 
 
 @dataclass(frozen=True)
@@ -186,20 +217,21 @@ class _Side:
     has_all: bool
     references: Sequence[Sequence[str]] | None
 
-    @property
-    def latency_s(self) -> list[Sequence[float]]:
-        return [example.latency_s for example in self.examples]
+    def latency_s(self, places: Sequence[int]) -> Seconds:
+        return [self.examples[place].latency_s for place in places]
 
-    @property
-    def baseline_s(self) -> list[Sequence[float] | None]:
-        return [example.baseline_latency_s for example in self.examples]
+    def baseline_s(self, places: Sequence[int]) -> Seconds:
+        return [self.examples[place].baseline_latency_s for place in places]
 
     @property
     def speedup(self) -> Speedup:
         """The result's own, or that over these examples alone if it decoded more."""
         if self.has_all:
             return self.result.speedup
-        return _ratio([self.baseline_s], [self.latency_s]) or Speedup()
+        answered = [place for place, example in enumerate(self.examples) if not example.failed]
+        conversations = conversations_of([self.examples[place].id for place in answered])
+        seconds, baseline_s = self.latency_s(answered), self.baseline_s(answered)
+        return _ratio([baseline_s], [seconds], conversations) or Speedup()
 
     @property
     def writing(self) -> Writing:
@@ -220,10 +252,15 @@ class _Side:
         margin: as in `score_with_baseline`.
         """
         sides = [self.examples] if baseline is None else [self.examples, baseline.examples]
+        resampling = {
+            "seed": SACREBLEU_SEED,
+            "margin": margin,
+            "conversations": conversations_of([example.id for example in self.examples]),
+        }
         values = _stored_values(metric, sides)
         if values is not None:
             shown = self.quality(metric).metric
-            return score_values(shown, *values, seed=SACREBLEU_SEED, margin=margin)
+            return score_values(shown, *values, **resampling)
         token_metric = metric_named(metric).of_tokens
         if token_metric is not None:
             outputs = [
@@ -231,13 +268,7 @@ class _Side:
                 for side in sides
             ]
             references = [NO_REFERENCE] * len(self.examples)
-            return score_with_baseline(
-                metric,
-                *_with_baseline(outputs),
-                references,
-                seed=SACREBLEU_SEED,
-                margin=margin,
-            )
+            return score_with_baseline(metric, *_with_baseline(outputs), references, **resampling)
         if self.references is None:
             return None
         # of older results, whose texts went on behind stop strings
@@ -247,9 +278,8 @@ class _Side:
             metric,
             *_with_baseline(outputs),
             self.references,
-            seed=SACREBLEU_SEED,
             writing=self.writing,
-            margin=margin,
+            **resampling,
         )
 
 
@@ -282,6 +312,7 @@ def _compare_metric(metric: str, a: _Side, b: _Side, margin: float | None) -> Me
         values=(_metric_value(metric, a), _metric_value(metric, b)),
         difference=None if against_a is None else against_a.difference,
         non_inferiority=None if against_a is None else against_a.score.non_inferiority,
+        enough=_are_enough([example.key for example in a.examples]),
     )
 
 
@@ -292,19 +323,22 @@ def _metric_value(metric: str, side: _Side) -> float | None:
     return None if judged is None else judged.score.value
 
 
-Seconds = Sequence[Sequence[float] | None]  # of each example's repeats
-
-
-def _ratio(numerators: Sequence[Seconds], denominators: Sequence[Seconds]) -> Speedup | None:
+def _ratio(
+    numerators: Sequence[Seconds],
+    denominators: Sequence[Seconds],
+    conversations: Sequence[int] | None,
+) -> Speedup | None:
     """A product of total seconds over another; the median of an example's repeats counts.
 
-    None if an example was not timed.
+    None without an example, and if one was not timed.
     """
-    if not all(repeats for seconds in (*numerators, *denominators) for repeats in seconds):
+    every_seconds = (*numerators, *denominators)
+    if not all(seconds and all(seconds) for seconds in every_seconds):
         return None
     return paired_ratio(
         [_medians(seconds) for seconds in numerators],
         [_medians(seconds) for seconds in denominators],
+        conversations=conversations,
     )
 
 

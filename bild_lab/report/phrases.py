@@ -88,7 +88,7 @@ def quality_claim(group: Group, result: Result) -> str:
     if result.quality.non_inferiority is not None:
         claim += f", {non_inferiority_verdict(result.quality.non_inferiority)}"
     if agreement is not None:
-        claim += f"; {_agreement(agreement, n_examples)}"
+        claim += f"; {_agreement(agreement, result.answered_texts)}"
     return claim + cautions(result)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from bild_lab.lab.schema.formatting import MISSING, counted, number, percent
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import by_setting
 
 # what can differ between two sources of points
 _SOURCE = (
@@ -40,7 +41,29 @@ def notes(results: Sequence[Result], older: int = 0) -> list[str]:
         remarks.append(
             f"The points come from {len(differing_sources)} sources, which differ in {differing}."
         )
-    return remarks
+    ways: dict[str, None] = {}  # each sentence once
+    for group in by_setting(results):
+        ways |= dict.fromkeys(scored_differently(group.results))
+    return [*remarks, *ways]
+
+
+def scored_differently(results: Sequence[Result]) -> list[str]:
+    """Return a sentence for each metric that was computed for some of these points otherwise than
+    for others, as its signatures tell: by another version, tokenizer or splitter of sentences.
+    """
+    signatures: dict[str, dict[str, None]] = {}  # of each metric
+    for result in results:
+        for quality in (result.quality, *result.further_qualities.values()):
+            if quality.signature is not None:
+                # the draws of the intervals do not change the values
+                way, _, _ = quality.signature.partition("|bs:")
+                signatures.setdefault(quality.metric, {})[way] = None
+    return [
+        f"{metric} was computed in {len(ways)} ways ({'; '.join(ways)}), so differences between"
+        " points may be the metric’s own: measure them again with resume=false."
+        for metric, ways in signatures.items()
+        if len(ways) > 1
+    ]
 
 
 def unreliable(results: Sequence[Result]) -> list[str]:

@@ -241,13 +241,15 @@ def non_inferiority_title(results: Sequence[Result]) -> str:
     return f"{NO_WORSE} by {margins.pop():g}" if len(margins) == 1 else NO_WORSE
 
 
-def non_inferiority_cell(tested: NonInferiority | None) -> TableCell:
-    """`yes` or `not shown`, with the p-value; a dash for a point that was not tested."""
+def non_inferiority_cell(tested: NonInferiority | None, enough: bool) -> TableCell:
+    """`yes` or `not shown`, with the p-value; a dash for a point that was not tested. enough:
+    whether there are enough examples to say yes.
+    """
     if tested is None:
         return TableCell(MISSING)
     bound = f"at least {signed(tested.lower_bound)}"
     return TableCell(
-        "yes" if tested.shown else "not shown",
+        "yes" if tested.shown and enough else "not shown",
         f"{p_value_words(tested.p_value)}, {bound}, margin {tested.margin:g}",
         tested.p_value,
     )
@@ -258,7 +260,9 @@ def _non_inferiority_column(group: Group) -> TableColumn:
     return TableColumn(
         non_inferiority_title(group.results),
         " ".join(COLUMNS[f"non_inferiority_{name}"].explanation for name in names),
-        lambda result: non_inferiority_cell(result.quality.non_inferiority),
+        lambda result: non_inferiority_cell(
+            result.quality.non_inferiority, group.has_enough_examples
+        ),
     )
 
 
@@ -267,7 +271,7 @@ def categories_of(result: Result) -> dict[str, Category]:
     empty without categories.
     """
     overall = Category(
-        n_examples=result.setting.n_examples,
+        n_examples=result.answered_texts,
         tokens=result.tokens,
         tokens_per_s=result.tokens_per_s,
         baseline_tokens_per_s=result.baseline_tokens_per_s,

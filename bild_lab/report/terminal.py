@@ -23,6 +23,7 @@ from bild_lab.lab.schema.formatting import (
 )
 from bild_lab.lab.schema.numbers import NON_INFERIORITY_LEVEL, NonInferiority, Speedup
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
+from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES
 from bild_lab.lab.store.groups import Group, by_setting, differing_keys, telling_knobs
 from bild_lab.report import tables
 from bild_lab.report.phrases import machine_facts
@@ -57,8 +58,8 @@ _LEGEND = (
     + "."
 )
 _TESTED = (
-    f"{NO_WORSE}: yes where the data show it at a one-sided p-value, below, of at most"
-    f" {NON_INFERIORITY_LEVEL:g}."
+    f"{NO_WORSE}: yes where at least {ENOUGH_EXAMPLES} examples show it at a one-sided p-value, below,"
+    f" of at most {NON_INFERIORITY_LEVEL:g}."
 )
 _UNRELIABLE = "timed while the machine was busy with something else: do not rely on this speedup"
 _LONGEST_MESSAGE = 300  # characters of a failure's message
@@ -114,7 +115,8 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
         for result in group.results:
             cells = _cells(group, result)
             if tested:
-                cells.insert(4, _non_inferiority_text(result.quality.non_inferiority))
+                tested_quality = result.quality.non_inferiority
+                cells.insert(4, _non_inferiority_text(tested_quality, group.has_enough_examples))
             table.add_row(*cells, style="dim" if result.is_baseline else "")
         table.add_section()
     for failure in failures:
@@ -201,9 +203,9 @@ def _cells(group: Group, result: Result) -> list[Text]:
     return [Text(text) for text in texts]
 
 
-def _non_inferiority_text(tested: NonInferiority | None) -> Text:
+def _non_inferiority_text(tested: NonInferiority | None, enough: bool) -> Text:
     """The verdict, and its p-value below it."""
-    verdict = non_inferiority_cell(tested).text
+    verdict = non_inferiority_cell(tested, enough).text
     return Text(verdict if tested is None else f"{verdict}\n{number(tested.p_value, 3)}")
 
 

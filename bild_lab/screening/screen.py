@@ -37,6 +37,7 @@ from bild_lab.lab.point.decoder import METHOD, Decoder
 from bild_lab.lab.point.history import prepare_texts
 from bild_lab.lab.point.identity import code_of, contents_of, sweep_folder
 from bild_lab.lab.point.prepare import Point, prepare
+from bild_lab.lab.schema.statistics import conversations_of
 from bild_lab.screening.candidates import Candidate, CandidateGrid, vanilla
 from bild_lab.screening.guarantee import Losses, losses_of
 from bild_lab.screening.recorded_model import text_name
@@ -337,6 +338,7 @@ class Screening:
             scoring.run_code,
             scoring.writing,
             scoring.margin,
+            conversations_of([example.id for example in self.point.examples]),
         )
         baseline_s = None if model is None else model.seconds(screened[0].features)
         rows = []

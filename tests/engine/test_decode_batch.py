@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from bild_lab.engine.batch_decoding import decode_batch
+from bild_lab.engine.batch_decoding import decode_batch, shares_of
 from bild_lab.engine.batch_scheduler import Batch, PendingOp
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.trace import Trace
+from bild_lab.engine.trace import EngineReport, Trace
 from bild_lab.lab.measure.timing import TimingOptions, warm_up
 
 
@@ -63,6 +63,36 @@ def test_a_method_with_batches_of_its_own_gets_the_next_texts_when_all_have_ende
     assert (
         texts[4].latency_s == texts[4].share_s != texts[0].latency_s and texts[0].trace == Trace()
     )
+
+
+class Elsewhere(Counting):
+    """Waits so many hundredths of a second for each answer; one of 9 never comes."""
+
+    arrival_rate = None
+
+    def ask(self, request: Request, trace: Trace) -> int | None:
+        number = request.source.prompt[1]
+        failed = number == 9
+        trace.report = EngineReport(error="it has died" if failed else None)
+        time.sleep(0.01 * number)
+        return None if failed else number
+
+    def read(self, request: Request, trace: Trace, answer: int | None) -> list[int]:
+        return [*request.source.prompt, *([] if answer is None else [answer])]
+
+
+def test_texts_that_came_from_elsewhere_share_the_seconds_of_all_by_their_waits() -> None:
+    """Equal shares leave an interval over texts without a width, and with a text that never came
+    the others would look faster than they were.
+    """
+    started = time.perf_counter()
+    texts = decode_batch(Elsewhere(None), requests(1, 3, 9, 2), Batch(4))
+    seconds = time.perf_counter() - started
+    shares = [text.share_s for text in texts]
+    assert shares[2] == 0.0 and 0.09 <= sum(shares) <= seconds
+    assert shares[1] > 1.2 * shares[3] > 1.2 * 1.2 * shares[0] > 0
+    assert shares_of(6.0, [1.0, 0.0, 2.0]) == [2.0, 0.0, 4.0]
+    assert shares_of(6.0, [0.0, 0.0]) == [3.0, 3.0] and shares_of(6.0, []) == []
 
 
 def test_a_method_that_loses_a_text_is_an_error() -> None:

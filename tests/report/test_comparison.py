@@ -45,6 +45,17 @@ def test_a_side_that_was_timed_on_a_busy_machine_is_named() -> None:
     assert notes([compared()], {}, {}, "") == []
 
 
+def test_sides_that_were_scored_in_two_ways_are_told() -> None:
+    one = compared()
+    newer = replace(one.pair.b.quality, signature="nrefs:1|version:2.6.0|bs:1000|seed:0")
+    further = replace(one, pair=replace(one.pair, b=replace(one.pair.b, quality=newer)))
+    (note,) = notes([further, further], {}, {}, "")
+    assert note.startswith("BLEU was computed in 2 ways (nrefs:1|case:mixed") and "2.6.0" in note
+    redrawn = replace(one.pair.a.quality, signature=f"{one.pair.a.quality.signature}|bs:9|seed:1")
+    again = replace(one, pair=replace(one.pair, b=replace(one.pair.b, quality=redrawn)))
+    assert notes([again], {}, {}, "") == []
+
+
 def test_a_paper_gets_both_speedups_with_their_intervals_and_what_disturbed_them() -> None:
     remarks = notes([compared(busy_elsewhere_percent=74.4)], {}, {}, "")
     lines = latex_comparison([compared()], remarks).splitlines()
@@ -92,4 +103,9 @@ def test_a_margin_has_its_columns_and_its_words() -> None:
     console.print(comparison_table(both))
     lines = console.export_text()
     assert "no worse" in lines and "by 5: p 0.011" in lines
+    few = replace(both[0], metric_comparisons=(replace(metric, enough=False),))
+    console.print(comparison_table([few]))
+    assert "not shown" in console.export_text()
+    (note,) = notes([few], {}, {}, "")
+    assert note.startswith("Below 20 examples")
     assert "non_inferiority_margin" not in comparison_frame([compared()])

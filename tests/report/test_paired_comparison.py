@@ -137,7 +137,6 @@ def test_the_latency_ratio_is_total_time_over_total_time_on_shared_examples() ->
     found = compared(decoded([1.0, 3.0, 50.0]), decoded([0.5, 1.5], baseline_s=2.2), right=newer)
     assert found.n_examples == 2
     assert found.latency_ratio.value == pytest.approx(0.5)
-    assert found.speed_verdict == "faster"
     assert found.baseline_latency_ratio.value == pytest.approx(1.1)
 
 
@@ -211,6 +210,61 @@ def test_of_all_examples_speedup_and_quality_are_those_of_the_results() -> None:
         41.0,
         41.0,
     )
+
+
+def failed(example: MeasuredExample, side: str = "reports") -> MeasuredExample:
+    """The example, of which a server never gave the text: at once or after a long wait."""
+    return replace(example, **{side: [{"error": None}, {"error": "it has died"}]})
+
+
+def test_seconds_of_texts_that_never_came_do_not_count() -> None:
+    a, b = decoded([1.0] * 30), decoded([1.0] * 30)
+    b[0] = failed(replace(b[0], latency_s=[0.0, 0.0, 0.0]))
+    a[1] = failed(replace(a[1], baseline_latency_s=[90.0]), "baseline_reports")
+    found = compared(a, b)
+    assert found.n_examples == 30 and found.latency_ratio.value == 1.0
+    assert found.speed_verdict == "no difference"
+    assert found.baseline_latency_ratio.value == 1.0
+    fewer = compared(a, b[:20])  # so A's own speedup is of these alone
+    assert fewer.speedups[0].value == pytest.approx(2.0)
+    none_came = compared([failed(one) for one in a], b)
+    assert (none_came.speed_verdict, none_came.latency_ratio) == ("not compared", None)
+    assert none_came.not_compared_reason.startswith("of every text")
+
+
+@pytest.mark.parametrize("count", [1, 2, 19, 20])
+def test_few_examples_make_no_side_faster_or_better(count: int) -> None:
+    """An interval of one text has no width, and two texts that agree seem certain."""
+    a = [replace(one, scores={"bleu": 50.0}) for one in decoded([1.0] * count)]
+    b = [
+        replace(one, latency_s=[0.9 - 0.001 * place], scores={"bleu": 51.0 + place})
+        for place, one in enumerate(a)
+    ]
+    found = compare_point(MatchedPoint(bild(), bild(), {}), a, b, None, margin=1)
+    assert found.speed_verdict == ("too few" if count < 20 else "faster")
+    assert found.quality.verdict == {1: "no difference", 2: "no difference"}.get(
+        count, "too few" if count < 20 else "better"
+    )
+    assert (found.enough_timed, found.quality.enough) == (count >= 20,) * 2
+    in_turns = [[replace(one, id="all", turn=int(one.id) + 1) for one in side] for side in (a, b)]
+    assert compared(*in_turns).speed_verdict == "too few"
+
+
+def test_turns_of_a_conversation_are_compared_as_one() -> None:
+    """What differs in both turns of one of many conversations differs once."""
+    a, b = decoded([1.0] * 40), decoded([1.0] * 40)
+    in_turns = [
+        [
+            replace(example, id=str(place // 2), turn=1 + place % 2, scores={"bleu": value})
+            for place, (example, value) in enumerate(zip(side, values, strict=True))
+        ]
+        for side, values in ((a, [0.0] * 40), (b, [100.0] * 6 + [0.0] * 34))
+    ]
+    together = compared(*in_turns).quality.difference
+    alone = [[replace(one, id=f"{one.id}-{one.turn}", turn=1) for one in side] for side in in_turns]
+    apart = compared(*alone).quality.difference
+    assert together.value == apart.value == 15
+    assert together.p_value > 1.5 * apart.p_value and together.low < apart.low
 
 
 def test_the_verdict_needs_the_whole_interval() -> None:

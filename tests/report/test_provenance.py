@@ -7,7 +7,7 @@ import pytest
 
 from bild_lab.lab.schema.numbers import Quality
 from bild_lab.lab.schema.result import Result, Setting
-from bild_lab.report.provenance import caption, notes, sources
+from bild_lab.report.provenance import caption, notes, scored_differently, sources
 from tests.report.sample import ENVIRONMENT, sample_result
 
 
@@ -48,6 +48,29 @@ def test_the_code_of_a_policy_is_compared_with_the_same_policys() -> None:
         "b",
         "c",
     ]
+
+
+def test_points_of_one_setting_that_were_scored_in_several_ways_are_told() -> None:
+    """As a splitter of sentences that was fetched between two points makes them."""
+
+    def scored(splitter: str, **setting: str) -> Result:
+        signature = f"tokenizer:ascii|sentences:{splitter}|bs:1000|seed:0"
+        rouge = {"metric": "ROUGE-Lsum", "value": 40.0, "low": 39.0, "high": 41.0}
+        return sample_result(
+            "bild",
+            {"fallback": 0.1},
+            1.5,
+            quality={**rouge, "signature": signature},
+            setting=setting,
+        )
+
+    (note,) = notes([scored("punkt_tab"), scored("marks"), scored("marks")])
+    assert note.startswith(
+        "ROUGE-Lsum was computed in 2 ways (tokenizer:ascii|sentences:punkt_tab;"
+    )
+    apart = [scored("punkt_tab"), scored("marks", dataset="xsum_de")]
+    assert notes(apart) == [] and len(scored_differently(apart)) == 1
+    assert notes([scored("marks"), measured(0.2)]) == []  # another metric
 
 
 def test_shared_devices_and_older_measurements_are_counted():

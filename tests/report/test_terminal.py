@@ -128,5 +128,11 @@ def test_points_that_were_tested_say_whether_they_are_no_worse_by_the_margin():
     assert "by 5" in lines[title + 1]
     text = "\n".join(lines)
     assert text.index("yes") < text.index("0.011") < text.index("not shown") < text.index("0.344")
-    assert "no worse: yes" in text and "of at most 0.05" in text
+    legend = " ".join(text.split())
+    assert "no worse: yes where at least 20 examples show it" in legend
+    assert "of at most 0.05" in legend
+    few = sample_result(
+        "bild", {}, 1.4, quality=sample_tested_quality(-1.0, 0.0112), setting={"n_examples": 19}
+    )
+    assert "not shown" in "\n".join(rendered([few], []))
     assert not any("no worse" in line for line in rendered(sample_sweep(), []))

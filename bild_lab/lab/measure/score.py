@@ -50,6 +50,7 @@ from bild_lab.lab.point.environment import peak_memory_mb
 from bild_lab.lab.point.prepare import Point
 from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
 from bild_lab.lab.schema.result import Environment, Result, Setting
+from bild_lab.lab.schema.statistics import conversations_of
 
 
 def baseline_is_target(point: Point) -> bool:
@@ -96,6 +97,7 @@ def result_of(
             for name, timed_texts in timed.items()
         }
         summary = summarize(examples, timed, point.seed)
+        answered_ids = [examples[index].id for index in answered_indices(timed)]
         answered_timed, answered_likelihoods = _answered(timed, likelihoods)
         scores, scores_by_example = score_all(
             point.scoring,
@@ -122,7 +124,11 @@ def result_of(
             quality=scores.pop(point.scoring.lead),
             further_qualities=scores,
             change=change_of(
-                answered_timed, answered_likelihoods, point.sampling.greedy, point.seed
+                answered_timed,
+                answered_likelihoods,
+                point.sampling.greedy,
+                point.seed,
+                conversations_of(answered_ids),
             ),
             **summary,
             agreement_with_target=(

@@ -41,6 +41,7 @@ from bild_lab.lab.schema.statistics import (
     acceptance_by_position,
     acceptance_rate,
     clock_noise,
+    conversations_of,
     judged_by_position,
     latency_summary,
     nothing_accepted,
@@ -71,7 +72,7 @@ def summarize(
     return {
         "latency_s": latency_summary(waits(timed[METHOD])),
         "baseline_latency_s": None if baseline is None else latency_summary(waits(baseline)),
-        **speed(timed, seed),
+        **speed(timed, seed, _conversations(examples)),
         "joules_per_token": joules_per_token(timed[METHOD]),
         "counts": counts(timed[METHOD]),
         "streamed": stream_summary(timed[METHOD], len(failures)),
@@ -138,8 +139,16 @@ def waits(timed: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
     return np.array([text.waited_s or text.latency_s for text in timed])
 
 
-def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
+def _conversations(examples: Sequence[Example]) -> list[int] | None:
+    return conversations_of([example.id for example in examples])
+
+
+def speed(
+    timed: Mapping[str, Sequence[Timed]], seed: int, conversations: Sequence[int] | None = None
+) -> dict[str, Any]:
     """Tokens per second and speedup: the fields that Result and Category share.
+
+    conversations: of the texts, as in `paired_speedup`.
 
     tokens_per_s_ratio: the method's rate divided by the baseline's, BiTA's "greedy speedup"
     (§4.1.3) under greedy decoding. It equals the speedup if both emit the same number of tokens, as
@@ -161,18 +170,23 @@ def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
         "baseline_tokens_per_s": baseline_rate,
         "tokens_per_s_ratio": method_rate / baseline_rate if baseline_rate else None,
         "speedup": replace(
-            paired_speedup(*pair, seed), noise=clock_noise(*pair), repeats=pair[0].shape[1]
+            paired_speedup(*pair, seed, conversations),
+            noise=clock_noise(*pair),
+            repeats=pair[0].shape[1],
         ),
     }
 
 
 def is_too_noisy(timed: Mapping[str, Sequence[Timed]], measure: MeasureSpec) -> bool:
-    """Whether a speedup is known less well than was asked for, and repeats are left that may make
-    it better known.
+    """Whether the speedup of the texts that came is known less well than was asked for, and repeats
+    are left that may make it better known.
     """
     if measure.precision is None or repeats_of(timed) >= measure.most_repeats:
         return False
-    noise = clock_noise(latencies(timed[BASELINE]), latencies(timed[METHOD]))
+    indices = answered_indices(timed)
+    if not indices:
+        return False
+    noise = clock_noise(latencies(timed[BASELINE])[indices], latencies(timed[METHOD])[indices])
     return noise is None or noise > measure.precision
 
 
@@ -202,7 +216,7 @@ def by_category(
         member_counts = counts(timed_members[METHOD])
         categories[category] = Category(
             n_examples=len(indices),
-            **speed(timed_members, seed),
+            **speed(timed_members, seed, _conversations([examples[index] for index in indices])),
             tokens_per_target_call=member_counts.tokens_per_target_call,
             acceptance_rate=member_counts.acceptance_rate,
         )
@@ -228,7 +242,9 @@ def score_all(
     Also each example's own values of the metrics that are means over examples.
     """
     references = [example.references for example in examples]
-    judgements = scoring.score_outputs(texts[METHOD], texts.get(BASELINE), references, seed, tokens)
+    judgements = scoring.score_outputs(
+        texts[METHOD], texts.get(BASELINE), references, seed, tokens, _conversations(examples)
+    )
     scores_by_example = [
         {
             metric: judgement.per_example[index]
@@ -370,10 +386,12 @@ def change_of(
     log_probabilities: Mapping[str, Sequence[float]] | None,
     greedy: bool,
     seed: int,
+    conversations: Sequence[int] | None = None,
 ) -> Change:
     """Compare the method's texts with the baseline's, if it was timed.
 
     log_probabilities: the target's of every text, in nats; None if they were not asked for.
+    conversations: of the texts, as in `score_with_baseline`.
     """
     tokens = {name: [text.token_ids for text in texts] for name, texts in timed.items()}
     fields: dict[str, float | None] = {}
@@ -384,21 +402,23 @@ def change_of(
             positions = [position for position in differences if position is not None]
             fields["changed"] = len(positions) / len(differences)
             fields["first_difference"] = median(positions) if positions else None
-        fields |= _length_ratio(pairs, seed)
+        fields |= _length_ratio(pairs, seed, conversations)
     if log_probabilities is not None:
-        fields |= _log_probability_change(tokens, log_probabilities, seed)
+        fields |= _log_probability_change(tokens, log_probabilities, seed, conversations)
     return Change(**fields)
 
 
 def _length_ratio(
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]], seed: int
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    seed: int,
+    conversations: Sequence[int] | None,
 ) -> dict[str, float]:
     """How long the method's texts are relative to the baseline's, with a bootstrap interval."""
     lengths = np.array(
         [[len(text), len(baseline_text)] for text, baseline_text in pairs], dtype=float
     )
     length, baseline_length = lengths.sum(axis=0)
-    sums = resampled_sums(lengths, seed)
+    sums = resampled_sums(lengths, seed, conversations)
     low, high = central_interval(sums[..., 0] / sums[..., 1])
     return {
         "length_ratio": float(length / baseline_length),
@@ -411,6 +431,7 @@ def _log_probability_change(
     tokens: Mapping[str, Sequence[Sequence[int]]],
     log_probabilities: Mapping[str, Sequence[float]],
     seed: int,
+    conversations: Sequence[int] | None,
 ) -> dict[str, float | None]:
     """What the target gives to a token of the texts, with its interval and the difference from the
     baseline's.
@@ -425,6 +446,7 @@ def _log_probability_change(
         weighted.get(BASELINE),
         [NO_REFERENCE] * len(weighted[METHOD]),
         seed=seed,
+        conversations=conversations,
     ).score
     further = ("low", "high", "baseline", "difference", "difference_low", "difference_high")
     return {

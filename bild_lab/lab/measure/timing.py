@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from bild_lab.engine.batch_decoding import BatchedText, decode_batch
+from bild_lab.engine.batch_decoding import BatchedText, decode_batch, shares_of
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import PROGRAM_TOKENS, DraftThenVerify
 from bild_lab.engine.protocols import Method, Prepares, Streams
@@ -171,12 +171,13 @@ def time_methods(
                     )
                     if repeat == 0:
                         timed[name] += [Timed(text.token_ids, [], text.trace) for text in texts]
-                    for index, text in zip(block, texts, strict=True):
+                    block_joules = _shared_out(joules, texts)
+                    for index, text, text_joules in zip(block, texts, block_joules, strict=True):
                         timed[name][index].latency_s.append(text.share_s)
                         if options.batch > 1:
                             timed[name][index].waited_s.append(text.latency_s)
-                        if joules is not None:
-                            timed[name][index].joules.append(joules / len(block))
+                        if text_joules is not None:
+                            timed[name][index].joules.append(text_joules)
                         if text.trace.report is not None:
                             timed[name][index].reports.append(text.trace.report)
                     if options.batch == 1:
@@ -204,7 +205,6 @@ def _decode_block(
     while steps != options.compiled_steps():
         steps = options.compiled_steps()
         seeded_requests = [seeded(requests[index], options.seed, index) for index in block]
-        options.joules()
         if options.batch > 1:
             texts = _decode_batch(method, seeded_requests, options, share)
         else:
@@ -214,11 +214,18 @@ def _decode_block(
     return texts, joules
 
 
+def _shared_out(joules: float | None, texts: Sequence[BatchedText]) -> list[float | None]:
+    """A block's joules for each of its texts, as its seconds are shared out; None stays."""
+    if joules is None:
+        return [None] * len(texts)
+    return shares_of(joules, [text.share_s for text in texts])
+
+
 def _rehearse(
     method: Method, requests: Sequence[Request], block: range, options: TimingOptions
 ) -> None:
     """Decode the first token of each text of a block, together if they are timed together."""
-    untimed = replace(options, synchronize=no_wait, advance=no_progress)
+    untimed = replace(options, synchronize=no_wait, joules=no_joules, advance=no_progress)
     block_requests = [seeded(requests[index], options.seed, index) for index in block]
     if options.batch > 1:
         first_tokens = [request.shorter(1) for request in block_requests]
@@ -234,6 +241,7 @@ def _decode_batch(
     method: Method, requests: Sequence[Request], options: TimingOptions, share: float
 ) -> list[BatchedText]:
     prepare_method(method, requests, options.synchronize)
+    options.joules()  # counts from here on, as the clock does
     batch = Batch(options.batch, options.synchronize)
     return decode_batch(method, requests, batch, lambda _: options.advance(share))
 
@@ -248,6 +256,7 @@ def _decode_text(
     """index: the example's place, for the message of an error."""
     try:
         prepare_method(method, [request], options.synchronize)
+        options.joules()  # counts from here on, as the clock does
         trace = new_trace()
         started = time.perf_counter()
         tokens = method.decode(request, trace)

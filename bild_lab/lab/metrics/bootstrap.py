@@ -43,13 +43,17 @@ class MetricSums:
         return float(self.value_of(sums[0]))
 
     def resampled(
-        self, seed: int, picks: Sequence[int] | None = None
+        self,
+        seed: int,
+        picks: Sequence[int] | None = None,
+        conversations: Sequence[int] | None = None,
     ) -> Float[np.ndarray, " resamples"]:
         """The metric of each bootstrap resample of these examples.
 
-        The same seed and number of examples give the same draws.
+        The same seed and number of examples give the same draws. conversations: of these examples,
+        as in `resample_counts`.
         """
-        counts = resample_counts(self._count(picks), seed)
+        counts = resample_counts(self._count(picks), seed, conversations)
         return self.weighted(counts[: self.resamples], picks)
 
     def weighted(
@@ -95,19 +99,48 @@ def ratio_metric(
 
 
 def resampled_sums(
-    statistics: Float[np.ndarray, "n k"], seed: int
+    statistics: Float[np.ndarray, "n k"],
+    seed: int,
+    conversations: Sequence[int] | None = None,
 ) -> Float[np.ndarray, "resamples k"]:
     """Sums of the statistics over resamples of the n examples, drawn with replacement.
+
+    conversations: as in `resample_counts`.
 
     The same seed and n give the same resamples, so two systems are compared in pairs. `sacrebleu`
     draws the same resamples; its default seed is 12345.
     """
-    return resample_counts(len(statistics), seed) @ statistics
+    return resample_counts(len(statistics), seed, conversations) @ statistics
+
+
+def resample_counts(
+    count: int, seed: int, conversations: Sequence[int] | None = None
+) -> Float[np.ndarray, "resamples n"]:
+    """How often each resample holds each of n examples. Every system of a sweep shares them.
+
+    conversations: of each example, as `conversations_of` numbers them: a resample holds all turns
+    of a conversation equally often, as they are no independent examples. None: each is its own.
+    """
+    if conversations is None:
+        return _drawn_counts(count, seed)
+    return _drawn_counts(independent(count, conversations), seed)[:, list(conversations)]
+
+
+def independent(count: int, conversations: Sequence[int] | None) -> int:
+    """How many of so many examples are independent: the conversations, if they are turns of such."""
+    return count if conversations is None else max(conversations) + 1
+
+
+def least_p_value(count: int) -> float:
+    """The least one-sided p-value that so many independent examples can have: how often chance alone
+    makes all of them better, where each is as likely better as worse. A bootstrap of a few, which
+    draws the same ones again and again, has a smaller one.
+    """
+    return 0.5**count
 
 
 @lru_cache(maxsize=1)
-def resample_counts(count: int, seed: int) -> Float[np.ndarray, "resamples n"]:
-    """How often each resample holds each of n examples. Every system of a sweep shares them."""
+def _drawn_counts(count: int, seed: int) -> Float[np.ndarray, "resamples n"]:
     generator = np.random.default_rng(seed)
     drawn = [
         np.bincount(generator.integers(count, size=count), minlength=count)

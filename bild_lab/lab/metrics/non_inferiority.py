@@ -4,7 +4,7 @@ A metric that is right or wrong for each example has a score test of the differe
 proportions (Tango, 1998, Statistics in Medicine 17, 891-908; for non-inferiority Liu, Hsueh, Hsieh
 and Chen, 2002, Statistics in Medicine 21, 231-245). It stays honest where hardly an example
 differs: a bootstrap of such examples has an interval of no width. Any other metric has the paired
-bootstrap.
+bootstrap, and so have turns of conversations: no independent pairs, as the score test takes them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtr, ndtri
 
+from bild_lab.lab.metrics.bootstrap import least_p_value
 from bild_lab.lab.schema.numbers import NON_INFERIORITY_LEVEL, NonInferiority
 
 WRONG, RIGHT = 0.0, 100.0  # the values of an example by a metric of right and wrong
@@ -27,16 +28,19 @@ def non_inferiority(
     baseline_values: Sequence[float] | None,
     differences: Float[np.ndarray, " resamples"],
     margin: float,
+    count: int,
 ) -> NonInferiority:
     """Test whether a system is no worse than the baseline by `margin` points of a metric.
 
-    values, baseline_values: of each example, in the same order; None where the metric has no such.
+    values, baseline_values: of each example, in the same order; None where the metric has no such,
+    and for turns of conversations.
     differences: of both systems over paired bootstrap resamples, system minus baseline, in points.
+    count: how many independent examples there are.
     """
     if values is None or baseline_values is None:
-        return bootstrap_test(differences, margin)
+        return bootstrap_test(differences, margin, count)
     if not {*values, *baseline_values} <= {WRONG, RIGHT}:
-        return bootstrap_test(differences, margin)
+        return bootstrap_test(differences, margin, count)
     pairs = list(zip(values, baseline_values, strict=True))
     return score_test(
         gained=pairs.count((RIGHT, WRONG)),
@@ -93,14 +97,18 @@ def _score_lower_bound(gained: int, lost: int, examples: int) -> float:
     return float(brentq(excess, lowest, observed, xtol=1e-10))
 
 
-def bootstrap_test(differences: Float[np.ndarray, " resamples"], margin: float) -> NonInferiority:
-    """The paired bootstrap: its 5 % quantile, and how often a resample lost the margin or more."""
+def bootstrap_test(
+    differences: Float[np.ndarray, " resamples"], margin: float, count: int
+) -> NonInferiority:
+    """The paired bootstrap: its 5 % quantile, and how often a resample lost the margin or more, but
+    no less often than `count` independent examples can show. A resample of NaN may have lost it.
+    """
     ordered = np.sort(differences)
     place = max(0, int(NON_INFERIORITY_LEVEL * (len(ordered) + 1)) - 1)
-    at_least_lost = int((ordered <= -margin).sum())
+    at_least_lost = len(ordered) - int((ordered > -margin).sum())
     return NonInferiority(
         margin=margin,
         lower_bound=float(ordered[place]),
-        p_value=(at_least_lost + 1) / (len(ordered) + 1),
+        p_value=max((at_least_lost + 1) / (len(ordered) + 1), least_p_value(count)),
         test=BOOTSTRAP,
     )

@@ -12,7 +12,13 @@ import numpy as np
 from jaxtyping import Float
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics.bootstrap import MetricSums, central_interval, mean_metric
+from bild_lab.lab.metrics.bootstrap import (
+    MetricSums,
+    central_interval,
+    independent,
+    least_p_value,
+    mean_metric,
+)
 from bild_lab.lab.metrics.external_metrics import TRIED_EXAMPLES
 from bild_lab.lab.metrics.non_inferiority import non_inferiority
 from bild_lab.lab.metrics.programs import require_permission, require_programs
@@ -107,10 +113,12 @@ class Scoring:
         references: References,
         seed: int,
         tokens: Tokens = (None, None),
+        conversations: Sequence[int] | None = None,
     ) -> Mapping[str, MetricScore]:
         """Every metric of the outputs, and the paired difference from the baseline's.
 
         tokens: those of the predictions and of the baseline's texts, for metrics of tokens.
+        conversations: as in `score_with_baseline`.
         """
         scores = {}
         for metric in self.metrics:
@@ -129,11 +137,20 @@ class Scoring:
                     [NO_REFERENCE] * len(method_sums),
                     seed=seed,
                     margin=margin,
+                    conversations=conversations,
                 )
                 continue
             expected = [[text] for text in baseline or []] if metric == AGREEMENT else references
             scores[metric] = score_with_baseline(
-                metric, predictions, baseline, expected, seed, self.run_code, self.writing, margin
+                metric,
+                predictions,
+                baseline,
+                expected,
+                seed,
+                self.run_code,
+                self.writing,
+                margin,
+                conversations,
             )
         return scores
 
@@ -205,22 +222,25 @@ def score_with_baseline(
     run_code: bool = False,
     writing: Writing = BY_SCRIPT,
     margin: float | None = None,
+    conversations: Sequence[int] | None = None,
 ) -> MetricScore:
     """`score`, and how much better (positive) or worse the predictions are than the baseline's,
     paired by example.
 
-    margin: also test whether they are no worse by so many points; None: no test. Raises UserError
-    as `score` does.
+    margin: also test whether they are no worse by so many points; None: no test. conversations: of
+    which each example is a turn, as `conversations_of` numbers them; None: of none. Raises
+    UserError as `score` does.
     """
     measured = metric_sums(metric, predictions, references, run_code, writing)
     if baseline is None:
-        return _metric_score(measured, None, seed)
+        return _metric_score(measured, None, seed, conversations=conversations)
     same = list(baseline) == list(predictions)  # a lossless policy has the baseline's texts
     return _metric_score(
         measured,
         measured if same else metric_sums(metric, baseline, references, run_code, writing),
         seed,
         margin,
+        conversations,
     )
 
 
@@ -231,6 +251,7 @@ def score_values(
     *,
     seed: int = 0,
     margin: float | None = None,
+    conversations: Sequence[int] | None = None,
 ) -> MetricScore:
     """`score_with_baseline` from the stored values of single examples. metric: its shown name."""
     return _metric_score(
@@ -238,6 +259,7 @@ def score_values(
         None if baseline is None else mean_metric(metric, baseline),
         seed,
         margin,
+        conversations,
     )
 
 
@@ -251,30 +273,35 @@ def score_pool(
     run_code: bool = False,
     writing: Writing = BY_SCRIPT,
     margin: float | None = None,
+    conversations: Sequence[int] | None = None,
 ) -> list[tuple[Quality, Difference]]:
     """Scores and differences of many systems whose texts repeat: each text of the pool is scored
     once.
 
     pool: texts, each with its own references. systems, baseline: for each example, which text of
-    the pool it gets. Systems with the same texts share their intervals. margin: as in
-    `score_with_baseline`.
+    the pool it gets. Systems with the same texts share their intervals. margin, conversations: as
+    in `score_with_baseline`.
     """
     sums = metric_sums(metric, pool, references, run_code, writing)
-    baseline_value, baseline_resampled = sums.value(baseline), sums.resampled(seed, baseline)
+    baseline_value = sums.value(baseline)
+    baseline_resampled = sums.resampled(seed, baseline, conversations)
+    count = independent(len(baseline), conversations)
     scores: dict[tuple[int, ...], tuple[Quality, Difference]] = {}
     for picks in map(tuple, systems):
         if picks in scores:
             continue
-        value, resampled = sums.value(picks), sums.resampled(seed, picks)
+        value, resampled = sums.value(picks), sums.resampled(seed, picks, conversations)
         low, high = central_interval(resampled)
         quality = Quality(metric=sums.metric, value=value, low=low, high=high)
         differences = _paired_differences(resampled, baseline_resampled)
         if margin is not None:
-            tested = non_inferiority(
-                _values_of(sums, picks), _values_of(sums, baseline), differences, margin
-            )
+            values = [
+                None if conversations is not None else _values_of(sums, system_picks)
+                for system_picks in (picks, baseline)
+            ]
+            tested = non_inferiority(*values, differences, margin, count)
             quality = replace(quality, non_inferiority=tested)
-        difference = _difference(sums.metric, value - baseline_value, differences)
+        difference = _difference(sums.metric, value - baseline_value, differences, count)
         scores[picks] = quality, difference
     return [scores[tuple(picks)] for picks in systems]
 
@@ -285,9 +312,13 @@ def _values_of(sums: MetricSums, picks: Sequence[int]) -> list[float] | None:
 
 
 def _metric_score(
-    method: MetricSums, baseline: MetricSums | None, seed: int, margin: float | None = None
+    method: MetricSums,
+    baseline: MetricSums | None,
+    seed: int,
+    margin: float | None = None,
+    conversations: Sequence[int] | None = None,
 ) -> MetricScore:
-    value, resampled = method.value(), method.resampled(seed)
+    value, resampled = method.value(), method.resampled(seed, conversations=conversations)
     signature = None
     if method.signature:
         signature = f"{method.signature}|bs:{method.resamples}|seed:{seed}"
@@ -296,11 +327,16 @@ def _metric_score(
     if baseline is None:
         return MetricScore(quality, None, method.per_example)
     baseline_value = baseline.value()
-    differences = _paired_differences(resampled, baseline.resampled(seed))
-    difference = _difference(method.metric, value - baseline_value, differences)
+    baseline_resampled = baseline.resampled(seed, conversations=conversations)
+    differences = _paired_differences(resampled, baseline_resampled)
+    count = independent(method.count, conversations)
+    difference = _difference(method.metric, value - baseline_value, differences, count)
     tested = None
     if margin is not None:
-        tested = non_inferiority(method.per_example, baseline.per_example, differences, margin)
+        values = [
+            None if conversations is not None else sums.per_example for sums in (method, baseline)
+        ]
+        tested = non_inferiority(*values, differences, margin, count)
     compared_quality = replace(
         quality,
         baseline=baseline_value,
@@ -323,11 +359,14 @@ def _paired_differences(
 
 
 def _difference(
-    metric: str, difference: float, differences: Float[np.ndarray, " resamples"]
+    metric: str, difference: float, differences: Float[np.ndarray, " resamples"], count: int
 ) -> Difference:
-    """The difference of two systems with its interval. differences: of resamples."""
+    """The difference of two systems with its interval. differences: of resamples. count: of
+    independent examples.
+    """
     low, high = central_interval(differences)
-    return Difference(metric, difference, low, high, p_value(differences, difference))
+    by_chance = max(p_value(differences, difference), 2 * least_p_value(count))  # two-sided
+    return Difference(metric, difference, low, high, by_chance)
 
 
 def metric_sums(
@@ -360,8 +399,8 @@ def p_value(differences: Float[np.ndarray, " resamples"], observed: float) -> fl
     observed difference.
 
     `sacrebleu` counts only larger differences, which gives 0.001 for two identical systems. Here
-    they get 1.
+    they get 1. A difference of NaN, as of texts without a token, may be anything.
     """
     # equal differences must stay equal after rounding
-    at_least = np.abs(differences - observed) >= abs(observed) - 1e-9
-    return float((at_least.sum() + 1) / (len(differences) + 1))
+    smaller = np.abs(differences - observed) < abs(observed) - 1e-9
+    return float((len(differences) - smaller.sum() + 1) / (len(differences) + 1))

@@ -96,6 +96,14 @@ class MeasuredExample:
         """Its identity within a dataset."""
         return self.id, self.turn
 
+    @property
+    def failed(self) -> bool:
+        """Whether another engine gave no text in one of the repeats, to the method or to the
+        baseline. Its seconds say nothing.
+        """
+        reports = (*self.reports, *self.baseline_reports)
+        return any(report.get("error") is not None for report in reports)
+
     def to_json(self) -> dict[str, Any]:
         """Its line of the file, without absent fields."""
         line = {

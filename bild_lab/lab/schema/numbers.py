@@ -372,12 +372,12 @@ class DecodingCosts:
         unit="FLOP/byte",
     )
     flops_ratio: float | None = ratio(
-        "Operations per token over the baseline’s.",
+        "Operations over the baseline’s, of all texts together, as the speedup is of all seconds.",
         label="operations, relative",
         heading="operations",
     )
     bytes_ratio: float | None = ratio(
-        "Memory traffic per token over the baseline’s.",
+        "Memory traffic over the baseline’s, of all texts together.",
         label="memory traffic, relative",
         heading="traffic",
     )

@@ -292,6 +292,11 @@ class Result:
         return 0 if self.streamed is None else self.streamed.errors
 
     @property
+    def answered_texts(self) -> int:
+        """How many texts speeds, changes and agreement are of: all but the failed ones."""
+        return self.setting.n_examples - self.failed_texts
+
+    @property
     def doubt(self) -> str:
         """Why its quality says little: texts that a server failed to give, or what is wrong with
         every text of the baseline; empty if nothing is.

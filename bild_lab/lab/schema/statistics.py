@@ -23,35 +23,55 @@ ENOUGH_EXAMPLES = 20  # for the speedup's interval
 ENOUGH_DIFFERENT = 8
 
 
+def conversations_of(ids: Sequence[str]) -> list[int] | None:
+    """The conversation of each example, from 0 in order of appearance: turns of one share its id.
+
+    What resampling must keep together, as a later turn goes on from the earlier ones: turns that
+    count as if they were independent make intervals too narrow. None where no id repeats.
+    """
+    places = {conversation: place for place, conversation in enumerate(dict.fromkeys(ids))}
+    return None if len(places) == len(ids) else [places[conversation] for conversation in ids]
+
+
 def paired_speedup(
     baseline_s: Float[np.ndarray, "examples repeats"],
     method_s: Float[np.ndarray, "examples repeats"],
     seed: int = 0,
+    conversations: Sequence[int] | None = None,
 ) -> Speedup:
     """The speedup of the method over the baseline. Both are timed in seconds on the same examples
     in the same run.
 
-    The median of an example's repeats counts. Bootstrap resampling keeps the pairs together.
+    The median of an example's repeats counts. Bootstrap resampling keeps the pairs together, and
+    the turns of a conversation. conversations: as `conversations_of` numbers them.
     """
-    return paired_ratio([baseline_s], [method_s], seed)
+    return paired_ratio([baseline_s], [method_s], seed, conversations)
 
 
 def paired_ratio(
-    above: Sequence[np.ndarray], below: Sequence[np.ndarray], seed: int = 0
+    above: Sequence[np.ndarray],
+    below: Sequence[np.ndarray],
+    seed: int = 0,
+    conversations: Sequence[int] | None = None,
 ) -> Speedup:
     """The product of some totals over that of others, of seconds by example and repeat, as in
     `paired_speedup`.
     """
     numerators = [np.median(seconds, axis=1) for seconds in above]
     denominators = [np.median(seconds, axis=1) for seconds in below]
+    count = len(numerators[0]) if conversations is None else max(conversations) + 1
 
     def ratio(total: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         return math.prod(map(total, numerators)) / math.prod(map(total, denominators))
 
-    count = len(numerators[0])
+    def resampled_totals(seconds: np.ndarray) -> np.ndarray:
+        if conversations is not None:
+            seconds = np.bincount(conversations, weights=seconds)
+        return seconds[picks].sum(1)
+
     generator = np.random.default_rng(seed)
     picks = generator.integers(count, size=(RESAMPLES, count))
-    resampled_ratios = ratio(lambda seconds: seconds[picks].sum(1))
+    resampled_ratios = ratio(resampled_totals)
     low, high = np.quantile(resampled_ratios, [0.025, 0.975])
     ratio_of_totals = ratio(np.sum)
     median_ratio = np.median(ratio(lambda seconds: seconds))

@@ -167,9 +167,11 @@ class Group:
         return slow and not (result.quality.difference_low or 0.0) > 0
 
     def is_low(self, result: Result) -> bool:
-        """Whether it has less than `LOW` times the baseline's quality."""
+        """Whether it has less than `LOW` times the baseline's quality. Of a quality below 0, such as
+        a log-probability, no share is taken.
+        """
         baseline = self.baseline_quality
-        return self.relative and baseline is not None and result.quality.value < LOW * baseline
+        return self.relative and (baseline or 0.0) > 0 and result.quality.value < LOW * baseline
 
     @property
     def needs_log_axis(self) -> bool:

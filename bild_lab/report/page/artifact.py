@@ -22,7 +22,7 @@ from bild_lab.lab.config.compose import config_dir
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.formatting import duration
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.statistics import paired_speedup
+from bild_lab.lab.schema.statistics import conversations_of, paired_speedup
 from bild_lab.lab.store.groups import by_setting, data_title, setting_title
 from bild_lab.lab.store.inputs import stored_config
 from bild_lab.lab.store.progress import COMMANDS, read_commands
@@ -96,14 +96,18 @@ def faults(folder: Path) -> Iterator[str]:
 
 
 def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:
-    """Numbers of a point as stored, and as its examples give them."""
+    """Numbers of a point as stored, and as its examples give them; those that a server failed to
+    give count nowhere but in their number.
+    """
     examples, speedup = read_examples(result.folder), result.speedup
     yield "examples", result.setting.n_examples, len(examples)
+    examples = [example for example in examples if not example.failed]
     yield "tokens", result.tokens, sum(len(example.token_ids) for example in examples)
     if speedup.value is not None:
         baseline_s = np.array([example.baseline_latency_s for example in examples])
         latency_s = np.array([example.latency_s for example in examples])
-        recomputed = paired_speedup(baseline_s, latency_s, result.setting.seed)
+        conversations = conversations_of([example.id for example in examples])
+        recomputed = paired_speedup(baseline_s, latency_s, result.setting.seed, conversations)
         yield from (
             (f"speedup {end}", getattr(speedup, end), getattr(recomputed, end))
             for end in ("value", "low", "high")

@@ -118,7 +118,7 @@ def words_of(baseline_text: str, text: str) -> list[tuple[int, str]]:
 
 
 def _speedup(example: MeasuredExample) -> float | None:
-    if not example.baseline_latency_s:
+    if not example.baseline_latency_s or example.failed:
         return None
     latency_s = median(example.latency_s)
     return round(median(example.baseline_latency_s) / latency_s, 3) if latency_s else None

@@ -21,7 +21,13 @@ from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import BatchCurve, Group
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
-from bild_lab.report.paired_comparison import NOT_COMPARED, SAME, UNCLEAR, PointComparison
+from bild_lab.report.paired_comparison import (
+    NOT_COMPARED,
+    SAME,
+    TOO_FEW,
+    UNCLEAR,
+    PointComparison,
+)
 from bild_lab.report.style import COLOURS, MUTED, STAGE_COLOURS, Mark
 from bild_lab.report.tables import folder_name
 
@@ -289,7 +295,7 @@ def _intervals(
         if estimate is None:
             continue
         value, low, high = estimate.value, estimate.low, estimate.high
-        by_chance = verdict in (SAME, NOT_COMPARED, UNCLEAR)
+        by_chance = verdict in (SAME, NOT_COMPARED, UNCLEAR, TOO_FEW)
         colour = MUTED
         if not by_chance:
             colour = _GOOD if verdict in ("faster", "better") else _BAD

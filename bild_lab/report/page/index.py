@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +15,16 @@ from urllib.parse import quote
 import pandas as pd
 from rich.markup import escape
 
+from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.console import console
 from bild_lab.lab.config.policies import changed_knobs
 from bild_lab.lab.schema.formatting import MISSING, interval, number, short_value, times
-from bild_lab.lab.schema.result import BUSY_PERCENT, Setting
+from bild_lab.lab.schema.result import BUSY_PERCENT, Result, Setting
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, TOLERANCE
 from bild_lab.lab.store.groups import data_title, pair_title
 from bild_lab.lab.store.progress import read_commands
+from bild_lab.lab.store.records import RESULT
 from bild_lab.ranks import launched
 
 PAGE = "index.html"
@@ -106,7 +109,7 @@ def _run(folder: Path) -> Run:
     Its numbers are those of `sweep.csv`; a folder without that was not reported yet.
     """
     table, commands = folder / "sweep.csv", read_commands(folder)
-    rows = pd.read_csv(table) if table.is_file() else pd.DataFrame()
+    rows = pd.read_csv(table, dtype={"point": str}) if table.is_file() else pd.DataFrame()
     known = rows.astype(object).where(rows.notna(), None)
     settings = [Setting(row) for row in known.to_dict("records")]
     points = {file.parent.name.partition(".")[0] for file in folder.glob("points/*/result.json")}
@@ -123,15 +126,15 @@ def _run(folder: Path) -> Run:
         pair=_summary([pair_title(setting) for setting in settings]),
         data=_summary([data_title(setting) for setting in settings]),
         points=len(points - {""}),  # a folder that begins with a dot is unfinished
-        without_loss=_best(rows, 0.0),
-        within_one_point=_best(rows, 1.0),
+        without_loss=_best(rows, folder, 0.0),
+        within_one_point=_best(rows, folder, 1.0),
         command=commands[-1].line if commands else "",
     )
 
 
-def _best(rows: pd.DataFrame, loss: float) -> str:
+def _best(rows: pd.DataFrame, folder: Path, loss: float) -> str:
     """The fastest point of all settings that lost at most so many points of quality, with its
-    interval.
+    interval. An impossible speedup does not count.
     """
     if rows.empty:
         return MISSING
@@ -140,7 +143,11 @@ def _best(rows: pd.DataFrame, loss: float) -> str:
     allowed = enough[enough["quality_difference"] >= -loss - TOLERANCE]
     if allowed.empty:
         return _TOO_FEW if enough.empty and not compared.empty else MISSING
-    best = allowed.loc[allowed["speedup"].idxmax()]
+    fastest_first = allowed.sort_values("speedup", ascending=False, kind="stable")
+    possible = (row for _, row in fastest_first.iterrows() if not _is_impossible(folder, row))
+    best = next(possible, None)
+    if best is None:
+        return MISSING
     low, high = (None if pd.isna(best[end]) else best[end] for end in _SPEEDUP_ENDS)
     words = f"{_label(best, rows)} {times(best['speedup'])} {interval(low, high)}".strip()
     busy, shared = best.get("busy_elsewhere_percent"), best.get("shared_device")
@@ -148,7 +155,19 @@ def _best(rows: pd.DataFrame, loss: float) -> str:
         words += f", machine {number(busy, 0)} % busy"
     if pd.notna(shared) and shared:
         words += ", device shared"
+    slowed_by = best.get("gpu_slowed_by")
+    if pd.notna(slowed_by):
+        words += f", GPU slowed by {slowed_by}"
     return words
+
+
+def _is_impossible(folder: Path, row: pd.Series) -> bool:
+    """Whether a point's stored result has an impossible speedup; False where it cannot be read."""
+    file = folder / "points" / str(row["point"]) / RESULT
+    try:
+        return Result.from_json(json.loads(file.read_bytes())).impossible
+    except (OSError, ValueError, UserError):
+        return False
 
 
 def _label(best: pd.Series, rows: pd.DataFrame) -> str:

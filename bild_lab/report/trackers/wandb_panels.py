@@ -201,10 +201,13 @@ def on_front(result: Result, group: Group) -> bool:
 
 
 def _policy_fronts(group: Group) -> dict[str, Corners]:
-    """The undominated (latency, quality) of each policy, fastest first."""
+    """The undominated (latency, quality) of each policy, fastest first. An impossible speedup does
+    not compete.
+    """
     fronts = {}
     for policy in group.policies:
-        positions = [group.position(result) for result in group.of_policy(policy)]
+        possible = [result for result in group.of_policy(policy) if not result.impossible]
+        positions = [group.position(result) for result in possible]
         corners = [(position.x, position.y) for position in positions if position is not None]
         if corners:
             fronts[policy] = [corners[index] for index in pareto_front(corners)]

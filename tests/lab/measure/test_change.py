@@ -42,6 +42,13 @@ def test_the_log_probability_is_over_all_tokens_and_its_difference_is_paired() -
     assert (same.log_probability_difference, same.log_probability_difference_low) == (0, 0)
 
 
+def test_turns_of_a_conversation_are_resampled_together() -> None:
+    found = change_of(TIMED, LIKELY, True, 0, conversations=[0, 0, 0, 0])
+    for name in ("length_ratio", "log_probability", "log_probability_difference"):
+        assert getattr(found, f"{name}_low") == pytest.approx(getattr(found, name))
+        assert getattr(found, f"{name}_high") == pytest.approx(getattr(found, name))
+
+
 def test_sampled_texts_differ_anyway_and_without_a_baseline_nothing_is_compared() -> None:
     sampled = change_of(TIMED, LIKELY, greedy=False, seed=0)
     assert (

@@ -56,6 +56,21 @@ def test_several_metrics_are_told_each_with_its_difference_and_means_by_example(
     assert values[3] == {"rouge": 0.0, "exact_match": 0.0}
 
 
+def test_turns_of_a_conversation_are_resampled_together() -> None:
+    """Of one conversation all resamples are alike; its turns alone would differ."""
+    turns = [Example("7", "", "", ("a",), turn=turn) for turn in (1, 2)]
+    both = {name: texts[:2] for name, texts in TIMED.items()}
+    speedup = summarize(turns, both, seed=0)["speedup"]
+    assert speedup.low == speedup.value == speedup.high
+    others = [replace(example, id=str(example.turn)) for example in turns]
+    assert summarize(others, both, seed=0)["speedup"].low < speedup.value
+    texts = {"method": ["a", "b"], "baseline": ["a", "a"]}
+    assert quality("exact_match", turns, texts).difference_low == -50
+    assert quality("exact_match", others, texts).difference_low == -100
+    categories = by_category([replace(one, category="math") for one in turns], both, seed=0)
+    assert categories["math"].speedup.low == categories["math"].speedup.high
+
+
 def test_the_ratio_of_tokens_a_second_is_the_papers_greedy_speedup() -> None:
     measured = speed(TIMED, seed=0)
     assert (measured["tokens"], measured["tokens_per_s"]) == (20, 20 / 10)

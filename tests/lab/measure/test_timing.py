@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+from bild_lab.engine.batch_decoding import BatchedText
 from bild_lab.engine.batch_scheduler import PendingOp, current_batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
@@ -17,7 +18,7 @@ from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.trace import StageTrace, Trace
+from bild_lab.engine.trace import EngineReport, StageTrace, Trace
 from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.measure import timing
 from bild_lab.lab.measure.score import stages_of
@@ -429,6 +430,48 @@ def test_repeats_end_when_the_speedup_is_known_or_their_number_is_reached() -> N
     assert not too_noisy(most=3, method=shaken, baseline=steady)
     assert too_noisy(method=[1.0], baseline=[1.0])  # of one repeat nothing is known
     assert not is_too_noisy({"method": [Timed([1], shaken, Trace())]}, MeasureSpec())
+
+
+def test_texts_that_never_came_ask_for_no_repeats() -> None:
+    spec = MeasureSpec(precision=0.1, repeats=2, most_repeats=9)
+    steady, failed = Timed([1], [1.0, 1.0], Trace()), Timed([], [9.0, 0.0], Trace())
+    failed.reports.append(EngineReport(error="it has died"))
+    baseline = [steady, steady]
+    assert not is_too_noisy({"method": [steady, failed], "baseline": baseline}, spec)
+    assert not is_too_noisy({"method": [failed, failed], "baseline": baseline}, spec)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_joules_of_what_is_prepared_do_not_count_as_its_seconds_do_not(batch: int) -> None:
+    methods, _, requests = noted(examples=2)
+    meter = [0.0]
+
+    def joules() -> float:
+        used, meter[0] = meter[0], 0.0
+        return used
+
+    class Preparing:
+        def __init__(self, method: object) -> None:
+            self.method = method
+
+        def prepare(self, request: Request) -> None:
+            meter[0] += 1000.0
+
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            meter[0] += 2.0
+            return self.method.decode(request, trace)
+
+    preparing = {name: Preparing(method) for name, method in methods.items()}
+    timed = time_methods(preparing, requests, 2, TimingOptions(joules=joules, batch=batch))
+    for texts in timed.values():  # 2 joules for each text of each repeat
+        assert sum(sum(text.joules) for text in texts) == pytest.approx(2 * 2 * 2.0)
+
+
+def test_joules_of_a_batch_are_shared_out_as_its_seconds_are() -> None:
+    """A text that never came takes none with it."""
+    texts = [BatchedText([1], Trace(), seconds, seconds) for seconds in (1.0, 0.0, 3.0)]
+    assert timing._shared_out(8.0, texts) == [2.0, 0.0, 6.0]
+    assert timing._shared_out(None, texts) == [None] * 3
 
 
 class Clocked(DraftThenVerify):

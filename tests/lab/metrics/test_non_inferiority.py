@@ -17,7 +17,13 @@ from bild_lab.lab.metrics.non_inferiority import (
     score_statistic,
     score_test,
 )
-from bild_lab.lab.metrics.quality import Scoring, score_pool, score_values, score_with_baseline
+from bild_lab.lab.metrics.quality import (
+    Scoring,
+    p_value,
+    score_pool,
+    score_values,
+    score_with_baseline,
+)
 
 
 def test_the_score_test_gives_the_published_example() -> None:
@@ -62,7 +68,7 @@ def test_texts_that_are_all_alike_leave_a_bound_below_zero() -> None:
     assert tested.lower_bound == pytest.approx(-2.634, abs=1e-3)
     # the more pairs, the less may be lost; with ten a loss of 5 points is not excluded
     assert not score_test(0, 0, 10, 5).shown
-    assert bootstrap_test(np.zeros(1000), 5).lower_bound == 0
+    assert bootstrap_test(np.zeros(1000), 5, 100).lower_bound == 0
 
 
 def test_everything_lost_and_everything_gained() -> None:
@@ -73,21 +79,29 @@ def test_everything_lost_and_everything_gained() -> None:
 
 def test_right_and_wrong_have_the_score_test_and_other_values_the_bootstrap() -> None:
     differences = np.linspace(-4, 4, 1000)
-    assert non_inferiority([100.0, 0.0], [0.0, 0.0], differences, 5).test == SCORE
+    assert non_inferiority([100.0, 0.0], [0.0, 0.0], differences, 5, 2).test == SCORE
     for values in ([100.0, 50.0], None):
-        assert non_inferiority(values, [0.0, 0.0], differences, 5).test == BOOTSTRAP
+        assert non_inferiority(values, [0.0, 0.0], differences, 5, 2).test == BOOTSTRAP
     # one count of each kind, by hand: the second example was lost
-    lost = non_inferiority([100.0, 0.0, 0.0], [100.0, 100.0, 0.0], differences, 5)
+    lost = non_inferiority([100.0, 0.0, 0.0], [100.0, 100.0, 0.0], differences, 5, 3)
     assert lost == score_test(0, 1, 3, 5)
 
 
 @pytest.mark.parametrize("count", [1000, 100])
 def test_the_bootstraps_bound_and_p_value_agree(count: int) -> None:
     differences = np.random.default_rng(0).normal(-2, 1, count)
-    bound = bootstrap_test(differences, 5).lower_bound
+    bound = bootstrap_test(differences, 5, 100).lower_bound
     assert bound == pytest.approx(np.quantile(differences, 0.05), abs=0.15)
-    assert bootstrap_test(differences, -bound + 1e-9).shown
-    assert not bootstrap_test(differences, -bound).shown
+    assert bootstrap_test(differences, -bound + 1e-9, 100).shown
+    assert not bootstrap_test(differences, -bound, 100).shown
+
+
+def test_what_is_no_number_shows_nothing() -> None:
+    """As a log-probability per token of texts without tokens."""
+    assert bootstrap_test(np.full(1000, np.nan), 5, 100).p_value == 1
+    half = np.where(np.arange(1000) % 2, np.nan, 1.0)
+    assert not bootstrap_test(half, 5, 100).shown
+    assert p_value(np.full(1000, np.nan), np.nan) == p_value(np.full(1000, np.nan), 1.0) == 1
 
 
 def test_each_way_of_scoring_tests_the_leading_metric_alone() -> None:

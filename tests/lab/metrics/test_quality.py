@@ -11,6 +11,7 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import text_metrics
 from bild_lab.lab.metrics.bootstrap import resampled_sums
+from bild_lab.lab.metrics.non_inferiority import BOOTSTRAP
 from bild_lab.lab.metrics.quality import (
     Difference,
     Scoring,
@@ -120,6 +121,54 @@ def test_resamples_are_sums_over_draws_with_replacement() -> None:
     statistics = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])
     drawn = np.random.default_rng(7).choice(3, size=(1000, 3))
     np.testing.assert_array_equal(resampled_sums(statistics, seed=7), statistics[drawn].sum(axis=1))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 40])
+def test_few_examples_are_never_less_by_chance_than_their_signs_allow(count: int) -> None:
+    """That all of n examples are better happens by chance once in 2^n; a bootstrap of one example
+    draws the same one a thousand times.
+    """
+    values, baseline = [60.0 + place for place in range(count)], [50.0] * count
+    found = score_values("x", values, baseline, margin=1)
+    assert found.difference.p_value >= min(1, 2 * 0.5**count)
+    assert found.score.non_inferiority.p_value >= 0.5**count
+    ((_, pooled),) = score_pool("exact_match", ["a", "b"], [["a"]] * 2, [[0] * count], [1] * count)
+    assert pooled.p_value >= min(1, 2 * 0.5**count)
+    together = score_values("x", values, baseline, margin=1, conversations=[0] * count)
+    assert together.difference.p_value == 1 and not together.score.non_inferiority.shown
+
+
+@pytest.mark.parametrize("metric", ["bleu", "rouge", "exact_match"])
+def test_a_resample_holds_all_turns_of_a_conversation_equally_often(metric: str) -> None:
+    """Turns that repeat the one before leave the interval as it is."""
+    predictions, references = corpus(30, seed=0)
+    baseline = [
+        several[0] if place % 3 else text
+        for place, (several, text) in enumerate(zip(references, predictions, strict=True))
+    ]
+    once = score_with_baseline(metric, predictions, baseline, references, margin=5)
+    twice = [[*texts, *texts] for texts in (predictions, baseline, references)]
+    conversations = [*range(30), *range(30)]
+    together = score_with_baseline(metric, *twice, margin=5, conversations=conversations)
+    for name in ("value", "low", "high", "difference", "difference_low", "difference_high"):
+        assert getattr(together.score, name) == pytest.approx(getattr(once.score, name)), name
+    assert together.score.p_value == pytest.approx(once.score.p_value)
+    apart = score_with_baseline(metric, *twice, margin=5)
+    difference_of = [one.score.difference_high - one.score.difference_low for one in (apart, once)]
+    assert difference_of[0] < 0.85 * difference_of[1]
+    assert together.score.non_inferiority.test == BOOTSTRAP  # no independent pairs
+    picks, base_picks = [*range(30)] * 2, [*range(30, 60)] * 2
+    ((pooled, _),) = score_pool(
+        metric,
+        [*predictions, *baseline],
+        [*references, *references],
+        [picks],
+        base_picks,
+        margin=5,
+        conversations=conversations,
+    )
+    assert (pooled.low, pooled.high) == pytest.approx((once.score.low, once.score.high))
+    assert pooled.non_inferiority == together.score.non_inferiority
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from bild_lab.lab.schema.statistics import (
     acceptance_by_position,
     acceptance_rate,
     clock_noise,
+    conversations_of,
     judged_by_position,
     latency_summary,
     nothing_accepted,
@@ -49,6 +50,21 @@ def test_an_interval_is_drawn_by_its_seed() -> None:
     baseline, method = rng.uniform(1, 2, (2, 8, 1))
     one, same, other = (paired_speedup(baseline, method, seed) for seed in (0, 0, 1))
     assert one == same == paired_speedup(baseline, method) != other
+
+
+def test_turns_of_a_conversation_are_no_independent_examples() -> None:
+    """A second turn that is the first once more says nothing new, so the interval stays."""
+    rng = np.random.default_rng(5)
+    baseline, method = rng.uniform(1, 2, (2, 30, 1))
+    once = paired_speedup(baseline, method)
+    twice = [np.repeat(seconds, 2, axis=0) for seconds in (baseline, method)]
+    conversations = conversations_of([str(turn // 2) for turn in range(60)])
+    together = paired_speedup(*twice, conversations=conversations)
+    assert [together.low, together.high] == pytest.approx([once.low, once.high])
+    apart = paired_speedup(*twice)
+    assert apart.high - apart.low < 0.8 * (once.high - once.low)
+    assert conversations_of(["b", "a", "b", "c"]) == [0, 1, 0, 2]
+    assert conversations_of(["b", "a"]) is None  # draws are those of single texts
 
 
 def test_latency_is_summed_up_over_examples() -> None:

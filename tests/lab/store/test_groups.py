@@ -1,5 +1,7 @@
 """Tests of grouping results by setting."""
 
+import pytest
+
 from bild_lab.lab.store.groups import Position, by_setting, differing_keys, setting_title
 from tests.report.sample import (
     sample_baseline,
@@ -98,6 +100,21 @@ def test_a_peer_far_slower_than_the_baseline_is_beside_the_axis_and_squeezes_not
     assert group.off_axis == [] and group.needs_log_axis
     (group,) = by_setting([fast[0], *slow])  # so is one without others
     assert group.off_axis == []
+
+
+@pytest.mark.parametrize("baseline", [-0.5, -20.0])
+def test_a_quality_below_zero_is_not_low_for_being_as_good_as_the_baseline(baseline):
+    """As log-probabilities are, and 100 minus many edits."""
+    points = [
+        with_quality(
+            sample_result("bild", {"fallback": place}, 1.5 + place),
+            value=factor * baseline,
+            baseline=baseline,
+        )
+        for place, factor in enumerate((1.0, 1.1, 0.3))  # the last one is better
+    ]
+    (group,) = by_setting(points)
+    assert group.off_axis == [] and len(group.placed) == 3
 
 
 def test_titles_name_models_by_their_last_part():

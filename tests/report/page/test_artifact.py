@@ -5,6 +5,7 @@ changed.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.files import file_digest
+from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.result import Setting
 from bild_lab.lab.schema.statistics import paired_speedup
 from bild_lab.lab.store.progress import record_command
 from bild_lab.lab.store.records import Sweep
@@ -98,6 +101,26 @@ def test_the_check_passes_as_packed_and_names_what_was_changed(sweep: Sweep) -> 
     assert wrong[1] == "sweep.csv does not hold the numbers of the points"
     (folder / "commands.jsonl").unlink()
     assert next(iter(faults(folder))) == "commands.jsonl is missing or was changed"
+
+
+def test_texts_that_a_server_failed_to_give_are_no_fault_of_the_numbers(sweep: Sweep) -> None:
+    """They count neither in the tokens nor in the speedup."""
+    (result,) = sweep.results()
+    timed = read_examples(result.folder)
+    report = {"pieces_s": [], "rounds": None, "attempts": 3, "error": "it has died"}
+    failed = sample_example(
+        "c",
+        token_ids=[],
+        latency_s=[0.001],
+        baseline_latency_s=[2.0],
+        baseline_token_ids=[1],
+        reports=[report],
+    )
+    result = replace(result, setting=Setting({**result.setting, "n_examples": 3}), folder=None)
+    of_server = Sweep(sweep.folder.parent / "server")
+    of_server.write_point(result.point, "{dataset: {path: none}}\n", result, [*timed, failed])
+    record_command(of_server.folder)
+    assert list(faults(write_artifact(of_server))) == []
 
 
 def test_the_script_packs_and_checks(sweep: Sweep, command) -> None:

@@ -14,7 +14,13 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep, write_table
 from bild_lab.report.page.index import PAGE, Run, read_runs, write_index
 from scripts import sweeps
-from tests.report.sample import sample_baseline, sample_example, sample_result, sample_sweep
+from tests.report.sample import (
+    ENVIRONMENT,
+    sample_baseline,
+    sample_example,
+    sample_result,
+    sample_sweep,
+)
 
 Command = Callable[..., tuple[int, str]]
 
@@ -23,6 +29,10 @@ def listed(command: Command, *words: str) -> tuple[int, str]:
     return command(sweeps, *sweeps.as_overrides(["list", *words]), config="sweeps")
 
 
+# drafts gave more speed than tokens per call of the target
+IMPOSSIBLE = sample_result(
+    "bild", {"window": 3}, 9.0, drafted=9, tokens_per_target_call=2.0, tokens_per_s_ratio=9.0
+)
 ATTACK = "<img src=x> 50% of #1?"
 
 
@@ -71,12 +81,30 @@ def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path)
     ("results", "free", "cheap"),
     [
         ([sample_baseline()], "–", "–"),
+        (
+            [IMPOSSIBLE, sample_result("bild", {"window": 5}, 1.8)],
+            *["bild (window 5) 1.80× [1.75, 1.85]"] * 2,
+        ),
+        ([IMPOSSIBLE], "–", "–"),
+        (
+            [sample_result("bild", {}, 1.8, environment={**ENVIRONMENT, "gpu_slowed_by": "heat"})],
+            *["bild 1.80× [1.75, 1.85], GPU slowed by heat"] * 2,
+        ),
         (sample_sweep(setting={"n_examples": 19}), "too few examples", "too few examples"),
         ([sample_result("bild", {}, 2.0, -0.5)], "–", "bild 2.00× [1.95, 2.05]"),
         ([sample_result("bild", {}, 2.0, -3.0)], "–", "–"),
         ([sample_result("bild", {}, None, setting={"baseline": None})], "–", "–"),
     ],
-    ids=["only the baseline", "too few examples", "a small loss", "a loss", "no baseline"],
+    ids=[
+        "only the baseline",
+        "an impossible speedup",
+        "nothing but an impossible speedup",
+        "a slowed GPU",
+        "too few examples",
+        "a small loss",
+        "a loss",
+        "no baseline",
+    ],
 )
 def test_only_points_that_kept_the_quality_are_best(
     tmp_path: Path, results: list[Result], free: str, cheap: str

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from bild_lab.lab.schema.numbers import Streamed
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.page.tables import setting_tables
+from bild_lab.report.phrases import quality_claim
 from bild_lab.report.tables import Table, cell_of, points_table
 from tests.lab.store.test_table import FURTHER
 from tests.report.sample import (
@@ -72,6 +74,9 @@ def test_the_table_of_points_says_which_are_no_worse_by_the_margin() -> None:
     other = sample_result("bild", {"a": 1}, 1.7, quality=sample_tested_quality(-1.0, 0.2, 3.0))
     mixed = shown(sample_baseline(), tested, other)["points"]
     assert by_title(mixed, 1)["no worse"][0] == "not shown"
+    few = {"quality": sample_tested_quality(-1.0, 0.0112), "setting": {"n_examples": 19}}
+    points = shown(sample_result("bild", {}, 1.8, **few))["points"]
+    assert by_title(points)["no worse by 5"][0] == "not shown"  # whatever the p-value
 
 
 def test_what_was_not_measured_has_no_table() -> None:
@@ -182,6 +187,15 @@ def test_every_category_has_a_row_for_each_point_and_all_examples_the_last() -> 
     coding = by_title(table, 2)
     assert coding["speedup"] == ("2.50×", "[2.30, 2.80]") and coding["tokens/s"] == ("50.0", "20.0")
     assert (coding["tokens/call"][0], coding["acceptance"][0]) == ("2.75", "50.0 %")
+
+
+def test_texts_that_never_came_are_none_of_the_examples_of_a_speedup() -> None:
+    """Of the categories they were left out already."""
+    failed = replace(with_categories(2, 1.5), streamed=Streamed(errors=40, retries=0))
+    table = shown(sample_baseline(), failed)["categories"]
+    assert table.rows[-1].cells[2].text == "60"
+    claim = quality_claim(by_setting([failed])[0], replace(failed, agreement_with_target=0.9))
+    assert "only 6 texts differ" in claim  # of those that came
 
 
 def test_a_speedup_of_a_busy_machine_says_so_in_every_table() -> None:

@@ -214,6 +214,10 @@ def test_a_panel_has_a_line_for_each_policy_and_one_for_the_baseline_and_no_pane
         "bild, s, draft small",
         "bild, s, draft tiny",
     ]
+    impossible = replace(fast, counts=replace(fast.counts, drafted=9), tokens_per_s_ratio=2.0)
+    assert impossible.impossible  # one token a call
+    (panel,) = front_lines([sample_baseline(), good, impossible], "first").values()
+    assert panel["bild, first"][0] == (0.8, 42.0)
 
 
 def test_a_point_that_left_the_front_is_logged_again(runs: list[GivenRun], tmp_path: Path) -> None:
