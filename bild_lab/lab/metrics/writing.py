@@ -243,6 +243,8 @@ _MARKS = {"\uff0c": ",", "\uff0e": ".", "\u066b": ".", "\u066c": "_"}
 # spaces that group digits, and never part words from words
 _SPACES = dict.fromkeys("\u00a0\u2007\u2009\u202f", "_")
 _APOSTROPHES = dict.fromkeys("'\u2019", "_")
+# a comma without the space of a list, a thin space and its opposite, as TeX writes them
+_TEX = {"{,}": ",", r"\,": "_", r"\!": ""}
 _PLAIN = str.maketrans({**_SIGNS, **_MARKS, **_SPACES, **_APOSTROPHES})
 
 _SIGN = r"(?:(?<!\d)[-+])?"
@@ -269,9 +271,9 @@ def last_number(text: str, decimal_comma: bool = False) -> Decimal | None:
     """The last number in a text; None if there is none.
 
     Digits of any script count, as do the minus of typesetting, and thousands grouped by apostrophes
-    or by spaces that do not break. "1.234,56" and "1,234.56" are clear. Of what is not, "1,234" and
-    "1,5", decimal_comma decides: whether commas come before decimals, and points or spaces between
-    thousands. A fraction is two numbers.
+    or by spaces that do not break, also as TeX writes them. "1.234,56" and "1,234.56" are clear. Of
+    what is not, "1,234" and "1,5", decimal_comma decides: whether commas come before decimals, and
+    points or spaces between thousands. A fraction is two numbers.
     """
     pattern = _WITH_COMMA if decimal_comma else _WITH_POINT
     numbers = [match for match in pattern.finditer(_plain(text)) if match[0]]
@@ -279,10 +281,9 @@ def last_number(text: str, decimal_comma: bool = False) -> Decimal | None:
 
 
 def _plain(text: str) -> str:
-    """The text with ASCII digits and signs.
-
-    Other characters keep their places, so ² is no digit.
-    """
+    """The text with ASCII digits and signs. ² and other powers are no digits."""
+    for written, mark in _TEX.items():
+        text = text.replace(written, mark)
     plain = text.translate(_PLAIN)
     if plain.isascii():
         return plain

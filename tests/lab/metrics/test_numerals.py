@@ -54,6 +54,9 @@ def test_an_answer_is_right_if_its_last_number_is_a_references() -> None:
         ("1,234.56", "1234.56"),
         ("10 m²", "10"),
         ("in 2020 100", "100"),
+        (r"\boxed{1{,}234{,}567}", "1234567"),
+        (r"$1,\!234,\!567.5$", "1234567.5"),
+        (r"\(12\,345\,\text{m}\)", "12345"),
     ],
 )
 def test_a_number_that_is_clear_in_any_language_is_read_in_all(text: str, number: str) -> None:
@@ -80,7 +83,7 @@ def test_a_number_that_is_not_clear_is_read_as_the_language_writes_it(
 
 
 def test_a_language_with_a_decimal_comma_is_known_by_its_code() -> None:
-    answers, references = ["rund 3,5 km"], [["3.5"]]
+    answers, references = [r"rund 3{,}5\,km"], [["3.5"]]
     for code, value in ((None, 0), ("en", 0), ("de", 100), ("de_DE", 100)):
         quality = score("numeric", answers, references, writing=Writing(language=code))
         assert (quality.value, "decimals:comma" in str(quality.signature)) == (value, value == 100)
