@@ -194,13 +194,14 @@ def _counts_on_busy_machine(group: Group) -> list[str]:
         dict.fromkeys(_counts(group, result) for result in fewest_calls if result is not None)
     )
     load = _load(points)
+    timings = "times" if all(result.speedup.value is None for result in points) else "speedups"
     if not counts:
-        return [f"{load}: do not rely on the speedups, time them again on an idle machine."]
+        return [f"{load}: do not rely on the {timings}, time them again on an idle machine."]
     first_counts, *further_counts = counts
     return [
         f"{load}, so counts come first, which no load changes: {first_counts}",
         *further_counts,
-        "Do not rely on these speedups:",
+        f"Do not rely on these {timings}:",
     ]
 
 

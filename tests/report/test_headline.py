@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import interval_of_best
 from bild_lab.lab.store.groups import by_setting
@@ -332,6 +333,8 @@ def test_where_every_point_was_timed_under_load_counts_and_their_prediction_lead
         " before the cost of checking drafts."
     )
     assert others[0] == "Do not rely on these speedups:" and "decodes 1.50×" in others[1]
+    alone = replace(bild(1.5, **counted, **load), speedup=Speedup())
+    assert "Do not rely on these times:" in headline_sentences([alone])
     few = headline_sentences([bild(1.5, **counted, **load, setting={"n_examples": 2})])
     assert "1.50×" not in few[0] and "too few" in few[-1]
     idle = bild(1.4, **EXACT, **counted)
