@@ -226,7 +226,7 @@ def test_partial_results_of_a_text_of_millions_of_tokens_lie_where_they_should(
 
     def with_few_programs(launch: Launch) -> Launch:
         """Without those that have no chunk."""
-        grid = (4 * plan.stack.kv_heads,) if launch.kernel is attend else launch.grid
+        grid = (4, plan.stack.kv_heads) if launch.kernel is attend else launch.grid
         return replace(launch, grid=grid)
 
     monkeypatch.setattr(
