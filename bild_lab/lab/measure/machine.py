@@ -44,9 +44,9 @@ def read_gb_per_s(device: torch.device, synchronize: Callable[[], None], runs: i
     buffer = torch.ones(BUFFER_BYTES // 4, device=device)
     passes = GPU_PASSES if device.type == "cuda" else 1
 
-    def read() -> None:
-        for _ in range(passes):
-            buffer.sum()
+    def read() -> torch.Tensor:
+        sums = [buffer.sum() for _ in range(passes)]
+        return sums[-1]
 
     return passes * BUFFER_BYTES / median_s(read, synchronize, runs) / 1e9
 
