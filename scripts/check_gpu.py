@@ -1,24 +1,36 @@
 """Check the Triton kernels on this machine's GPU, and time them: python scripts/check_gpu.py [MODEL …] [PAIR …]
 
-    python scripts/check_gpu.py                       the usual models and pairs, in a few minutes
+    python scripts/check_gpu.py                       the usual models and pairs, in some minutes
     python scripts/check_gpu.py llama-7b              these models
     python scripts/check_gpu.py t5-large:t5-small     these pairs: whole texts, the host included
 
-Weights are random, at published sizes, in bfloat16: nothing is downloaded. Each line is a finding; it ends with 1 if
-any is wrong.
+Weights are random, at published sizes, in bfloat16: nothing is downloaded. Each line is a finding; it fails if any is
+wrong. What raises an error is wrong, and the rest is checked nevertheless, in a fresh process if the GPU answers no
+more. Where nothing is found for five minutes, it says where it waits, and ends.
 """
 
 from __future__ import annotations
 
-import itertools
+import faulthandler
+import gc
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
 from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.config.console import output
 from bild_lab.lab.config.entrypoint import run_application
+
+if TYPE_CHECKING:
+    import torch
+
+    from bild_lab.benchmark.kernel_check import Finding
+
+MOST_SILENCE_S = 300.0
 
 
 def main() -> None:
@@ -37,26 +49,62 @@ def main() -> None:
     device = torch.device("cuda")
     if (reason := why_no_kernels(device, torch.bfloat16)) is not None:
         raise UserError(f"the Triton kernels cannot run: {reason}")
-    from bild_lab.benchmark.decoding_check import PAIRS, USUAL_PAIRS, check_pairs
-    from bild_lab.benchmark.kernel_check import MODELS, USUAL, check_all
+    from bild_lab.benchmark.decoding_check import PAIRS, USUAL_PAIRS
+    from bild_lab.benchmark.kernel_check import MODELS, USUAL
 
     names = sys.argv[1:] or [*USUAL, *USUAL_PAIRS]
     for name in names:
         require_choice("model or pair", name, [*MODELS, *PAIRS])
+    names.sort(key=lambda name: name in PAIRS)
     gb_per_s = read_gb_per_s(device, torch.cuda.synchronize)
     output.print(f"{torch.cuda.get_device_name(device)} reads {gb_per_s:,.0f} GB/s")
     began, wrong = time.monotonic(), 0
-    models, pairs = ([name for name in names if name in known] for known in (MODELS, PAIRS))
-    findings = itertools.chain(
-        check_all(models, device, gb_per_s), check_pairs(pairs, device, gb_per_s)
-    )
-    for name, finding in findings:
-        verdict = {True: "right", False: "WRONG", None: "     "}[finding.right]
-        wrong += finding.right is False
-        seconds = time.monotonic() - began
-        output.print(escape(f"{seconds:6.1f} s  {name:26} {verdict}  {finding.text}"))
+    faulthandler.dump_traceback_later(MOST_SILENCE_S, exit=True)
+    for index, name in enumerate(names):
+        for finding in findings_of(name, device, gb_per_s):
+            faulthandler.dump_traceback_later(MOST_SILENCE_S, exit=True)
+            verdict = {True: "right", False: "WRONG", None: "     "}[finding.right]
+            wrong += finding.right is False
+            seconds = time.monotonic() - began
+            output.print(escape(f"{seconds:6.1f} s  {name:26} {verdict}  {finding.text}"))
+            if finding.right is False and not answers():
+                output.print("the GPU answers this process no more, so a fresh one goes on")
+                faulthandler.cancel_dump_traceback_later()
+                rest = names[index + 1 :]
+                if rest:
+                    subprocess.run([sys.executable, sys.argv[0], *rest])
+                raise UserError("the GPU was lost, after the findings marked WRONG above")
+        gc.collect()
+        torch.cuda.empty_cache()
+    faulthandler.cancel_dump_traceback_later()
     if wrong:
         raise UserError(f"{wrong} findings are wrong, marked WRONG above")
+
+
+def findings_of(name: str, device: torch.device, gb_per_s: float) -> Iterator[Finding]:
+    """All findings of a model or a pair; what raises an error outside of its checks is the last."""
+    from bild_lab.benchmark.decoding_check import check_pair
+    from bild_lab.benchmark.kernel_check import MODELS, raised
+    from bild_lab.benchmark.kernel_times import check_model
+
+    try:
+        if name in MODELS:
+            yield from check_model(name, device, gb_per_s)
+        else:
+            yield from check_pair(name, device)
+    except Exception as error:
+        yield raised(name, error)
+
+
+def answers() -> bool:
+    """Whether the GPU still answers this process: after some errors it never does."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

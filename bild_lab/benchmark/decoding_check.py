@@ -8,13 +8,14 @@ tokens are then those of a synthetic drafter, so that the acceptance rate is the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 
-from bild_lab.benchmark.kernel_check import MODELS, Finding, KernelCheck, outcome
+from bild_lab.benchmark.kernel_check import MODELS, Finding, KernelCheck, attempted, outcome
+from bild_lab.benchmark.kernel_times import replay_ms
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
@@ -122,11 +123,13 @@ class DecodingCheck:
 
     def findings(self) -> Iterator[Finding]:
         """All checks, one after the other."""
-        yield self.texts_are_the_targets()
-        yield self.vanilla_is_itself()
-        forward_ms = self.forward_ms(self.target)
-        yield self.host_share(forward_ms)
-        yield self.speculation(forward_ms)
+        for check in (
+            self.texts_are_the_targets,
+            self.vanilla_is_itself,
+            self.host_share,
+            self.speculation,
+        ):
+            yield attempted(check)
 
     def texts_are_the_targets(self) -> Finding:
         """A drafter of random weights, which is nearly always wrong, changes no text."""
@@ -151,24 +154,20 @@ class DecodingCheck:
             abs(ratio - 1) <= MOST_DIFFERENCE,
         )
 
-    def host_share(self, forward_ms: float) -> Finding:
-        """How much longer a token of `vanilla` takes than its forward on the GPU.
-
-        forward_ms: of one row in the middle of a text.
-        """
+    def host_share(self) -> Finding:
+        """How much longer a token of `vanilla` takes than its forward on the GPU."""
+        forward_ms = self.forward_ms(self.target)
         token_ms = self.token_ms(self.timed({"vanilla": self.vanilla}), "vanilla")
         return Finding(
             f"ms a token of vanilla {token_ms:.3f}, of its forward {forward_ms:.3f}:"
             f" {token_ms / forward_ms:.2f} times"
         )
 
-    def speculation(self, forward_ms: float) -> Finding:
+    def speculation(self) -> Finding:
         """The speedup at a chosen acceptance rate beside Theorem 3.8 of Leviathan et al. (2023), at
         the window that is best by it.
-
-        forward_ms: of the target.
         """
-        cost_ratio = self.forward_ms(self.draft) / forward_ms
+        cost_ratio = self.forward_ms(self.draft) / self.forward_ms(self.target)
         window = max(1, optimal_window(ACCEPTANCE_RATE, cost_ratio, MAX_WINDOW))
         synthetic = SyntheticDrafter(self.target, ACCEPTANCE_RATE, window)
         drafter = ChosenAcceptance(ModelDrafter(self.draft, window), synthetic)
@@ -200,18 +199,10 @@ class DecodingCheck:
         """Milliseconds of a graph of one row in the middle of a text, without the host."""
         session = model.start(self.requests[0].source, NEW_TOKENS)
         session.extend(model.check.tokens[: NEW_TOKENS // 2])
-        return model.check.replay_ms(session, session.length)
+        return replay_ms(model.check, session, session.length)
 
 
-def check_pairs(
-    names: Sequence[str], device: torch.device, gb_per_s: float
-) -> Iterator[tuple[str, Finding]]:
-    """The findings of these pairs in bfloat16, one pair after the other."""
-    for name in names:
-        target, draft = (
-            KernelCheck(MODELS[model], device, torch.bfloat16, gb_per_s) for model in PAIRS[name]
-        )
-        for finding in DecodingCheck(target, draft).findings():
-            yield name, finding
-        del target, draft
-        torch.cuda.empty_cache()
+def check_pair(name: str, device: torch.device) -> Iterator[Finding]:
+    """The findings of one pair in bfloat16."""
+    target, draft = (KernelCheck(MODELS[model], device, torch.bfloat16) for model in PAIRS[name])
+    yield from DecodingCheck(target, draft).findings()

@@ -1,13 +1,15 @@
-"""Whether the Triton kernels are right on this GPU, and how near they are to its memory's speed.
+"""Whether the Triton kernels are right on this GPU.
 
 Models have random weights at published sizes, so nothing is downloaded. Every check returns what it
-found and whether that is right; `scripts/check_gpu.py` prints them.
+found and whether that is right; `scripts/check_gpu.py` prints them. A check that raises is wrong,
+and hides nothing that comes after it.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -29,6 +31,7 @@ from transformers import (
 )
 
 from bild_lab.engine.draft import Tree
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.methods.early_exit.calm import leave_layer_by_layer, saturation
 from bild_lab.engine.methods.speculative.draft_tree import grow_tree
 from bild_lab.engine.models.cached_session import CachedSession
@@ -37,20 +40,21 @@ from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
-from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.session import ChainSpec, GrownTree, OutputSpec, Rows, TreeSpec
-from bild_lab.lab.measure.machine import median_s
 
 ROW_COUNTS = (2, 3, 8, 9, 16, 24, 33, 64)  # that must have the bits of one row
-TIMED_ROWS = (1, 4, 8, 16, 64)
 PROMPT = 40  # tokens, few enough to run by the kernels
 SOURCE = 64  # tokens of an encoder
-TIMED_START = 500  # slots before the rows of a timing, as in a long text
+LONG_TEXT = 500  # slots before the rows of a long text, and of a timing
+REPEATS = 30  # of what a race would change
 CHAIN_STEPS = 8
+TEMPERATURE = 0.8
+VOCABULARY_STEP = 4  # a draft vocabulary has every so manyth token
 # EAGLE-2's width and children
 TREE = TreeSpec(nodes=60, depth=6, width=10, children=10, end_tokens=frozenset())
-REPLAYS = 10  # of a graph in one timing, so that the host is not timed
 ROOM = 1024
+MOST_OF_ERROR = 2000  # the last characters of its traceback
 # how much larger the kernels' mean error may be than PyTorch's in the same precision
 MOST_ERROR = 1.3
 
@@ -166,9 +170,8 @@ class KernelCheck:
         make: Callable[[], PreTrainedModel],
         device: torch.device,
         dtype: torch.dtype,
-        gb_per_s: float,
     ) -> None:
-        self.device, self.dtype, self._gb_per_s = device, dtype, gb_per_s
+        self.device, self.dtype = device, dtype
         torch.manual_seed(0)
         default = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
@@ -191,39 +194,58 @@ class KernelCheck:
             else None
         )
 
-    def findings(self, *, times: bool = True) -> Iterator[Finding]:
-        """All checks, one after the other. times: time forwards too."""
-        yield self.numbers()
-        yield self.same_bits()
-        yield self.tree_is_chain()
-        yield self.texts_side_by_side()
-        yield self.resumed_is_straight()
-        yield self.program_is_loop()
-        yield self.tree_program_is_loop()
-        yield self.exit_is_loop()
-        yield self.graph_is_eager()
-        yield self.overlap_changes_nothing()
-        yield self.tickets()
-        if times:
-            yield from self.times()
+    def findings(self) -> Iterator[Finding]:
+        """All checks, one after the other."""
+        for check in (
+            self.numbers,
+            self.numbers_of_a_long_text,
+            self.same_bits,
+            self.tree_is_chain,
+            self.texts_side_by_side,
+            self.resumed_is_straight,
+            self.program_is_loop,
+            self.drawn_program_is_loop,
+            self.narrow_program_is_loop,
+            self.tree_program_is_loop,
+            self.exit_is_loop,
+            self.repeats_are_equal,
+            self.graph_is_eager,
+            self.overlap_changes_nothing,
+            self.tickets,
+        ):
+            yield attempted(check)
 
     # checks
 
-    @torch.inference_mode()
     def numbers(self) -> Finding:
         """The kernels' error against float32 is that of PyTorch in the same precision."""
-        rows = self.tokens[:16]
+        return self._numbers_after(0)
+
+    def numbers_of_a_long_text(self) -> Finding:
+        """As `numbers`, where attention merges chunks of slots."""
+        return self._numbers_after(LONG_TEXT)
+
+    @torch.inference_mode()
+    def _numbers_after(self, slots: int) -> Finding:
+        """slots: how many come before the rows, of which a prompt has the first."""
+
+        def logits(decoder: Decoder, kernels: bool) -> torch.Tensor:
+            session = self.session(decoder, kernels)
+            self.lengthen(session, slots)
+            return session.extend(self.tokens[:16]).logits
+
         exact_decoder = decoder_of(copy.deepcopy(self._module).float())
-        exact = self.session(exact_decoder, kernels=False).extend(rows).logits
+        exact = logits(exact_decoder, kernels=False)
         del exact_decoder
         errors = [
-            float((self.session(self.decoder, kernels).extend(rows).logits - exact).abs().mean())
-            for kernels in (False, True)
+            float((logits(self.decoder, kernels) - exact).abs().mean()) for kernels in (False, True)
         ]
         share = errors[1] / max(errors[0], 1e-30)
         right = share <= MOST_ERROR or errors[1] < 1e-4 * float(exact.std())
         return Finding(
-            f"mean error against float32 {errors[1]:.2e}, of PyTorch {errors[0]:.2e}", right
+            f"mean error against float32 after {max(slots, PROMPT)} slots {errors[1]:.2e}, of PyTorch"
+            f" {errors[0]:.2e}",
+            right,
         )
 
     @torch.inference_mode()
@@ -303,6 +325,38 @@ class KernelCheck:
         return outcome(f"a chain of {CHAIN_STEPS} in one program", right)
 
     @torch.inference_mode()
+    def drawn_program_is_loop(self) -> Finding:
+        """A chain that is drawn is the loop's: its graph has operators of PyTorch among our kernels."""
+        fed, draws = self.tokens[:2], torch.Generator().manual_seed(2)
+        uniforms = torch.rand(CHAIN_STEPS, generator=draws, dtype=torch.float64).to(self.device)
+        chain = ChainSpec(CHAIN_STEPS, frozenset(), None, TEMPERATURE, uniforms, keeps_probs=True)
+        loop, drafted, probs = self.session(), [], []
+        logits = loop.extend(fed).logits[-1:]
+        for uniform in uniforms:
+            probs.append((logits / TEMPERATURE).softmax(-1))
+            drafted.append(int(pick(probs[-1], uniform[None])))
+            logits = loop.extend(drafted[-1:]).logits
+        drawn = self.session().draft(fed, chain)
+        right = list(drawn.tokens) == drafted and torch.allclose(
+            drawn.probs, torch.cat(probs), atol=1e-6
+        )
+        return outcome(f"a chain of {CHAIN_STEPS} drawn in one program", right)
+
+    @torch.inference_mode()
+    def narrow_program_is_loop(self) -> Finding:
+        """A chain of a draft vocabulary is the loop's."""
+        fed, drafted, loop = self.tokens[:2], [], self.session()
+        vocabulary = DraftVocabulary(range(0, self.vocab, VOCABULARY_STEP))
+        narrow = OutputSpec(vocabulary=vocabulary)
+        logits = loop.extend(fed, narrow).logits[-1:]
+        for _ in range(CHAIN_STEPS):
+            drafted.append(int(logits.argmax()))
+            logits = loop.extend(drafted[-1:], narrow).logits
+        chain = ChainSpec(CHAIN_STEPS, frozenset(), vocabulary=vocabulary)
+        right = self.session().draft(fed, chain).tokens == drafted
+        return outcome(f"a chain of {len(vocabulary)} tokens in one program", right)
+
+    @torch.inference_mode()
     def tree_program_is_loop(self) -> Finding:
         """Trees grown by one program are the loop's, also where an end token, a chance or sure rows
         end them; and so are the rows that are kept.
@@ -315,6 +369,7 @@ class KernelCheck:
             replace(TREE, end_tokens=frozenset([first_token])),
             replace(TREE, min_prob=0.999 * confidence),
             replace(TREE, prune_confidence=0.999 * confidence),
+            replace(TREE, temperature=TEMPERATURE),
         )
         loop, session = self.session(), self.session()
         start, right = session.length, True
@@ -367,15 +422,48 @@ class KernelCheck:
         return leave_layer_by_layer(session, token, threshold, saturation, depth)
 
     @torch.inference_mode()
+    def repeats_are_equal(self) -> Finding:
+        """Forwards, a chain, a tree and an exit after a long text give the same each time, unlike
+        kernels that race.
+        """
+        session = self.long_session()
+        length = session.length
+        first, differing = self._passes(session, length), set()
+        for _ in range(REPEATS - 1):
+            again = self._passes(session, length)
+            differing |= {name for name, result in first.items() if not same(again[name], result)}
+        text = f"{REPEATS} times {', '.join(first)} after {length} slots: "
+        if differing:
+            return Finding(f"{text}OTHER RESULTS of {', '.join(sorted(differing))}", right=False)
+        return Finding(f"{text}the same results", right=True)
+
+    def _passes(self, session: CachedSession, length: int) -> dict[str, Any]:
+        """What a pass of each kind gives after the first so many slots of a session."""
+        row, results = self.tokens[:1], {}
+        for count in (1, max(ROW_COUNTS)):
+            session.rollback(length)
+            results[f"{count} rows"] = session.extend(self.tokens[:count]).logits
+        session.rollback(length)
+        results["a chain"] = session.draft(row, ChainSpec(CHAIN_STEPS, frozenset())).tokens
+        session.rollback(length)
+        tree = session.grow(row, TREE)
+        results["a tree"] = tree.tokens, tree.parents
+        session.rollback(length)
+        results["an exit"], _ = self.leave(session, in_one=True)
+        return results
+
+    @torch.inference_mode()
     def graph_is_eager(self) -> Finding:
         """A replayed graph gives what its kernels give when they are launched one by one."""
-        rows = self.tokens[:8]
+        rows, graphs = self.tokens[:8], self.kernels.graphs
         replayed = self.session().extend(rows).logits
-        captures, self.kernels.graphs.captures = self.kernels.graphs.captures, False
-        self.kernels.graphs.clear()
-        eager = self.session().extend(rows).logits
-        self.kernels.graphs.captures = captures
-        self.kernels.graphs.clear()
+        captures, graphs.captures = graphs.captures, False
+        graphs.clear()
+        try:
+            eager = self.session().extend(rows).logits
+        finally:
+            graphs.captures = captures
+            graphs.clear()
         return outcome("a graph's replay", torch.equal(replayed, eager))
 
     @torch.inference_mode()
@@ -386,14 +474,16 @@ class KernelCheck:
             return Finding("kernels run in turn on this GPU")
         spec, rows = ChainSpec(CHAIN_STEPS, frozenset()), self.tokens[:8]
         results = []
-        for overlap in (True, False):
-            plan.overlap = overlap
+        try:
+            for overlap in (True, False):
+                plan.overlap = overlap
+                self.kernels.graphs.clear()
+                session = self.session()
+                logits, chain = session.extend(rows).logits, session.draft(rows[:1], spec)
+                results.append((logits, chain.tokens, session.grow(rows[:1], TREE)))
+        finally:
+            plan.overlap = True
             self.kernels.graphs.clear()
-            session = self.session()
-            logits, chain = session.extend(rows).logits, session.draft(rows[:1], spec)
-            results.append((logits, chain.tokens, session.grow(rows[:1], TREE)))
-        plan.overlap = True
-        self.kernels.graphs.clear()
         right = torch.equal(results[0][0], results[1][0]) and results[0][1:] == results[1][1:]
         return outcome("kernels that overlap", right)
 
@@ -401,122 +491,11 @@ class KernelCheck:
         """No program has kept a ticket."""
         return outcome("tickets", not int(self.kernels.plan.buffers.tickets.abs().sum()))
 
-    # times
-
-    @torch.inference_mode()
-    def times(self) -> Iterator[Finding]:
-        """Milliseconds of a forward by its number of rows, and of a step of a chain."""
-        floor_ms = self.weight_bytes() / self._gb_per_s / 1e6
-        session = self.session()
-        session.extend(self.tokens[:64])
-        while session.length < TIMED_START:
-            session.extend(self.tokens[session.length : session.length + 64])
-        length = session.length
-        milliseconds = {}
-        for rows in TIMED_ROWS:
-            tokens = torch.tensor(self.tokens[:rows], device=self.device)
-            text = session.layers.text_rows(session.layers.reserved + length, rows, rows)
-            milliseconds[rows] = self.milliseconds(lambda: self.kernels.run(tokens, [text]))  # noqa: B023
-        listed = ", ".join(f"{rows} rows {ms:.3f}" for rows, ms in milliseconds.items())
-        yield Finding(
-            f"ms a forward: {listed}; floor {floor_ms:.3f} at {self._gb_per_s:,.0f} GB/s,"
-            f" {100 * floor_ms / milliseconds[1]:.0f} % of it with one row"
-        )
-        replay = self.replay_ms(session, length)
-        yield Finding(
-            f"of these on the GPU with one row {replay:.3f} ms,"
-            f" {100 * floor_ms / replay:.0f} % of the floor"
-        )
-        chains = {
-            name: self.milliseconds(lambda: self.draft(session, length, threshold))  # noqa: B023
-            for name, threshold in (("all steps", None), ("ended by the first", 2.0))
-        }
-        per_step = (chains["all steps"] - chains["ended by the first"]) / (CHAIN_STEPS - 1)
-        listed = ", ".join(f"{name} {ms:.3f}" for name, ms in chains.items())
-        yield Finding(f"ms a chain of {CHAIN_STEPS}: {listed}; {per_step:.3f} more for each step")
-        trees = {
-            name: self.milliseconds(lambda: self.regrow(grow, session, length))  # noqa: B023
-            for name, grow in (
-                ("in one program", CachedSession.grow),
-                ("by one forward after another", self.grown_by_loop),
-            )
-        }
-        listed = ", ".join(f"{name} {ms:.3f}" for name, ms in trees.items())
-        yield Finding(f"ms a tree of {TREE.depth} levels of {TREE.width}: {listed}")
-        exits = {
-            name: self.milliseconds(lambda: self.leave_again(session, length, in_one))  # noqa: B023
-            for name, in_one in (("in one program", True), ("layer by layer", False))
-        }
-        listed = ", ".join(f"{name} {ms:.3f}" for name, ms in exits.items())
-        yield Finding(f"ms a row that leaves early: {listed}")
-        plain = self.session(kernels=False)
-        plain.extend(self.tokens[:length])
-        native = self.milliseconds(lambda: self.rerun(plain, length))
-        yield Finding(f"ms a forward by PyTorch, kernel by kernel: {native:.3f}")
-
-    def replay_ms(self, session: CachedSession, length: int) -> float:
-        """Milliseconds of one forward's graph of one row, without the host."""
-        text = session.layers.text_rows(session.layers.reserved + length, 1, 1)
-        self.kernels.run(torch.tensor(self.tokens[:1], device=self.device), [text])
-
-        def replay() -> None:
-            for _ in range(REPLAYS):
-                self.kernels.graphs.rerun_last()
-
-        return self.milliseconds(replay) / REPLAYS
-
-    def draft(self, session: CachedSession, length: int, threshold: float | None) -> None:
-        text = session.layers.text_rows(session.layers.reserved + length, 1, 1)
-        chain = ChainSpec(CHAIN_STEPS, frozenset(), threshold)
-        self.kernels.draft([self.tokens[:1]], [text], [chain])
-
     def grown_by_loop(
         self, session: CachedSession, tokens: list[int], tree_spec: TreeSpec
     ) -> GrownTree:
         """A tree that grows by one forward after another."""
-        return grow_tree(session, tokens, tree_spec, Sampling())
-
-    def regrow(
-        self,
-        grow: Callable[[CachedSession, list[int], TreeSpec], GrownTree | None],
-        session: CachedSession,
-        length: int,
-    ) -> None:
-        session.rollback(length)
-        grow(session, self.tokens[:1], TREE)
-
-    def leave_again(self, session: CachedSession, length: int, in_one: bool) -> None:
-        session.rollback(length)
-        self.leave(session, in_one)
-
-    def rerun(self, session: CachedSession, length: int) -> None:
-        session.rollback(length)
-        session.extend(self.tokens[:1])
-
-    def milliseconds(self, work: Callable[[], Any]) -> float:
-        """The median of some runs, after as many that are not counted."""
-        synchronize = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
-        for _ in range(3):
-            work()
-        return 1000 * median_s(work, synchronize, 21)
-
-    def weight_bytes(self) -> int:
-        """The bytes of all weights that a token's forward reads, of keys and values none."""
-        layer = self.decoder.layers[0]
-        matrices = [
-            weight.matrix
-            for weight in (
-                layer.qkv,
-                layer.out,
-                layer.cross_query,
-                layer.cross_out,
-                layer.inner,
-                layer.outer,
-            )
-            if weight is not None
-        ]
-        in_layers = len(self.decoder.layers) * sum(matrix.nbytes for matrix in matrices)
-        return in_layers + self.decoder.head.nbytes
+        return grow_tree(session, tokens, tree_spec, Sampling(tree_spec.temperature))
 
     # sessions
 
@@ -534,6 +513,37 @@ class KernelCheck:
         session.prefill()  # else the prompt's rows run with the next ones
         return session
 
+    def long_session(self) -> CachedSession:
+        """A session after a long text."""
+        session = self.session()
+        self.lengthen(session, LONG_TEXT)
+        return session
+
+    def lengthen(self, session: CachedSession, slots: int) -> None:
+        """Run tokens until the session has so many."""
+        while (missing := slots - session.length) > 0:
+            start = session.length
+            session.extend(self.tokens[start : start + min(64, missing)])
+
+
+def attempted(check: Callable[[], Finding]) -> Finding:
+    """What a check found; an error that it raises is wrong, and hides no check after it."""
+    try:
+        return check()
+    except Exception as error:
+        return raised(check.__name__.replace("_", " "), error)
+
+
+def raised(what: str, error: Exception) -> Finding:
+    """An error, and where it was raised."""
+    lines = "".join(traceback.format_exception(error))
+    return Finding(f"{what} raised an error\n{lines[-MOST_OF_ERROR:].strip()}", right=False)
+
+
+def same(result: Any, other: Any) -> bool:
+    """Whether two results are equal, tensors to the last bit."""
+    return torch.equal(result, other) if isinstance(result, torch.Tensor) else result == other
+
 
 def decoder_of(module: PreTrainedModel) -> Decoder:
     return (T5Decoder if module.config.is_encoder_decoder else LlamaDecoder)(module)
@@ -541,15 +551,3 @@ def decoder_of(module: PreTrainedModel) -> Decoder:
 
 def outcome(what: str, right: bool) -> Finding:
     return Finding(f"{what}: {'the same bits' if right else 'OTHER BITS'}", right)
-
-
-def check_all(
-    names: Sequence[str], device: torch.device, gb_per_s: float
-) -> Iterator[tuple[str, Finding]]:
-    """The findings of these models in bfloat16, one model after the other."""
-    for name in names:
-        check = KernelCheck(MODELS[name], device, torch.bfloat16, gb_per_s)
-        for finding in check.findings():
-            yield name, finding
-        del check
-        torch.cuda.empty_cache()

@@ -20,19 +20,17 @@ pytestmark = [needs_triton, pytest.mark.slow, pytest.mark.usefixtures("interpret
 @pytest.fixture
 def check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The checks of a tiny pair, with few short texts."""
-    from bild_lab.benchmark import decoding_check, kernel_check
+    from bild_lab.benchmark import decoding_check, kernel_check, kernel_times
 
     monkeypatch.setattr(decoding_check, "TEXTS", 2)
     monkeypatch.setattr(decoding_check, "NEW_TOKENS", 6)
     monkeypatch.setattr(decoding_check, "REPEATS", 1)
     monkeypatch.setattr(decoding_check, "SHARED_PROMPT", 4)
     monkeypatch.setattr(decoding_check, "MAX_WINDOW", 3)
-    monkeypatch.setattr(kernel_check, "REPLAYS", 1)
-    monkeypatch.setattr(kernel_check, "median_s", lambda work, *_: work() or 0.001)
+    monkeypatch.setattr(kernel_times, "REPLAYS", 1)
+    monkeypatch.setattr(kernel_times, "median_s", lambda work, *_: work() or 0.001)
     dtype = torch.float32 if request.param == "t5" else torch.float16
-    target, draft = (
-        kernel_check.KernelCheck(TINY[request.param], CPU, dtype, 1.0) for _ in range(2)
-    )
+    target, draft = (kernel_check.KernelCheck(TINY[request.param], CPU, dtype) for _ in range(2))
     return decoding_check.DecodingCheck(target, draft)
 
 

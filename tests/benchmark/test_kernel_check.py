@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,20 +39,23 @@ TINY: dict[str, Callable[[], PreTrainedModel]] = {
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows, as the interpreter is slow."""
-    from bild_lab.benchmark import kernel_check
+    from bild_lab.benchmark import kernel_check, kernel_times
 
     monkeypatch.setattr(kernel_check, "ROW_COUNTS", (2, 9))
     monkeypatch.setattr(kernel_check, "PROMPT", 12)
     monkeypatch.setattr(kernel_check, "SOURCE", 9)
-    monkeypatch.setattr(kernel_check, "CHAIN_STEPS", 4)
+    monkeypatch.setattr(kernel_check, "LONG_TEXT", 20)
+    monkeypatch.setattr(kernel_check, "REPEATS", 2)
     tree_spec = replace(kernel_check.TREE, nodes=9, depth=3, width=2, children=2)
-    monkeypatch.setattr(kernel_check, "TREE", tree_spec)
+    for module in (kernel_check, kernel_times):
+        monkeypatch.setattr(module, "CHAIN_STEPS", 4)
+        monkeypatch.setattr(module, "TREE", tree_spec)
 
 
 def findings(name: str, dtype: torch.dtype) -> list[Any]:
     from bild_lab.benchmark.kernel_check import KernelCheck
 
-    return list(KernelCheck(TINY[name], CPU, dtype, 1.0).findings(times=False))
+    return list(KernelCheck(TINY[name], CPU, dtype).findings())
 
 
 @pytest.mark.usefixtures("small")
@@ -78,13 +82,57 @@ def test_rows_that_change_with_their_number_are_found(monkeypatch: pytest.Monkey
     assert any("other bits with [9]" in text for text in wrong)
 
 
-@pytest.mark.usefixtures("small")
-def test_every_figure_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_give_other_results_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from bild_lab.benchmark import kernel_check
 
-    monkeypatch.setattr(kernel_check, "TIMED_ROWS", (1, 2))
-    monkeypatch.setattr(kernel_check, "TIMED_START", 20)
-    monkeypatch.setattr(kernel_check, "REPLAYS", 1)
+    results = [{"1 rows": torch.tensor([0.5, 1.5]), "a chain": [3, 5]} for _ in range(4)]
+    passes = iter(results)
+    monkeypatch.setattr(kernel_check, "REPEATS", len(results))
+    check = kernel_check.KernelCheck.__new__(kernel_check.KernelCheck)
+    check.long_session = lambda: SimpleNamespace(length=500)
+    check._passes = lambda session, length: next(passes)
+    assert check.repeats_are_equal().right is True
+    results[2]["1 rows"] = torch.tensor([0.5, 1.5000001])
+    passes = iter(results)
+    finding = check.repeats_are_equal()
+    assert finding.right is False
+    assert finding.text.endswith("OTHER RESULTS of 1 rows")
+
+
+def test_what_raises_an_error_is_wrong_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bild_lab.benchmark.kernel_check import Finding, KernelCheck
+
+    names = [
+        name
+        for name, check in vars(KernelCheck).items()
+        if getattr(check, "__annotations__", {}).get("return") == "Finding" and name[0] != "_"
+    ]
+    for name in names:
+        monkeypatch.setattr(KernelCheck, name, named(name, lambda check: Finding("", right=True)))
+    monkeypatch.setattr(KernelCheck, "same_bits", named("same_bits", illegal_access))
+    checked = list(KernelCheck.findings(KernelCheck.__new__(KernelCheck)))
+    assert len(checked) == len(names)
+    assert [finding.right for finding in checked].count(False) == 1
+    text = next(finding.text for finding in checked if not finding.right)
+    assert text.startswith("same bits raised an error")
+    assert "illegal_access" in text and "RuntimeError: an illegal memory access" in text
+
+
+def named(name: str, check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    check.__name__ = name
+    return check
+
+
+def illegal_access(check: Any) -> Any:
+    raise RuntimeError("an illegal memory access")
+
+
+@pytest.mark.usefixtures("small")
+def test_every_figure_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bild_lab.benchmark import kernel_check, kernel_times
+
+    monkeypatch.setattr(kernel_times, "TIMED_ROWS", (1, 2))
+    monkeypatch.setattr(kernel_times, "REPLAYS", 1)
 
     def one_millisecond(
         work: Callable[[], Any], synchronize: Callable[[], None], runs: int
@@ -92,13 +140,16 @@ def test_every_figure_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         work()
         return 0.001
 
-    monkeypatch.setattr(kernel_check, "median_s", one_millisecond)
-    check = kernel_check.KernelCheck(TINY["llama"], CPU, torch.float16, 1.0)
-    texts = [finding.text for finding in check.times()]
-    assert [text.split(":")[0] for text in texts[2:]] == [
+    monkeypatch.setattr(kernel_times, "median_s", one_millisecond)
+    check = kernel_check.KernelCheck(TINY["llama"], CPU, torch.float16)
+    texts = [finding.text for finding in kernel_times.KernelTimes(check, 1.0).findings()]
+    assert [text.split(":")[0] for text in texts] == [
+        "ms a forward",
+        "of these on the GPU",
         "ms a chain of 4",
         "ms a tree of 3 levels of 2",
         "ms a row that leaves early",
         "ms a forward by PyTorch, kernel by kernel",
     ]
-    assert "1 rows 1.000, 2 rows 1.000; floor" in texts[0]
+    for text in texts[:2]:
+        assert "1 rows 1.000, 2 rows 1.000; floor" in text

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -209,6 +210,24 @@ class GpuEvent:
         self.machine.wait_unless_known("Event.synchronize", self.clock)
 
 
+class Pool(Memory):
+    """Memory that graphs share. It lives as long as one of them: `graph_pool_handle` gives a name
+    alone.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine.default, torch.UntypedStorage(1))
+        self._graphs: WeakSet[GpuGraph] | None = None
+
+    def enter(self, graph: GpuGraph) -> None:
+        """A graph is captured into this memory."""
+        if self._graphs is None:
+            self._graphs = WeakSet()
+        elif not self._graphs:
+            raise CudaFault("a graph is captured into a pool whose graphs are all gone")
+        self._graphs.add(graph)
+
+
 class GpuGraph:
     """A graph, as `torch.cuda.CUDAGraph`: replays what was captured over the same memory."""
 
@@ -220,8 +239,10 @@ class GpuGraph:
     def register_generator_state(self, generator: torch.Generator) -> None:
         self.generators.append(generator._cdata)
 
-    def capture_begin(self, pool: Memory | None = None, capture_error_mode: str = "global") -> None:
+    def capture_begin(self, pool: Pool | None = None, capture_error_mode: str = "global") -> None:
         machine = self.machine
+        if pool is not None:
+            pool.enter(self)
         if machine.capture is not None:
             raise CudaFault("a graph is captured inside the capture of another")
         if machine.current is machine.default:
@@ -344,7 +365,7 @@ def cuda_functions(machine: Machine) -> dict[str, Any]:
         "synchronize": synchronize,
         "Stream": made_stream,
         "Event": lambda enable_timing=False, blocking=False, interprocess=False: GpuEvent(machine),
-        "graph_pool_handle": lambda: Memory(machine.default, torch.UntypedStorage(1)),
+        "graph_pool_handle": lambda: Pool(machine),
         "CUDAGraph": lambda keep_graph=False: GpuGraph(machine, keep_graph),
         "graph": graph,
         "stream": stream,

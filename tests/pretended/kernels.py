@@ -22,6 +22,8 @@ from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, 
 from tests.pretended.machine import CudaFault, Extent, Machine, Memory, Operation, called_from
 from tests.pretended.tensor import GpuTensor, held, require_captured_stream
 
+MOST_PROGRAMS = (2**31 - 1, 65535, 65535)  # on each axis of a grid
+
 
 @contextmanager
 def interpreted_kernels(machine: Machine) -> Iterator[None]:
@@ -115,6 +117,7 @@ class Launches:
         binary: Any,
     ) -> None:
         machine = self.machine
+        require_grid(kernel, grid)
         values = [held(argument) for argument in arguments]
         run = partial(self._interpret, kernel, values, grid, constants)
         if machine.capture is None:
@@ -176,6 +179,12 @@ class Launches:
             return plain(builder, kind, pointer, value, mask, *rest)
 
         return update
+
+
+def require_grid(kernel: InterpretedFunction, grid: tuple[int, ...]) -> None:
+    """Raise for a grid that is longer on an axis than those of CUDA."""
+    if any(size > most for size, most in zip(grid, MOST_PROGRAMS, strict=False)):
+        raise CudaFault(f"a grid of {grid} programs of the kernel {kernel.__name__}")
 
 
 class Compiled:

@@ -390,6 +390,85 @@ def test_a_capture_of_kernels_that_were_not_prepared(
         start(model).extend([3, 5])
 
 
+def test_a_pool_ends_with_its_last_graph(machine: Machine) -> None:
+    pool, tensor = torch.cuda.graph_pool_handle(), numbers(1, 2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        tensor.add_(1)
+    del graph
+    with (
+        pytest.raises(CudaFault, match="a pool whose graphs are all gone"),
+        torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool),
+    ):
+        tensor.add_(1)
+
+
+def test_graphs_are_captured_again_after_kernels_ran_one_by_one(
+    machine: Machine, model: NativeModel
+) -> None:
+    """No graph is left then, and so no memory of theirs."""
+    graphs = model.packed.graphs
+    expected = start(model).extend([3, 5]).logits
+    for captures in (False, True):
+        graphs.captures = captures
+        graphs.clear()
+        assert torch.equal(start(model).extend([3, 5]).logits, expected)
+
+
+def test_graphs_are_captured_after_one_that_was_cut_short(
+    machine: Machine, model: NativeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bild_lab.engine.models.native.gpu.plan import Launch
+
+    def interrupted(launch: Launch) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(Launch, "__call__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start(model).extend([3, 5])
+    assert start(model).extend([3, 5]).logits.isfinite().all()
+
+
+def test_all_graphs_are_captured_in_one_stream(machine: Machine, model: NativeModel) -> None:
+    """So that the memory of one serves the next."""
+    session = start(model)
+    session.extend([3, 5])
+    streams, made = len(machine.streams), model.compiled_steps
+    session.extend([7])
+    assert model.compiled_steps > made
+    assert len(machine.streams) == streams
+
+
+def test_a_kernel_whose_compilation_was_cut_short_is_compiled_before_the_next_capture(
+    machine: Machine, model: NativeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.pretended.kernels import Compiled
+
+    def interrupted(compiled: Compiled) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(Compiled, "run", property(interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            start(model).extend([3, 5])
+    assert start(model).extend([3, 5]).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["t5-large", "qwen2.5-1.5b", "gemma3-270m"])
+def test_no_grid_is_longer_than_those_of_cuda(name: str) -> None:
+    """With as many programs as 64 rows of long texts have, and as a tree of them has."""
+    from bild_lab.engine.models.native.gpu.plan import ForwardPlan, PassShape
+    from tests.pretended.kernels import require_grid
+    from tests.triton_compiler import SIZES, shapes_alone
+
+    plan = ForwardPlan(shapes_alone(SIZES[name]), (9, 0))
+    shape = PassShape(rows=64, scored=64, tiles=64, chunks=4096, source_chunks=4096, layers=(0,))
+    for variant in (shape, shape._replace(tree_chunks=8)):
+        for launch in plan.launches(variant):
+            require_grid(launch.kernel, launch.grid)
+
+
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), "cuda"])
 def test_a_number_of_the_host_that_a_graph_holds(
     device: str, monkeypatch: pytest.MonkeyPatch

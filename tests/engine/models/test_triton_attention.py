@@ -4,7 +4,9 @@ bits of a chain's, and no more memory is held than is counted.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from tests.triton_interpreter import interpreter, needs_triton  # noqa: F401
 
 pytestmark = [needs_triton, pytest.mark.usefixtures("interpreter", "small_chunks")]
 
+MAP_NORESERVE = 0x4000  # of Linux; not every Python names it
 CHUNK = 16  # slots, so that a short text has several chunks
 CAPACITY = 64
 RESERVED = 3  # slots of a prefix
@@ -198,6 +201,47 @@ def test_a_deep_tree_has_rows_in_several_chunks() -> None:
     assert torch.equal(found[:39], chain)
     branch = texts.logits([*tokens[:4], tokens[39]], [texts.rows(0, 20, 5)])
     assert torch.equal(found[39:], branch[4:])
+
+
+@torch.inference_mode()
+def test_partial_results_of_a_text_of_millions_of_tokens_lie_where_they_should(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their places are larger than numbers of 32 bits. Memory that nobody touches takes no room."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    from bild_lab.engine.models.native.gpu.attention import attend
+    from bild_lab.engine.models.native.gpu.plan import ForwardPlan, Launch
+
+    texts = Texts("llama")
+    row = texts.rows(0, 3 * CHUNK, 1)
+    expected = texts.logits([7], [row])
+    plan, many_chunks = texts.kernels.plan, 2**20
+    results = 64 * plan.stack.heads * many_chunks * plan.head_block
+    assert results > 2**31
+    bytes_held = 4 * (results + 2 * 64 * plan.stack.heads * many_chunks)
+    reserved = mmap(-1, bytes_held, flags=MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
+    memory = torch.frombuffer(reserved, dtype=torch.float32)
+    sized, launches = ForwardPlan.sized, ForwardPlan.launches
+
+    def with_few_programs(launch: Launch) -> Launch:
+        """Without those that have no chunk."""
+        grid = (4, plan.stack.kv_heads) if launch.kernel is attend else launch.grid
+        return replace(launch, grid=grid)
+
+    monkeypatch.setattr(
+        ForwardPlan, "sized", lambda *parts: sized(*parts)._replace(chunks=many_chunks)
+    )
+    monkeypatch.setattr(
+        ForwardPlan, "launches", lambda *parts: [*map(with_few_programs, launches(*parts))]
+    )
+    monkeypatch.setattr(
+        ForwardPlan, "partial_results", lambda plan, chunks: (memory, memory[results:])
+    )
+
+    checked = replace(interpreter_builder.options, debug=True, sanitize_overflow=True)
+    monkeypatch.setattr(interpreter_builder, "options", checked)
+    assert torch.equal(texts.logits([7], [texts.rows(0, 3 * CHUNK, 1)]), expected)
 
 
 def test_partial_results_take_no_more_than_is_counted() -> None:

@@ -40,6 +40,20 @@ class SlowRows:
         self.length = length
 
 
+@pytest.mark.parametrize(("device", "passes"), [("cpu", 1), ("cuda", 16)])
+def test_the_bandwidth_is_that_of_all_passes_over_the_buffer(
+    device: str, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU many are timed together, as the host's wait takes as long as one."""
+    sums = []
+    buffer = SimpleNamespace(sum=lambda: sums.append(0.0))
+    monkeypatch.setattr(torch, "ones", lambda size, device: buffer)
+    monkeypatch.setattr(machine, "median_s", lambda work, synchronize, runs: work() or 1.0)
+    gb_per_s = machine.read_gb_per_s(torch.device(device), lambda: None)
+    assert len(sums) == passes
+    assert gb_per_s == pytest.approx(passes * machine.BUFFER_BYTES / 1e9)
+
+
 def test_a_forward_of_eight_rows_is_timed_over_one_of_one_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

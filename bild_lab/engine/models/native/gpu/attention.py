@@ -67,10 +67,10 @@ def attend(
     """Attention of LANES queries to one chunk of slots; the program that ends last for a query
     merges the query's chunks.
 
-    Grid: (heads of keys, programs). `chunks` programs for each of `tiles` tiles of a text's queries;
-    if TREE, `tree_chunks` after them for each tile of one row's queries. A program without a tile or
-    a chunk leaves at once. Old keys and values, masks and biases are read while the kernel before
-    still runs.
+    Grid: (programs, heads of keys), as only the first axis is long enough for long texts. `chunks`
+    programs for each of `tiles` tiles of a text's queries; if TREE, `tree_chunks` after them for each
+    tile of one row's queries. A program without a tile or a chunk leaves at once. Old keys and
+    values, masks and biases are read while the kernel before still runs.
 
     Every row attends as the row of a chain, whose keys lie one after the other: chunk c is always
     the keys from c · CHUNK on, and chunks are merged in order. So a row's bits depend neither on the
@@ -91,7 +91,7 @@ def attend(
         if tl.load(running, cache_modifier=".cg") == 0:
             wait_for_previous(OVERLAP)
             return
-    head, program = tl.program_id(0), tl.program_id(1)
+    program, head = tl.program_id(0), tl.program_id(1)
     group: tl.constexpr = HEADS // KV_HEADS
     element: tl.constexpr = queries.dtype.element_ty
     # 1. the queries
@@ -213,8 +213,9 @@ def attend(
         return
     # 7. the sum of all chunks of a query, by the last program that has one of them
     place = head * (MAX_ROWS * group) + query
-    results = partial + (place * chunks * HEAD_BLOCK)[:, None] + column[None, :]
-    tops = statistics + place * chunks * 2
+    first_result = place * chunks
+    results = partial + (first_result.to(tl.int64) * HEAD_BLOCK)[:, None] + column[None, :]
+    tops = statistics + first_result * 2
     tl.store(results + chunk * HEAD_BLOCK, mix, mask=present)
     tl.store(tops + chunk * 2, top, mask=needed)
     tl.store(tops + chunk * 2 + 1, total, mask=needed)

@@ -29,8 +29,8 @@ class GraphCache:
         self._runs: OrderedDict[Hashable, Callable[[], Any]] = OrderedDict()
         self._last: Callable[[], Any] = lambda: None
         self._loaded: set[Hashable] = set()
-        # of what PyTorch's operators need in a graph; one graph runs at a time
-        self._pool = torch.cuda.graph_pool_handle() if self.captures else None
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
         self.made = 0  # so far
 
     def run(self, key: Hashable, make: Callable[[], Sequence[Callable[[], Any]]]) -> None:
@@ -63,17 +63,29 @@ class GraphCache:
             return run_all
         for launch in launches:
             self._prepare(launch)
+        pool, stream = self._capture_memory()
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), without_garbage_collection():
-            graph.capture_begin(pool=self._pool)
+            graph.capture_begin(pool=pool)
             try:
                 run_all()
             finally:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         return Replay(graph, launches)
+
+    def _capture_memory(self) -> tuple[Any, torch.cuda.Stream]:
+        """The pool of what PyTorch's operators need in a graph, and the stream of all captures.
+
+        One graph runs at a time, so all share this memory. PyTorch gives it out again in the stream
+        alone that it was given out in, and refuses a pool whose graphs are all gone.
+        """
+        if not self._runs:
+            self._pool = torch.cuda.graph_pool_handle()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        return self._pool, self._stream
 
     def _prepare(self, launch: Callable[[], Any]) -> None:
         """Load what a launch needs, as a capture can neither compile nor load.
@@ -84,10 +96,10 @@ class GraphCache:
         if not isinstance(launch, Launch):
             launch()
         elif (binary := launch.binary) not in self._loaded:
-            self._loaded.add(binary)
             kernel, grid = launch.kernel, launch.grid
             compiled = kernel.warmup(*launch.arguments, grid=grid, **launch.constants)
             _ = compiled.run  # loads it onto the GPU
+            self._loaded.add(binary)
 
 
 @dataclass(frozen=True)

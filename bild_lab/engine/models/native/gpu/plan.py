@@ -547,7 +547,7 @@ class _Forward:
         }
         self.add(
             attend,
-            (stack.kv_heads, programs),
+            (programs, stack.kv_heads),
             arguments,
             constants | self.flow | {"num_warps": warps},
         )
