@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
-from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
+from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from rich.markup import escape
 
 from bild_lab.errors import UserError
@@ -43,9 +44,7 @@ class GpuLauncher(Launcher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """What became of each point, in their order."""
-        # late: torch takes seconds to load, and joblib's launcher is optional
-        from hydra_plugins.hydra_joblib_launcher._core import execute_job
-
+        # late: torch takes seconds to load
         from bild_lab.engine.models.device import few_cores, thread_share, visible_gpus
 
         devices = visible_gpus()[: len(job_overrides)]
@@ -57,7 +56,7 @@ class GpuLauncher(Launcher):
             console.print(f"[bold]{escape(warning)}[/bold]")
         shared = (self._context, self._config, self._task, Singleton.get_state())
         jobs = [
-            (execute_job, (initial_job_idx + index, overrides, *shared))
+            (run_point, (initial_job_idx + index, overrides, *shared))
             for index, overrides in enumerate(job_overrides)
         ]
         # bars of several processes would write over each other
@@ -76,6 +75,34 @@ class GpuLauncher(Launcher):
         config = loader.load_sweep_config(self._config, list(overrides))
         record_failure(without_hydra(config), UserError(f"its process ended: {error}"))
         return JobReturn(overrides, status=JobStatus.COMPLETED, _return_value=math.nan)
+
+
+def run_point(
+    number: int,
+    overrides: Sequence[str],
+    context: HydraContext,
+    config: DictConfig,
+    task: TaskFunction,
+    singletons: dict[Any, Any],
+) -> JobReturn:
+    """Run one point of a sweep in a process of its own, as Hydra's launchers do.
+
+    singletons: Hydra's, of the process that launches.
+    """
+    setup_globals()
+    Singleton.set_state(singletons)
+    point_config = context.config_loader.load_sweep_config(config, list(overrides))
+    with open_dict(point_config):
+        point_config.hydra.job.id = f"{point_config.hydra.job.name}_{number}"
+        point_config.hydra.job.num = number
+    HydraConfig.instance().set_config(point_config)
+    return run_job(
+        hydra_context=context,
+        config=point_config,
+        task_function=task,
+        job_dir_key="hydra.sweep.dir",
+        job_subdir_key="hydra.sweep.subdir",
+    )
 
 
 def register_launcher() -> None:

@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from hydra.core.global_hydra import GlobalHydra
@@ -46,7 +45,6 @@ KEEPS_PROMPTS = re.compile(
     r"(policy|runtime|measure|report|logger)\.|(name|resume|logger|measure)="
 )
 NO_GRAPHS = "runtime.compile=false"
-JOBLIB = "hydra_plugins.hydra_joblib_launcher"
 
 
 def logger(cfg: DictConfig) -> Any:
@@ -214,11 +212,6 @@ def require_gpus(config: DictConfig, points: Sequence[DictConfig]) -> None:
     """Raise UserError where `hydra/launcher=gpus` cannot give these points a GPU each."""
     if not config.hydra.launcher._target_.startswith(PLUGIN):
         return
-    if find_spec("hydra_plugins") is None or find_spec(JOBLIB) is None:
-        raise UserError(
-            "hydra/launcher=gpus needs joblib's launcher: pip install '.[launchers]', or leave it"
-            " out"
-        )
     if not visible_gpus():
         raise UserError(
             "hydra/launcher=gpus gives each point a GPU, and none is visible; leave it out, or"

@@ -210,7 +210,7 @@ class ReportSpec:
     """What a sweep's report draws: the keys of `report`."""
 
     # pictures of quality against latency: png for a screen; pdf, svg for a paper, 8 cm wide
-    figures: Any = PICTURE_KINDS  # a word or a list of them
+    figures: Any = ",".join(PICTURE_KINDS)  # words, or a list of them
 
     def __post_init__(self) -> None:
         self.figures = picture_kinds(self.figures)
