@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from bild_lab.engine.models.native.cpu import structures as c
-from bild_lab.engine.models.native.cpu.library import library
+from bild_lab.engine.models.native.cpu.library import library, runs_by_cpu_kernels
 from bild_lab.engine.models.native.cpu.panels import PANEL, packed_matrix
 from bild_lab.engine.models.native.stack import Weight
 from bild_lab.engine.sampling import precise
@@ -154,5 +154,6 @@ def markov_for_engine(
         return None
     if vocabulary is not None:
         return NarrowMarkov(target, markov, vocabulary)
-    on_cpu = target.engine == "kernels" and target.device.type == "cpu"
-    return PackedMarkov(markov) if on_cpu else markov
+    if runs_by_cpu_kernels(target, markov.after.dtype):
+        return PackedMarkov(markov)
+    return markov

@@ -35,6 +35,7 @@ from bild_lab.engine.methods.module_folder import (
 )
 from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
 from bild_lab.engine.models.native.cpu import PackedHeads
+from bild_lab.engine.models.native.cpu.library import runs_by_cpu_kernels
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import OutputSpec, Scores, Session
@@ -319,7 +320,7 @@ def heads_for_engine(target: LoadedModel, heads: MedusaHeads) -> MedusaHeads | P
     indices into it.
     """
     shared = heads.config.shared
-    packed = target.engine == "kernels" and target.device.type == "cpu"
+    packed = runs_by_cpu_kernels(target, heads.blocks.dtype)
     if packed and shared and heads.draft_vocabulary is None:
         return PackedHeads(heads.blocks, heads.biases, target.packed)
     outputs = target.vocabulary_weights()[1][None] if shared else heads.outputs

@@ -16,8 +16,8 @@ from bild_lab.engine.draft import ROOT
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.methods.bita import BitaAdapter, BitaTarget, MaskTokenDrafter, load_bita
 from bild_lab.engine.methods.candidate_trees import TREE_BUILDERS, CandidateNode
-from bild_lab.engine.methods.markov import MarkovHead
-from bild_lab.engine.methods.medusa import MedusaDrafter, MedusaHeads
+from bild_lab.engine.methods.markov import MarkovHead, PackedMarkov, markov_for_engine
+from bild_lab.engine.methods.medusa import MedusaDrafter, MedusaHeads, heads_for_engine
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
@@ -117,6 +117,21 @@ def test_a_head_that_is_told_the_wrong_token_drafts_others_and_changes_no_text(
     misled(monkeypatch)
     same, rounds = agreement(policy, "native", "full_tree")
     assert same < rounds
+
+
+@needs_kernels
+def test_heads_in_a_precision_that_the_kernels_do_not_read_run_by_pytorch() -> None:
+    module = tiny_llama(4)
+    target = in_memory(module, "kernels")
+    heads = random_heads(module.config, module.lm_head.weight, markov_rank=RANK)
+    assert isinstance(markov_for_engine(target, heads.markov), PackedMarkov)
+    half = heads.half()
+    assert markov_for_engine(target, half.markov) is half.markov
+    assert isinstance(heads_for_engine(target, half), MedusaHeads)
+    with pytest.raises(
+        ValueError, match="the kernels read float32 and bfloat16, got torch.float16"
+    ):
+        PackedMarkov(half.markov)
 
 
 def test_a_fresh_head_changes_nothing_and_a_folder_without_one_loads(tmp_path: Path) -> None:

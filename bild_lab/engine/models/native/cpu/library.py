@@ -13,12 +13,16 @@ import sys
 import tempfile
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from filelock import FileLock
 
 from bild_lab.engine.models.device import processor
 from bild_lab.files import cache_folder
+
+if TYPE_CHECKING:
+    from bild_lab.engine.session import LoadedModel
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +55,11 @@ def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
             f" {device.type}"
         )
     return _why_no_library()
+
+
+def runs_by_cpu_kernels(target: LoadedModel, dtype: torch.dtype) -> bool:
+    """Whether what drafts beside a target, in this precision, runs by these kernels too."""
+    return target.engine == "kernels" and target.device.type == "cpu" and dtype in PRECISIONS
 
 
 @lru_cache(maxsize=1)
