@@ -50,7 +50,7 @@ LONG_TEXT = 500  # slots before the rows of a long text, and of a timing
 REPEATS = 30  # of what a race would change
 CHAIN_STEPS = 8
 TEMPERATURE = 0.8
-VOCABULARY_STEP = 4  # a draft vocabulary has every so manyth token
+VOCABULARY_STEP = 4  # between the tokens of a draft vocabulary
 # EAGLE-2's width and children
 TREE = TreeSpec(nodes=60, depth=6, width=10, children=10, end_tokens=frozenset())
 ROOM = 1024
