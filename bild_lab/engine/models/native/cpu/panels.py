@@ -12,7 +12,7 @@ import torch
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import Q4_K
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int32, UInt8
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -24,6 +24,7 @@ from bild_lab.errors import UserError
 
 LANES, PANEL = 16, 32  # columns of a vector, and of a panel of weights
 BLOCK = 32  # inputs that share a scale, where weights are quantized
+FIRST_NUMBER = {8: 128, 4: 8}  # by bits: what is added to a signed number, so that all count from 0
 CHUNK = 256 * PANEL  # rows that are quantized at a time, so that few are in float32
 PLAIN = 0  # the type of a matrix whose numbers are not in blocks
 
@@ -120,9 +121,7 @@ def _panels_of(
     for rows in rows_in_panel_order(matrix, gated).split(CHUNK):
         scales, numbers = quantized(rows.view(len(rows), -1, BLOCK), bits)
         numbers = numbers.view(rows.shape)
-        # numbers of 4 bits count from 0 on
-        numbers = numbers.to(torch.int8) if bits == 8 else numbers + 8
-        panels.append(blocks_of_panels([scales], [(numbers, bits)]))
+        panels.append(blocks_of_panels([scales], [(numbers + FIRST_NUMBER[bits], bits)]))
     return Type.Q8_0 if bits == 8 else Type.Q4_0, torch.cat(panels)
 
 
@@ -149,18 +148,18 @@ def scales_and_numbers(
     """The scales of GGML's blocks, [n, scales], and their whole numbers, [n, numbers], each with
     how many bits of it.
 
-    They are in the order of `quantized.h`; numbers of fewer than 8 bits count from 0 on. Source:
-    `gguf.quants`.
+    They are in the order of `quantized.h`, where all numbers count from 0 on. Source: `gguf.quants`.
     """
     if block_type == Type.Q8_0:
-        return [_scales(blocks, 0, 2)], [(_scales(blocks, 2, 34, torch.int8), 8)]
+        numbers = _scales(blocks, 2, 34, torch.int8).to(torch.int32)
+        return [_scales(blocks, 0, 2)], [(numbers + FIRST_NUMBER[8], 8)]
     if block_type == Type.Q4_0:
         return [_scales(blocks, 0, 2)], [(_nibbles(blocks, 2, 18), 4)]
     if block_type == Type.Q5_0:
         low_bits = _nibbles(blocks, 6, 22).flatten(1).to(torch.int8)
         high_bit = blocks[:, 2:6, None] >> torch.arange(8, dtype=torch.uint8) & 1  # [n, 4, 8]
         numbers = low_bits + 16 * high_bit.flatten(1).to(torch.int8) - 16
-        return [_scales(blocks, 0, 2)], [(numbers, 8)]
+        return [_scales(blocks, 0, 2)], [(numbers.to(torch.int32) + FIRST_NUMBER[8], 8)]
     if block_type == Type.Q4_K:
         steps, minima = Q4_K.get_scale_min(blocks[:, 4:16].numpy())
         scales = [
@@ -200,30 +199,31 @@ def blocks_of_panels(
 ) -> UInt8[Tensor, "panels blocks bytes"]:
     """Rows in the panels' order as blocks for 32 outputs, laid out as `quantized.h` has them.
 
-    numbers: whole, each with how many of its bits are kept: 8, or the lowest 4 or 2 of the inputs
-    that share a word.
+    numbers: whole, from 0 on, each with how many bits it has: 8, 4 or 2.
     """
     block_count = scales[0].shape[1]
     # scales: [panels, blocks, scales, output]
     fields = [scale.view(-1, PANEL, *scale.shape[1:]).permute(0, 2, 3, 1) for scale in scales]
     for values, bits in numbers:
         runs = values.shape[1] // block_count // BLOCK  # of 32 inputs in a block
-        values = values.view(-1, 2, LANES, block_count, runs, BLOCK)
-        if bits < 8:
-            values = _in_words(values, bits)
-        # numbers: [panels, blocks, 32 inputs, half, inputs, output]
-        fields.append(values.permute(0, 3, 4, 1, 5, 2))
+        words = _in_words(values.view(-1, 2, LANES, block_count, runs, BLOCK), bits)
+        # numbers: [panels, blocks, 32 inputs, half, words, output]
+        fields.append(words.permute(0, 3, 4, 1, 5, 2))
     as_bytes = [field.contiguous().flatten(2).view(torch.uint8) for field in fields]
     return torch.cat(as_bytes, -1)
 
 
-def _in_words(values: Tensor, bits: int) -> Tensor:
-    """Whole numbers of so many bits, packed into words of 32 along the last axis, the first in the
-    lowest bits.
+def _in_words(values: Float[Tensor, "... inputs"], bits: int) -> Int32[Tensor, "... words"]:
+    """Whole numbers of so many bits, packed into words of 32 bits along the last axis, as
+    `Packed` of `quantized.h` holds them.
+
+    Each byte of a word has one of four consecutive inputs; the groups of four that share a word
+    follow each other from the lowest bits on.
     """
-    numbers = values.to(torch.int32).unflatten(-1, (-1, 32 // bits))
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    return (numbers << shifts).sum(-1, dtype=torch.int32)
+    numbers = values.to(torch.int32).unflatten(-1, (-1, 8 // bits, 4))
+    first_bit = torch.arange(0, 8, bits, dtype=torch.int32)[:, None]
+    first_bit_of_byte = torch.arange(0, 32, 8, dtype=torch.int32)
+    return (numbers << (first_bit + first_bit_of_byte)).flatten(-2).sum(-1, dtype=torch.int32)
 
 
 def quantized(

@@ -1,7 +1,8 @@
-// Rows times a matrix in panels of 32 outputs, by vectors, by pairs of bfloat16 or by matrix tiles
+// Rows times a matrix in panels of 32 outputs, by vectors, by pairs of bfloat16, by matrix tiles or by whole numbers
 #pragma once
+#include <utility>
 #include <vector>
-#include "quantized.h"
+#include "rounded.h"
 #include "structures.h"
 #if defined(__AMX_BF16__)
 #include <sys/syscall.h>
@@ -24,13 +25,6 @@ inline Pair pair(const float* w) {
 inline Pair pair(const bfloat16* w) {
     const words left = load_words(w), right = load_words(w + PANEL);
     return {{low(left), low(right)}, {high(left), high(right)}};
-}
-
-constexpr int AHEAD = 16384;  // bytes
-// asks memory for the weights that far on, while rows are multiplied by these: a core waits for memory less
-template <int BYTES>
-inline void ask_for(const void* w) {
-    for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(static_cast<const char*>(w) + i + AHEAD, 0, 2);
 }
 
 // adds to the sums of R rows the products with a pair of inputs, the k-th and the next
@@ -67,20 +61,8 @@ inline void multiply(const float* x, int stride, const T* w, int inputs, vec out
         for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
 }
 
-// `work(k, block, part)` for each 32 inputs of a panel of blocks, k the first
-template <class B, class Work>
-inline void by_parts(const B* w, int inputs, Work work) {
-    constexpr int bytes = sizeof(B) * BLOCK / B::INPUTS;
-    for (int k = 0; k < inputs; k += BLOCK) {
-        const B& block = w[k / B::INPUTS];
-        const int part = k % B::INPUTS / BLOCK;
-        ask_for<bytes>(reinterpret_cast<const char*>(&block) + part * bytes);
-        work(k, block, part);
-    }
-}
-
 #if defined(__AVX512F__)
-// the same with weights in blocks. It is not inlined, as its code is long
+// `multiply` with weights in blocks. It is not inlined, as its code is long
 template <int R, class B>
     requires(B::INPUTS > 0)
 [[gnu::noinline]] void multiply(const float* x, int stride, const B* w, int inputs, vec out[R][2]) {
@@ -130,6 +112,10 @@ struct Blocks {
 template <int R>
 inline void multiply(const float* x, int stride, Blocks w, int inputs, vec out[R][2]) {
     by_blocks(w.type, [&]<class B>() { multiply<R>(x, stride, static_cast<const B*>(w.at), inputs, out); });
+}
+template <int R>
+inline void multiply(const Rounded* x, int parts, Blocks w, int inputs, vec out[R][2]) {
+    by_blocks(w.type, [&]<class B>() { multiply_rounded<R>(x, parts, static_cast<const B*>(w.at), inputs, out); });
 }
 
 #if !defined(__AVX512F__)
@@ -231,7 +217,7 @@ inline void multiply_bands(const float* x, int stride, Weights w, int inputs, in
 struct Buffers {  // of one pass, for all threads; then for each thread. x: the states of the layer that runs
     float *x, *qkv, *mixed, *inner, *block, *normed, *scores, *tiles;
     int* seen;
-    uint16_t* halves;
+    union { uint16_t* halves; Rounded* rounded; };  // the rows that a product reads, in bfloat16 or in 8 bits
 };
 
 // `work(at, keep)` for each of this thread's panels; `keep(row, left, right)` hands 32 results on to `use`, with the bias
@@ -365,37 +351,43 @@ inline Blocks blocks_of(const Matrix& matrix, int panel) {
     return blocks;
 }
 
+// `work<R>(row)` for R rows at a time, from a row on: MOST, then those that are left
+template <int MOST, class Work>
+inline void by_most(int rows, Work work) {
+    int row = 0;
+    for (; row + MOST <= rows; row += MOST) work.template operator()<MOST>(row);
+    if constexpr (MOST > 1)
+        [&]<int... LESS>(std::integer_sequence<int, LESS...>) {
+            const int left = rows - row;
+            ((left == LESS + 1 ? work.template operator()<LESS + 1>(row) : void()), ...);
+        }(std::make_integer_sequence<int, MOST - 1>{});
+}
+
 // `product` of rows of floats, or of rounded ones. panel: gives the weights of a panel
 template <class X, class Panel, class Use>
 inline void panels_product(const Matrix& matrix, const X* x, int stride, int inputs, int rows, Panel panel, Use use) {
     by_panels(matrix, use, [&](int at, auto keep) {
         const auto w = panel(matrix, at);
 #if !defined(__AVX512F__)
-        if (rows > 1) return multiply_bands(x, stride, w, inputs, rows, keep);
+        if constexpr (std::is_same_v<X, float>)
+            if (rows > 1) return multiply_bands(x, stride, w, inputs, rows, keep);
 #endif
-        int row = 0;
-        auto some = [&]<int R>() {
+        by_most<std::is_same_v<X, Rounded> ? ROUNDED_ROWS : ROWS>(rows, [&]<int R>(int row) {
             vec out[R][2];
             multiply<R>(x + int64_t(row) * stride, stride, w, inputs, out);
             for (int r = 0; r < R; ++r) keep(row + r, out[r][0], out[r][1]);
-            row += R;
-        };
-        while (row + ROWS <= rows) some.template operator()<ROWS>();
-        switch (rows - row) {
-#if defined(__AVX512F__)
-            case 5: some.template operator()<5>(); break;
-            case 4: some.template operator()<4>(); break;
-            case 3: some.template operator()<3>(); break;
-            case 2: some.template operator()<2>(); break;
-#endif
-            case 1: some.template operator()<1>(); break;
-        }
+        });
     });
 }
 
 template <class T, class Use>
 inline void part_product(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b, Use use) {
-    if (matrix.type) return panels_product(matrix, x, stride, matrix.inputs, rows, blocks_of, use);
+    if (matrix.type) {
+        const int inputs = matrix.inputs;
+        if constexpr (std::is_same_v<T, float>) return panels_product(matrix, x, stride, inputs, rows, blocks_of, use);
+        round_to_bytes(x, stride, rows, inputs, b.rounded);
+        return panels_product(matrix, b.rounded, inputs / BLOCK, inputs, rows, blocks_of, use);
+    }
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<T, bfloat16>)
         if (has_tiles()) return tile_product(matrix, x, stride, rows, b, use);

@@ -33,14 +33,21 @@ inline vec wide(const Number* p) {
 }
 #endif
 
-// BITS of each of 32 inputs for 16 outputs, the first inputs in a word's lowest bits
+// BITS of each of 32 inputs for 16 outputs, counted from 0 on. Each of a word's four bytes has an input of each group of four
+// consecutive inputs that share the word; the first group is in the lowest bits
 template <int BITS>
 struct Packed {
-    static constexpr int EACH = 32 / BITS, MASK = (1 << BITS) - 1;
+    static constexpr int GROUPS = 8 / BITS, MASK = (1 << BITS) - 1;
     uint32_t held[BITS][LANES];
-    words word(int input) const { return load_words(held[input / EACH]); }
-    static constexpr int place(int input) { return BITS * (input % EACH); }
+    words word(int input) const { return load_words(held[input / 4 / GROUPS]); }
+    static constexpr int place(int input) { return 8 * (input % 4) + BITS * (input / 4 % GROUPS); }
     words lowest(int input) const { return word(input) >> place(input); }
+    // a group's numbers, each in its byte, times two to the `raised`
+    words bytes(int group, int raised = 0) const {
+        const words held = word(4 * group);
+        const int shift = place(4 * group) - raised;
+        return (shift < 0 ? held << -shift : held >> shift) & (uint32_t(MASK << raised) * 0x01010101u);
+    }
 };
 
 #if defined(__AVX512F__)
@@ -77,6 +84,16 @@ inline vec four_bits(const Packed<4>& packed, int input) {
 #endif
 }
 
+// whole numbers of eight bits, from -128 on
+inline vec eight_bits(const Packed<8>& packed, int input) {
+#if defined(__AVX512F__)
+    return to_floats((ints)(packed.lowest(input) & packed.MASK)) - 128.0f;
+#else
+    const int stored = packed.place(input), place = in_mantissa(stored, 8);
+    return from_mantissa((packed.word(input) >> (stored - place)) & (255u << place), place, -128);
+#endif
+}
+
 // whole numbers of six bits, from -32 on: the lower four, and the upper two
 inline vec six_bits(const Packed<4>& lower, const Packed<2>& upper, int input) {
 #if defined(__AVX512F__)
@@ -90,29 +107,37 @@ inline vec six_bits(const Packed<4>& lower, const Packed<2>& upper, int input) {
 #endif
 }
 
-// A block of INPUTS gives the scales and the weights of each 32 of them, its `part`, for each half of the panel
+// A block of INPUTS gives the scales of each 32 of them, its `part`, for each half of the panel. `weights`: those of an input, as
+// floats. `bytes`: the numbers of a group of four inputs, of BITS, counted from 0 on. `scaled`: the sum of products of weights and
+// other whole numbers over RUN inputs that share a scale; `sum` is that of products with `bytes`, `total` that of the others
 
 struct OneScale {
-    static constexpr int INPUTS = 32;
+    static constexpr int INPUTS = 32, RUN = 32;
     _Float16 scale[PANEL];
     struct Scales { vec factor; };
     Scales scales(int, int half) const { return {wide(scale + half * LANES)}; }
 };
 
 struct Block8 : OneScale {  // Q8_0: whole numbers from -127 to 127
-    int8_t numbers[2][BLOCK][LANES];
-    vec weights(int, int half, int input, const Scales& s) const { return wide(numbers[half][input]) * s.factor; }
+    static constexpr int BITS = 8;
+    Packed<8> numbers[2];
+    vec weights(int, int half, int input, const Scales& s) const { return eight_bits(numbers[half], input) * s.factor; }
+    words bytes(int, int half, int group) const { return numbers[half].bytes(group); }
+    static vec scaled(const Scales& s, int, vec sum, float total) { return (sum - 128.0f * total) * s.factor; }
 };
 
 struct Block4 : OneScale {  // Q4_0: whole numbers from -8 to 7
+    static constexpr int BITS = 4;
     Packed<4> numbers[2];
     vec weights(int, int half, int input, const Scales& s) const {
         return four_bits<-8>(numbers[half], input) * s.factor;
     }
+    words bytes(int, int half, int group) const { return numbers[half].bytes(group); }
+    static vec scaled(const Scales& s, int, vec sum, float total) { return (sum - 8.0f * total) * s.factor; }
 };
 
 struct Block4K {  // Q4_K: from 0 to 15, with a scale and a minimum for 32 inputs. Scale times number is exact in float32
-    static constexpr int INPUTS = 256;
+    static constexpr int BITS = 4, INPUTS = 256, RUN = 32;
     _Float16 scale[PANEL], least[PANEL];
     int8_t steps[8][PANEL], minima[8][PANEL];
     Packed<4> numbers[8][2];
@@ -126,10 +151,16 @@ struct Block4K {  // Q4_K: from 0 to 15, with a scale and a minimum for 32 input
     vec weights(int part, int half, int input, const Scales& s) const {
         return four_bits<0>(numbers[part][half], input) * s.factor - s.least;
     }
+    words bytes(int part, int half, int group) const { return numbers[part][half].bytes(group); }
+    static vec scaled(const Scales& s, int, vec sum, float total) {
+        vec products = sum * s.factor;
+        compute_now(products);
+        return products - s.least * total;
+    }
 };
 
 struct Block6K {  // Q6_K: from -32 to 31, with a scale for 16 inputs
-    static constexpr int INPUTS = 256;
+    static constexpr int BITS = 6, INPUTS = 256, RUN = 16;
     _Float16 scale[PANEL];
     int8_t steps[16][PANEL];
     Packed<4> low[8][2];
@@ -143,6 +174,10 @@ struct Block6K {  // Q6_K: from -32 to 31, with a scale for 16 inputs
     vec weights(int part, int half, int input, const Scales& s) const {
         return six_bits(low[part][half], high[part][half], input) * s.factor[input / 16];
     }
+    words bytes(int part, int half, int group) const {
+        return low[part][half].bytes(group) | high[part][half].bytes(group, 4);
+    }
+    static vec scaled(const Scales& s, int run, vec sum, float total) { return (sum - 32.0f * total) * s.factor[run]; }
 };
 
 // `work<B>()` for the blocks of this type of GGML; false: for none
@@ -154,6 +189,25 @@ inline bool by_blocks(int type, Work work) {
         case 12: work.template operator()<Block4K>(); return true;
         case 14: work.template operator()<Block6K>(); return true;
         default: return false;
+    }
+}
+
+constexpr int AHEAD = 16384;  // bytes
+// asks memory for the weights that far on, while rows are multiplied by these: a core waits for memory less
+template <int BYTES>
+inline void ask_for(const void* w) {
+    for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(static_cast<const char*>(w) + i + AHEAD, 0, 2);
+}
+
+// `work(k, block, part)` for each 32 inputs of a panel of blocks, k the first
+template <class B, class Work>
+inline void by_parts(const B* w, int inputs, Work work) {
+    constexpr int bytes = sizeof(B) * BLOCK / B::INPUTS;
+    for (int k = 0; k < inputs; k += BLOCK) {
+        const B& block = w[k / B::INPUTS];
+        const int part = k % B::INPUTS / BLOCK;
+        ask_for<bytes>(reinterpret_cast<const char*>(&block) + part * bytes);
+        work(k, block, part);
     }
 }
 

@@ -32,6 +32,9 @@ inline vec to_floats(ints v) { return __builtin_convertvector(v, vec); }
 inline ints to_ints(vec v) { return __builtin_convertvector(v, ints); }
 inline words to_words(halves v) { return __builtin_convertvector(v, words); }
 inline halves to_halves(words v) { return __builtin_convertvector(v, halves); }
+inline void store_bytes(int8_t* p, ints v) {  // the lowest of each
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)v));
+}
 
 inline float sum(vec v) {
     v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -112,6 +115,10 @@ inline halves to_halves(words v) {
     return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
 
+inline void store_bytes(int8_t* p, ints v) {
+    for (int i = 0; i < LANES; ++i) p[i] = int8_t(v[i]);
+}
+
 inline float sum(vec v) {  // in the order of a vector of 16
     floats8 sums = v.low + v.high;
     sums += __builtin_shufflevector(sums, sums, 4, 5, 6, 7, 0, 1, 2, 3);
@@ -128,6 +135,16 @@ inline void compute_now(vec& x) {
 #endif
 }
 inline vec all(float x) { return x - vec{}; }
+// the largest size of 32 numbers
+inline float largest(vec x, vec y) {
+    alignas(64) float sizes[LANES];
+    x = select(x < 0.0f, -x, x);
+    y = select(y < 0.0f, -y, y);
+    store(sizes, select(x > y, x, y));
+    for (int count = LANES / 2; count; count /= 2)
+        for (int i = 0; i < count; ++i) sizes[i] = std::max(sizes[i], sizes[i + count]);
+    return sizes[0];
+}
 inline vec low(words pairs) { return (vec)(pairs << 16); }
 inline vec high(words pairs) { return (vec)(pairs & 0xffff0000u); }
 
@@ -158,12 +175,13 @@ inline halves narrow(vec x) {  // the same of each; a NaN's bits would be carrie
     return to_halves(select(x == x, nearest, words{} + 0x7fc0));
 }
 
+constexpr float TO_WHOLE = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+
 // e to the x by a polynomial of degree 6 over half a binary order; within 2 units of the last place
 inline vec exponential(vec x) {
     x = select(x > 88.0f, all(88.0f), x);
     x = select(x < -87.0f, all(-87.0f), x);
-    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-    vec n = x * 1.44269504088896341f + magic - magic;
+    vec n = x * 1.44269504088896341f + TO_WHOLE - TO_WHOLE;
     vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
     vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
