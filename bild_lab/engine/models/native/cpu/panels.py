@@ -126,10 +126,7 @@ def _panels_of(
 
 
 def _panels_of_gguf(parts: Sequence[PackedTensor], gated: bool) -> tuple[int, Tensor]:
-    """Tensors of a GGUF file of one type, with the scales and numbers that they have there.
-
-    Q5_0 becomes Q8_0.
-    """
+    """Tensors of a GGUF file of one type, with the scales and numbers that they have there."""
     block_type = parts[0].type
     block_bytes = GGML_QUANT_SIZES[block_type][1]
     stored = torch.from_numpy(np.concatenate([tensor.blocks() for tensor in parts]))
@@ -139,7 +136,7 @@ def _panels_of_gguf(parts: Sequence[PackedTensor], gated: bool) -> tuple[int, Te
         scales_by_row = [scale.view(len(rows), -1, scale.shape[-1]) for scale in scales]
         numbers_by_row = [(values.reshape(len(rows), -1), bits) for values, bits in numbers]
         panels.append(blocks_of_panels(scales_by_row, numbers_by_row))
-    return Type.Q8_0 if block_type == Type.Q5_0 else block_type, torch.cat(panels)
+    return block_type, torch.cat(panels)
 
 
 def scales_and_numbers(
@@ -156,10 +153,8 @@ def scales_and_numbers(
     if block_type == Type.Q4_0:
         return [_scales(blocks, 0, 2)], [(_nibbles(blocks, 2, 18), 4)]
     if block_type == Type.Q5_0:
-        low_bits = _nibbles(blocks, 6, 22).flatten(1).to(torch.int8)
         high_bit = blocks[:, 2:6, None] >> torch.arange(8, dtype=torch.uint8) & 1  # [n, 4, 8]
-        numbers = low_bits + 16 * high_bit.flatten(1).to(torch.int8) - 16
-        return [_scales(blocks, 0, 2)], [(numbers.to(torch.int32) + FIRST_NUMBER[8], 8)]
+        return [_scales(blocks, 0, 2)], [(_nibbles(blocks, 6, 22), 4), (high_bit, 1)]
     if block_type == Type.Q4_K:
         steps, minima = Q4_K.get_scale_min(blocks[:, 4:16].numpy())
         scales = [
@@ -199,7 +194,7 @@ def blocks_of_panels(
 ) -> UInt8[Tensor, "panels blocks bytes"]:
     """Rows in the panels' order as blocks for 32 outputs, laid out as `quantized.h` has them.
 
-    numbers: whole, from 0 on, each with how many bits it has: 8, 4 or 2.
+    numbers: whole, from 0 on, each with how many bits it has: 8, 4, 2 or 1.
     """
     block_count = scales[0].shape[1]
     # scales: [panels, blocks, scales, output]

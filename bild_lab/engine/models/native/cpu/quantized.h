@@ -1,4 +1,4 @@
-// Weights of 8, 6 and 4 bits, of the values of GGML's blocks: for the 32 outputs of a panel, 32 or 256 inputs that share scales
+// Weights of 8, 6, 5 and 4 bits, of the values of GGML's blocks: for the 32 outputs of a panel, 32 or 256 inputs that share scales
 #pragma once
 #include "vectors.h"
 
@@ -94,16 +94,19 @@ inline vec eight_bits(const Packed<8>& packed, int input) {
 #endif
 }
 
-// whole numbers of six bits, from -32 on: the lower four, and the upper two
-inline vec six_bits(const Packed<4>& lower, const Packed<2>& upper, int input) {
+// whole numbers of five or six bits, around 0: the lower four, and the UPPER above them
+template <int UPPER>
+inline vec more_bits(const Packed<4>& lower, const Packed<UPPER>& upper, int input) {
+    constexpr int FIRST = -(8 << UPPER);
 #if defined(__AVX512F__)
-    return looked_up<0, 1>(lower, input) + looked_up<-32, 16>(upper, input);
+    return looked_up<0, 1>(lower, input) + looked_up<FIRST, 16>(upper, input);
 #else
-    const int stored = lower.place(input), place = in_mantissa(stored, 6);
+    const int stored = lower.place(input), place = in_mantissa(stored, 4 + UPPER);
     const int raised = place + 4 - upper.place(input);  // the upper bits follow the lower ones
     const words above = raised < 0 ? upper.word(input) >> -raised : upper.word(input) << raised;
-    const words bits = ((lower.word(input) >> (stored - place)) & (15u << place)) | (above & (3u << (place + 4)));
-    return from_mantissa(bits, place, -32);
+    const words bits = ((lower.word(input) >> (stored - place)) & (15u << place)) |
+                       (above & (uint32_t(upper.MASK) << (place + 4)));
+    return from_mantissa(bits, place, FIRST);
 #endif
 }
 
@@ -134,6 +137,17 @@ struct Block4 : OneScale {  // Q4_0: whole numbers from -8 to 7
     }
     words bytes(int, int half, int group) const { return numbers[half].bytes(group); }
     static vec scaled(const Scales& s, int, vec sum, float total) { return (sum - 8.0f * total) * s.factor; }
+};
+
+struct Block5 : OneScale {  // Q5_0: whole numbers from -16 to 15
+    static constexpr int BITS = 5;
+    Packed<4> low[2];
+    Packed<1> high[2];
+    vec weights(int, int half, int input, const Scales& s) const {
+        return more_bits(low[half], high[half], input) * s.factor;
+    }
+    words bytes(int, int half, int group) const { return low[half].bytes(group) | high[half].bytes(group, 4); }
+    static vec scaled(const Scales& s, int, vec sum, float total) { return (sum - 16.0f * total) * s.factor; }
 };
 
 struct Block4K {  // Q4_K: from 0 to 15, with a scale and a minimum for 32 inputs. Scale times number is exact in float32
@@ -172,7 +186,7 @@ struct Block6K {  // Q6_K: from -32 to 31, with a scale for 16 inputs
         return {{whole * wide(steps[2 * part] + at), whole * wide(steps[2 * part + 1] + at)}};
     }
     vec weights(int part, int half, int input, const Scales& s) const {
-        return six_bits(low[part][half], high[part][half], input) * s.factor[input / 16];
+        return more_bits(low[part][half], high[part][half], input) * s.factor[input / 16];
     }
     words bytes(int part, int half, int group) const {
         return low[part][half].bytes(group) | high[part][half].bytes(group, 4);
@@ -185,6 +199,7 @@ template <class Work>
 inline bool by_blocks(int type, Work work) {
     switch (type) {
         case 2: work.template operator()<Block4>(); return true;
+        case 6: work.template operator()<Block5>(); return true;
         case 8: work.template operator()<Block8>(); return true;
         case 12: work.template operator()<Block4K>(); return true;
         case 14: work.template operator()<Block6K>(); return true;
