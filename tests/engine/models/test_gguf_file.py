@@ -269,9 +269,11 @@ def test_blocks_of_eight_bits_are_a_scale_and_whole_numbers(tmp_path: Path) -> N
     block = np.array([0.5], np.float16).tobytes() + np.arange(-16, 16, dtype=np.int8).tobytes()
     (tmp_path / "tensor").write_bytes(b"before" + block * 3)
     tensor = PackedTensor(tmp_path / "tensor", Type.Q8_0, (3, 32), len("before"))
-    assert (
-        tensor.numbers(torch.bfloat16).tolist() == [[number / 2 for number in range(-16, 16)]] * 3
-    )
+    row = [number / 2 for number in range(-16, 16)]
+    assert tensor.numbers(torch.bfloat16).tolist() == [row] * 3
+    for rows in (torch.tensor([2]), torch.tensor([1, 2]), slice(1, 3)):
+        count = 2 if isinstance(rows, slice) else len(rows)
+        assert tensor[rows].tolist() == [row] * count  # of one token, too
 
 
 def test_every_engine_decodes_the_file_as_its_module(tmp_path: Path) -> None:

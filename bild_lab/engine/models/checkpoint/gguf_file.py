@@ -149,6 +149,8 @@ class PackedTensor:
         """The numbers of these rows of a table, which alone are read."""
         shape = quant_shape_to_byte_shape(self.shape, self.type)
         stored = np.memmap(self.file, np.uint8, "r", self.start, shape)
+        if isinstance(rows, Tensor):  # NumPy would take a tensor of one number for that number
+            rows = rows.numpy()
         return torch.from_numpy(dequantize(stored[rows], self.type)).to(self.dtype)
 
 

@@ -148,8 +148,8 @@ def scales_and_numbers(
     They are in the order of `quantized.h`, where all numbers count from 0 on. Source: `gguf.quants`.
     """
     if block_type == Type.Q8_0:
-        numbers = _scales(blocks, 2, 34, torch.int8).to(torch.int32)
-        return [_scales(blocks, 0, 2)], [(numbers + FIRST_NUMBER[8], 8)]
+        numbers = blocks[:, 2:34] ^ FIRST_NUMBER[8]  # as bytes, -128 to 127 plus 128
+        return [_scales(blocks, 0, 2)], [(numbers, 8)]
     if block_type == Type.Q4_0:
         return [_scales(blocks, 0, 2)], [(_nibbles(blocks, 2, 18), 4)]
     if block_type == Type.Q5_0:
@@ -215,10 +215,10 @@ def _in_words(values: Float[Tensor, "... inputs"], bits: int) -> Int32[Tensor, "
     Each byte of a word has one of four consecutive inputs; the groups of four that share a word
     follow each other from the lowest bits on.
     """
-    numbers = values.to(torch.int32).unflatten(-1, (-1, 8 // bits, 4))
-    first_bit = torch.arange(0, 8, bits, dtype=torch.int32)[:, None]
-    first_bit_of_byte = torch.arange(0, 32, 8, dtype=torch.int32)
-    return (numbers << (first_bit + first_bit_of_byte)).flatten(-2).sum(-1, dtype=torch.int32)
+    numbers = values.to(torch.uint8).unflatten(-1, (-1, 8 // bits, 4))
+    first_bit = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
+    words = (numbers << first_bit).sum(-2, dtype=torch.uint8)  # [..., words, 4 bytes]
+    return words.view(torch.int32).flatten(-2)
 
 
 def quantized(

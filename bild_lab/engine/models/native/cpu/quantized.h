@@ -121,7 +121,7 @@ struct OneScale {
     Scales scales(int, int half) const { return {wide(scale + half * LANES)}; }
 };
 
-struct Block8 : OneScale {  // Q8_0: whole numbers from -127 to 127
+struct Block8 : OneScale {  // Q8_0: whole numbers from -128 to 127
     static constexpr int BITS = 8;
     Packed<8> numbers[2];
     vec weights(int, int half, int input, const Scales& s) const { return eight_bits(numbers[half], input) * s.factor; }

@@ -1,5 +1,5 @@
 // Rows rounded to whole numbers of 8 bits, times weights in blocks. Sums of products of whole numbers are exact, and take a third
-// of the instructions that floats take. GGML multiplies such weights so too, by rows in its Q8_0
+// of the instructions that floats take. GGML multiplies such weights much the same way
 #pragma once
 #include "quantized.h"
 
@@ -52,7 +52,7 @@ inline ints add_products(ints sums, words weights, uint32_t x, words others, uin
 #else
 constexpr int ROUNDED_ROWS = 3;
 
-#if defined(__AVX2__)
+#if defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
 #if defined(__AVX512BW__)
 typedef int16_t shorts __attribute__((vector_size(64)));
 inline shorts products_of_pairs(words weights, uint32_t x) {

@@ -132,6 +132,8 @@ inline void compute_now(vec& x) {
     asm("" : "+v"(x));
 #elif defined(__AVX2__)
     asm("" : "+x"(x.low), "+x"(x.high));
+#else
+    asm("" : "+m"(x));
 #endif
 }
 inline vec all(float x) { return x - vec{}; }
