@@ -27,7 +27,7 @@ KINDS = [Type.Q8_0, Type.Q5_0, Type.Q4_0, Type.Q4_K, Type.Q6_K]
 PROGRAM = """
 #include "products.h"
 template <int R>
-void multiply_all(const Rounded* rounded, const Matrix& matrix, int inputs, float* to) {
+void store_products(const Rounded* rounded, const Matrix& matrix, int inputs, float* to) {
     vec out[R][2];
     multiply<R>(rounded, inputs / BLOCK, blocks_of(matrix, 0), inputs, out);
     for (int r = 0; r < R; ++r)
@@ -45,7 +45,7 @@ extern "C" void multiply_rows(const float* x, int rows, const Matrix* matrix, fl
     std::vector<Rounded> rounded(rows * matrix->inputs / BLOCK);
     round_to_bytes(x, matrix->inputs, rows, matrix->inputs, rounded.data());
     by_most<ROUNDED_ROWS>(rows, [&]<int R>(int row) {
-        multiply_all<R>(rounded.data() + row * matrix->inputs / BLOCK, *matrix, matrix->inputs, to + row * PANEL);
+        store_products<R>(rounded.data() + row * matrix->inputs / BLOCK, *matrix, matrix->inputs, to + row * PANEL);
     });
 }
 """
@@ -58,9 +58,9 @@ def compiled(
     headers = folder / "headers"
     shutil.copytree(library.SOURCE.parent, headers, dirs_exist_ok=True)
     if fault:
-        holding = [each for each in headers.glob("*.h") if fault[0] in each.read_text()]
-        assert holding
-        for header in holding:
+        faulty = [path for path in headers.glob("*.h") if fault[0] in path.read_text()]
+        assert faulty
+        for header in faulty:
             header.write_text(header.read_text().replace(*fault))
     source, made = headers / "program.cpp", folder / "program.so"
     source.write_text(PROGRAM)
@@ -110,9 +110,9 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def products(program: ctypes.CDLL, x: Tensor, matrix: PackedTensor) -> Tensor:
     packed = packed_matrix(Weight((matrix,)))
-    found = torch.empty(len(x), PANEL)
-    program.multiply_rows(pointer(x), len(x), ctypes.byref(packed.matrix), pointer(found))
-    return found
+    results = torch.empty(len(x), PANEL)
+    program.multiply_rows(pointer(x), len(x), ctypes.byref(packed.matrix), pointer(results))
+    return results
 
 
 def expected(x: Tensor, matrix: PackedTensor) -> Tensor:
@@ -126,8 +126,9 @@ def is_right(program: ctypes.CDLL, kind: Type, folder: Path, largest: bool = Fal
     matrix, x = matrix_of(kind, folder, largest), rows_of(11)
     if largest:
         x = x.sign()
-    found, right = products(program, x, matrix).double(), expected(x, matrix)
-    return bool(((found - right).abs() <= 1e-5 * right.abs().amax(-1, keepdim=True)).all())
+    exact = expected(x, matrix)
+    errors = (products(program, x, matrix).double() - exact).abs()
+    return bool((errors <= 1e-5 * exact.abs().amax(-1, keepdim=True)).all())
 
 
 def test_rows_are_rounded_to_the_nearest_of_255_numbers(program: ctypes.CDLL) -> None:
@@ -135,10 +136,10 @@ def test_rows_are_rounded_to_the_nearest_of_255_numbers(program: ctypes.CDLL) ->
     numbers = torch.empty(5, INPUTS // BLOCK, BLOCK, dtype=torch.int8)
     steps = torch.empty(5, INPUTS // BLOCK, 1)
     program.round_all(pointer(x), len(x), INPUTS, pointer(numbers), pointer(steps))
-    right, right_steps = rounded(x)
+    expected_numbers, expected_steps = rounded(x)
     assert numbers.abs().amax() == 127 and not numbers[0, 1].any()
-    assert torch.equal(numbers.float(), right)
-    torch.testing.assert_close(steps, right_steps)
+    assert torch.equal(numbers.float(), expected_numbers)
+    torch.testing.assert_close(steps, expected_steps)
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
@@ -146,10 +147,10 @@ def test_a_row_with_what_is_no_number_gives_none_and_the_others_stay(
     wrong: float, program: ctypes.CDLL, tmp_path: Path
 ) -> None:
     matrix, x = matrix_of(Type.Q4_K, tmp_path), rows_of(3)
-    whole = products(program, x, matrix)
+    before = products(program, x, matrix)
     x[1, 7] = wrong
-    found = products(program, x, matrix)
-    assert found[1].isnan().all() and torch.equal(found[::2], whole[::2])
+    after = products(program, x, matrix)
+    assert after[1].isnan().all() and torch.equal(after[::2], before[::2])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,7 @@ import torch
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import Q4_K
-from jaxtyping import Float, Int32, UInt8
+from jaxtyping import Float, Int32, Num, UInt8
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -24,7 +24,7 @@ from bild_lab.errors import UserError
 
 LANES, PANEL = 16, 32  # columns of a vector, and of a panel of weights
 BLOCK = 32  # inputs that share a scale, where weights are quantized
-FIRST_NUMBER = {8: 128, 4: 8}  # by bits: what is added to a signed number, so that all count from 0
+OFFSETS = {8: 128, 4: 8}  # by bits: what is added to a signed number, so that all count from 0
 CHUNK = 256 * PANEL  # rows that are quantized at a time, so that few are in float32
 PLAIN = 0  # the type of a matrix whose numbers are not in blocks
 
@@ -121,7 +121,7 @@ def _panels_of(
     for rows in rows_in_panel_order(matrix, gated).split(CHUNK):
         scales, numbers = quantized(rows.view(len(rows), -1, BLOCK), bits)
         numbers = numbers.view(rows.shape)
-        panels.append(blocks_of_panels([scales], [(numbers + FIRST_NUMBER[bits], bits)]))
+        panels.append(blocks_of_panels([scales], [(numbers + OFFSETS[bits], bits)]))
     return Type.Q8_0 if bits == 8 else Type.Q4_0, torch.cat(panels)
 
 
@@ -148,7 +148,7 @@ def scales_and_numbers(
     They are in the order of `quantized.h`, where all numbers count from 0 on. Source: `gguf.quants`.
     """
     if block_type == Type.Q8_0:
-        numbers = blocks[:, 2:34] ^ FIRST_NUMBER[8]  # as bytes, -128 to 127 plus 128
+        numbers = blocks[:, 2:34] ^ OFFSETS[8]  # as bytes, -128 to 127 plus 128
         return [_scales(blocks, 0, 2)], [(numbers, 8)]
     if block_type == Type.Q4_0:
         return [_scales(blocks, 0, 2)], [(_nibbles(blocks, 2, 18), 4)]
@@ -208,7 +208,7 @@ def blocks_of_panels(
     return torch.cat(as_bytes, -1)
 
 
-def _in_words(values: Float[Tensor, "... inputs"], bits: int) -> Int32[Tensor, "... words"]:
+def _in_words(values: Num[Tensor, "... inputs"], bits: int) -> Int32[Tensor, "... words"]:
     """Whole numbers of so many bits, packed into words of 32 bits along the last axis, as
     `Packed` of `quantized.h` holds them.
 
