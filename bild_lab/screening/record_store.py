@@ -123,8 +123,13 @@ class Store:
                 break
         return [block.tensors(content) for block in blocks]
 
-    def append(self, text: str, entries: Sequence[Entry], forwards: Mapping[str, int]) -> None:
-        """Save new rows of a text, and have them survive a kill and a power cut."""
+    def append(
+        self, text: str, entries: Sequence[Entry], forwards: Mapping[str, int]
+    ) -> list[Entry]:
+        """Save new rows of a text, and have them survive a kill and a power cut.
+
+        Returns them as they lie on disk, from where they are read when they are used.
+        """
         kinds = {
             entry.kind: (
                 entry.kind,
@@ -153,6 +158,7 @@ class Store:
         self._index_end = write_at(self.folder / INDEX, self._index_end, line.encode())
         self._blocks.setdefault(text, []).append(block)
         self._map = None  # the file has grown
+        return block.tensors(self._content())
 
     def _content(self) -> Shaped[Tensor, " bytes"]:
         if self._map is None:

@@ -40,7 +40,13 @@ from bild_lab.engine.session import (
 )
 from bild_lab.errors import UserError
 from bild_lab.screening.record_store import Store
-from bild_lab.screening.recorded_text import HEAD_INPUT, LOGITS, RecordedNode, RecordedText
+from bild_lab.screening.recorded_text import (
+    HEAD_INPUT,
+    LOGITS,
+    STATE,
+    RecordedNode,
+    RecordedText,
+)
 
 NO_STATES = (
     "a record holds what a model scores, and this method reads states inside it; measure it with"
@@ -52,8 +58,9 @@ class RecordedModel:
     """A loaded model in the same protocol, with a memory of every row that it has scored.
 
     A record is exact for methods that decide by scores and draw no random numbers. store: where
-    rows are kept on disk; None: in memory alone. memory_bytes: of saved rows that stay in memory
-    too. All else, such as the checkpoint, is the model's own.
+    rows are kept on disk; None: in memory alone. memory_bytes: of rows in memory; a text that has
+    more than its share of them saves them before its end. All else, such as the checkpoint, is the
+    model's own.
     """
 
     def __init__(
@@ -62,8 +69,8 @@ class RecordedModel:
         self.model, self.store = model, store
         # once: Transformers copies a configuration
         self.config, self.depth = model.checkpoint.config, model.depth
-        self._memory_bytes, self._held = memory_bytes, 0
-        self._texts: dict[str, RecordedText] = {}
+        self._memory_bytes = memory_bytes
+        self.texts: dict[str, RecordedText] = {}
         # the texts that are asked, by the loops of texts that decode at once
         self._used: dict[Any, set[str]] = {}
         # of the rows that were dropped, by text and kind
@@ -80,9 +87,9 @@ class RecordedModel:
         name = text_name(source, prefix)
         self._used.setdefault(greenlet.getcurrent(), set()).add(name)
         plain = replace(source, processors=None)  # rows are kept as the model gives them
-        if name not in self._texts:
+        if name not in self.texts:
             blocks = [] if self.store is None else self.store.read(name)
-            self._texts[name] = RecordedText(
+            self.texts[name] = RecordedText(
                 len(source.prompt) - 1,
                 self.model.device,
                 lambda: self.model.start(plain, room, SessionOptions(prefix=prefix)),
@@ -91,33 +98,45 @@ class RecordedModel:
                 if self.model.engine == "kernels"
                 else None,  # the kernels sum every row alike
             )
-        layers = RecordedLayers(
-            self, self._texts[name], plain, 0 if prefix is None else prefix.length
-        )
+        layers = RecordedLayers(self, name, plain, 0 if prefix is None else prefix.length)
         return processed(RecordedSession(layers, source.prompt, session_options.forwards), source)
 
     def save(self) -> None:
         """Save the new rows of the texts that the caller asked for: in a batch, those of its own
-        example. A text with new rows that a full store does not take is dropped.
+        example. New rows that a full store does not take are dropped.
 
-        Two loops must not ask for one text at a time. Texts stay in memory until they are more than
-        `memory_bytes`; then they are read again.
+        Two loops must not ask for one text at a time. What is on disk leaves the memory, and is
+        read again when it is asked for.
         """
-        for name in self._used.get(greenlet.getcurrent(), ()):
-            text = self._texts[name]
-            if self.store is not None and text.new and self.store.full:
-                self._dropped_forwards.setdefault(name, Counter()).update(text.forwards)
-                del self._texts[name]
-            elif self.store is not None:
-                if text.new:
-                    self.store.append(name, text.entries(), text.forwards)
-                self._held += text.forget_new()
-            text.close()
-        self._used.pop(greenlet.getcurrent(), None)
-        if self.store is not None and self._held > self._memory_bytes:
-            used = set().union(*self._used.values())
-            self._texts = {name: text for name, text in self._texts.items() if name in used}
-            self._held = 0
+        for name in self._used.pop(greenlet.getcurrent(), ()):
+            if self.store is None:
+                self.texts[name].close()
+            else:
+                self._release(name)
+                del self.texts[name]
+
+    def keep_within_memory(self, name: str) -> None:
+        """Take the rows of this text out of memory if they are more than its share."""
+        if self.store is None:
+            return
+        texts_in_use = sum(map(len, self._used.values()))
+        if self.texts[name].memory_bytes > self._memory_bytes / texts_in_use:
+            self._release(name)
+
+    def _release(self, name: str) -> None:
+        """Save the new rows of a text and take all its rows out of memory.
+
+        A full store takes the rest of a text that it has a part of. Of rows that it does not take,
+        the states stay in memory, as they are short.
+        """
+        text = self.texts[name]
+        entries = text.entries()
+        if self.store.has(name) or not self.store.full:
+            kept = self.store.append(name, entries, text.forwards) if entries else []
+        else:
+            self._dropped_forwards.setdefault(name, Counter()).update(text.forwards)
+            kept = [entry if entry.kind.startswith(STATE) else None for entry in entries]
+        text.release(kept)
 
     def forwards(self, sources: Iterable[Source]) -> dict[str, int]:
         """How many forwards were run for the rows of these sources, saved or dropped, by kind."""
@@ -184,9 +203,7 @@ class RecordedLayers(Layers):
     hold rows of the prefix and of the text.
     """
 
-    def __init__(
-        self, model: RecordedModel, text: RecordedText, source: Source, reserved: int
-    ) -> None:
+    def __init__(self, model: RecordedModel, name: str, source: Source, reserved: int) -> None:
         self.config, self.depth, self.device = model.config, model.depth, model.device
         # the model's own sessions say so
         self.supports_draft_vocab = (
@@ -196,7 +213,8 @@ class RecordedLayers(Layers):
             reserved,
             0 if source.encoder_ids is None else source.encoder_ids.shape[1],
         )
-        self.cached, self._text = reserved, text
+        self.cached = reserved
+        self._model, self._name, self._text = model, name, model.texts[name]
         self._first = reserved + len(source.prompt) - 1  # the first slot after the prompt
         self._nodes: list[RecordedNode] = []  # the nodes of the slots from there on
         self._drafted: list[int] = []  # tokens after the cached ones that ran through some layers
@@ -206,6 +224,7 @@ class RecordedLayers(Layers):
         hidden = (torch.empty(work.count, 0, device=self.device),) * len(work.hidden)
         if work.layers is not None and work.states is None:
             logits = self._run_part(tokens, work) if work.logits else None
+            self._model.keep_within_memory(self._name)
             return Scores(logits, hidden=hidden)
         nodes = self._run_text(work.start, tokens, work.tree, work.head_input > 0)
         logits = self._stacked(nodes[-work.logits :], LOGITS) if nodes and work.logits else None
@@ -214,6 +233,7 @@ class RecordedLayers(Layers):
             if nodes and work.head_input
             else None
         )
+        self._model.keep_within_memory(self._name)
         return Scores(logits, head, hidden)
 
     def draft(self, start: int, tokens: Sequence[int], chain: ChainSpec) -> ChainResult | None:
@@ -239,6 +259,7 @@ class RecordedLayers(Layers):
                 nodes.append(node)
             feed = [token]
         logits = self._stacked(nodes, LOGITS) if chain.keeps_probs and nodes else None
+        self._model.keep_within_memory(self._name)
         return ChainResult(
             tokens=[node.choice[0] for node in nodes],
             forwards=progress.forwards,

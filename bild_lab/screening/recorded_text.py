@@ -87,7 +87,8 @@ class RecordedText:
         self.root = RecordedNode(None, -1, 0)
         self.nodes = [self.root]
         self.new: list[tuple[RecordedNode, str]] = []
-        self._grown_bytes, self._depth = 0, depth
+        self.memory_bytes = 0  # of the rows that are neither on disk nor made of a state again
+        self._depth = depth
         self.forwards: Counter[str] = Counter()  # that ran since the text was saved
         self._start, self._device, self._open = start, device, open_session
         self._session: Session | None = None
@@ -102,7 +103,7 @@ class RecordedText:
         self._session, self._fed = None, []
 
     def entries(self) -> list[Entry]:
-        """The new rows as they are saved."""
+        """The new rows as they are saved, in their order."""
         saved_kinds = {(node, kind): kind for node, kind in self.new}
         with_states = [(node, kind) for node, kind in self.new if node.has_short_state(kind)]
         for start in range(0, len(with_states), HEAD_ROWS):
@@ -116,14 +117,22 @@ class RecordedText:
             for (node, _), kind in saved_kinds.items()
         ]
 
-    def forget_new(self) -> int:
-        """Count all rows as saved.
+    def release(self, kept: Sequence[Entry | None]) -> None:
+        """Count all rows as saved, and take them out of memory.
 
-        Returns by how many bytes the rows in memory grew since the last time.
+        A row is made of its state again when it is asked for. kept: what stays of each new row, as
+        `entries` gives them; None: nothing, the model runs again.
         """
-        grown_bytes, self._grown_bytes, self.new = self._grown_bytes, 0, []
+        for (node, kind), entry in zip(self.new, kept, strict=True):
+            del node.rows[kind]
+            node.rows.pop(STATE + kind, None)
+            if entry is not None:
+                node.rows[entry.kind] = entry.row
+        for node in self.nodes:
+            for kind in [kind for kind in node.rows if STATE + kind in node.rows]:
+                del node.rows[kind]
+        self.memory_bytes, self.new = 0, []
         self.forwards.clear()
-        return grown_bytes
 
     def rows(
         self,
@@ -301,7 +310,7 @@ class RecordedText:
         """Keep one of these rows, with its state if the model gives one."""
         if not node.has(kind):
             node.rows[kind] = rows[place : place + 1]
-            self._grown_bytes += node.rows[kind].nbytes
+            self.memory_bytes += node.rows[kind].nbytes
             if states is not None:
                 node.rows[STATE + kind] = states[place : place + 1]
             self.new.append((node, kind))
@@ -323,7 +332,7 @@ class RecordedText:
             rows = self._scored([node.rows[STATE + kind] for node in chunk])
             for node, row in zip(chunk, rows, strict=True):
                 node.rows[kind] = row
-                self._grown_bytes += row.nbytes
+                self.memory_bytes += row.nbytes
 
     def _scored(self, states: Sequence[Row]) -> Sequence[Row]:
         """The head's scores of these states."""

@@ -66,9 +66,9 @@ def versions() -> dict[str, str]:
 class Records:
     """The records of all models of a pair, by what their rows depend on.
 
-    folder: outputs/NAME/record. memory_bytes: of each model's rows that stay in memory once they
-    are on disk. disk_bytes: of each model's rows on disk; a text that comes when they are reached
-    is decoded and its rows are dropped.
+    folder: outputs/NAME/record. memory_bytes: of each model's rows in memory. disk_bytes: of each
+    model's rows on disk; a text that comes when they are reached is decoded and its rows are
+    dropped.
     """
 
     folder: Path

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import groupby
 from math import inf
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -61,13 +63,13 @@ VANILLA = "vanilla"
 FEWEST_TIMED, MOST_TIMED = 2, 10  # points of a policy that are decoded live for the cost model
 WARM_TOKENS = 32  # new tokens that each of these points decodes before it is timed
 REPEATS = 3  # decodings of each timed text; the median counts, as for any point
-# how much of each model's rows stays in memory once they are on disk, or waits for it
-MEMORY_BYTES = 2 * 2**30
+# how much of each model's rows is in memory: so much, or this share of the free memory
+MEMORY_BYTES, MEMORY_SHARE = 2 * 2**30, 0.2
 JUDGED_BYTES = (
     2**29
 )  # of each model's rows on disk where texts are kept: replays are judged by them
-MEMORY_SHARE = 0.125  # of the free memory, where that is more, for rows that wait for the disk
-# contexts of a token that all points ask for together, and that each adds
+# contexts of a token that all points ask for together, and that each adds, where thresholds are
+# neighbours
 ROWS_A_TOKEN, ROWS_A_POINT = 3, 0.15
 
 
@@ -129,7 +131,8 @@ class Screening:
     @cached_property
     def records(self) -> Records:
         disk_bytes = JUDGED_BYTES if self.keep == TEXTS else inf
-        return Records(self.folder / FOLDER, MEMORY_BYTES, disk_bytes=disk_bytes)
+        memory_bytes = max(MEMORY_BYTES, MEMORY_SHARE * free_bytes(torch.device("cpu")))
+        return Records(self.folder / FOLDER, memory_bytes, disk_bytes=disk_bytes)
 
     @cached_property
     def requests(self) -> list[Request]:
@@ -254,16 +257,15 @@ class Screening:
         return TextLog(self.folder, key)
 
     def _batch_size(self, decoders: Sequence[Decoder]) -> int:
-        """How many examples decode at once: as many as the models can, and as have room for the
-        rows that wait to be saved.
+        """How many examples decode at once: as many as the models can, and as have room for their
+        rows, so that few are made of their states more than once.
         """
         contexts = ROWS_A_TOKEN + ROWS_A_POINT * len(decoders)
         rows = self.point.decoding.max_new_tokens * contexts
         target = self.point.decoders[METHOD].target.checkpoint
         # scores are in float32
         row_bytes = 4 * target.config.get_text_config(decoder=True).vocab_size
-        room = max(MEMORY_BYTES, MEMORY_SHARE * free_bytes(torch.device("cpu")))
-        in_memory = max(1, int(room / (rows * row_bytes)))
+        in_memory = max(1, int(self.records.memory_bytes / (rows * row_bytes)))
         limit = min(self.batch, in_memory)
         return min(
             auto_batch_size(decoder.method, decoder.models, self.requests, limit)
@@ -311,9 +313,9 @@ class Screening:
                             decoders_over[place], self.records, request, replayed.token_ids
                         )
                     )
+            self.records.save()
             if time.perf_counter() - started > timed_s:
                 break
-        self.records.save()
         return texts, differing
 
     def _seconds_alone(self, point: ReplayedPoint, requests: Sequence[Request]) -> float:
@@ -399,12 +401,13 @@ class Screening:
             pool = [decoder.text(list(tokens)) for _, tokens in distinct_keys]
         else:
             pool = []
-            for index, tokens in distinct_keys:
-                nats = None
-                if scoring.lead == LOG_PROBABILITY:
-                    nats = self._log_probability(index, tokens)
-                pool.append(token_statistic(len(tokens), nats))
-            self.records.save()
+            for index, keys in groupby(distinct_keys, key=itemgetter(0)):
+                for _, tokens in keys:
+                    nats = None
+                    if scoring.lead == LOG_PROBABILITY:
+                        nats = self._log_probability(index, tokens)
+                    pool.append(token_statistic(len(tokens), nats))
+                self.records.save()
         return (
             pool,
             [references[index] for index, _ in distinct_keys],

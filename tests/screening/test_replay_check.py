@@ -63,7 +63,9 @@ class Replayed:
 
     def nodes(self, place: int, index: int = 0) -> list[RecordedNode]:
         """The target's nodes along a policy's text, from the first token that it feeds."""
-        text = self.target._texts[text_name(self.screening.requests[index].source)]
+        source = self.screening.requests[index].source
+        self.target.start(source, 1)  # reads the text
+        text = self.target.texts[text_name(source)]
         (node,) = text.root.children.values()
         found = [node]
         for token in self.screened[place].texts[index].token_ids[:-1]:

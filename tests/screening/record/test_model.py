@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import astuple, replace
 from functools import cache
 from itertools import product
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -224,11 +225,17 @@ def test_a_record_serves_decoding_with_processors_and_without(family: str) -> No
     assert texts[0] != texts[2]
 
 
-def recorded(family: str, folder: Path, engine: str = "native") -> Models:
+def recorded(
+    family: str,
+    folder: Path,
+    engine: str = "native",
+    memory_bytes: float = 1e9,
+    disk_bytes: float = inf,
+) -> Models:
     """Records on disk of an engine's models."""
     three = models(family, engine)
     return tuple(
-        RecordedModel(one, Store(folder / str(place), {"model": place}), 1e9)
+        RecordedModel(one, Store(folder / str(place), {"model": place}, disk_bytes), memory_bytes)
         for place, one in enumerate(three)
     )
 
@@ -241,18 +248,22 @@ def decode_twice(policy: str, family: str, engine: str, folder: Path) -> list[st
     """
     first = recorded(family, folder, engine)
     compare(policy, family, engine, 2, folder, first)
+    rows = [
+        {name: [dict(node.rows) for node in text.nodes] for name, text in one.texts.items()}
+        for one in first
+    ]
     for one in first:
         one.save()
     again = recorded(family, folder, engine)
     compare(policy, family, engine, 2, folder, again)
     kinds, ran = [], []
-    for one, other in zip(first, again, strict=True):
-        for name, text in other._texts.items():
+    for recorded_rows, other in zip(rows, again, strict=True):
+        for name, text in other.texts.items():
             kinds += [entry.kind for block in other.store.read(name) for entry in block]
             ran.append(text.forwards.total())
-            for before, after in zip(one._texts[name].nodes, text.nodes, strict=True):
-                for kind in before.rows.keys() & after.rows.keys():
-                    assert torch.equal(before.rows[kind], after.rows[kind]), (policy, kind)
+            for before, node in zip(recorded_rows[name], text.nodes, strict=True):
+                for kind in before.keys() & node.rows.keys():
+                    assert torch.equal(before[kind], node.rows[kind]), (policy, kind)
     assert ran and not any(ran)
     return kinds
 
@@ -268,6 +279,33 @@ def test_a_record_that_was_saved_serves_every_row_without_a_forward(
         assert all(kind.startswith(STATE) == (engine == "kernels") for kind in kinds), (
             "rows were saved otherwise"
         )
+
+
+@pytest.mark.fast("native")
+@pytest.mark.parametrize("engine", ["native", pytest.param("kernels", marks=needs_kernels)])
+def test_rows_that_memory_does_not_hold_come_from_the_disk(engine: str, tmp_path: Path) -> None:
+    """Every call has its rows saved and taken out of memory."""
+    for policy in ("bild", "speculative_tree", "bild_early_exit"):
+        first = recorded("llama", tmp_path / policy, engine, memory_bytes=1)
+        compare(policy, "llama", engine, 2, tmp_path, first)
+        texts = [text for one in first for text in one.texts.values()]
+        assert texts and not any(text.memory_bytes for text in texts)
+        for one in first:
+            one.save()
+        again = recorded("llama", tmp_path / policy, engine)
+        compare(policy, "llama", engine, 2, tmp_path, again)
+        ran = [text.forwards.total() for one in again for text in one.texts.values()]
+        assert ran and not any(ran)
+
+
+@pytest.mark.fast("native")
+@pytest.mark.parametrize("engine", ["native", pytest.param("kernels", marks=needs_kernels)])
+def test_rows_that_neither_memory_nor_disk_hold_run_again(engine: str, tmp_path: Path) -> None:
+    for policy in ("bild", "speculative_tree", "bild_early_exit"):
+        first = recorded("llama", tmp_path / policy, engine, memory_bytes=1, disk_bytes=0)
+        compare(policy, "llama", engine, 2, tmp_path, first)
+        assert not any(text.memory_bytes for one in first for text in one.texts.values())
+        assert first[0]._dropped_forwards and not (tmp_path / policy / "0").exists()
 
 
 @pytest.mark.slow
