@@ -1,5 +1,5 @@
 """The files of one model's record: rows as the model returned them, and an index with a line for
-each saved text.
+each block of rows that was saved of a text.
 
 `rows.bin` holds tensors one after the other, in their own precision. A line of `index.jsonl` says
 which rows of which text a stretch of it holds, with a checksum. Rows reach the disk before their
@@ -62,8 +62,8 @@ class SavedRows:
     checksum: int
 
     def tensors(self, content: Shaped[Tensor, " bytes"]) -> list[Entry]:
-        """The rows, given all bytes of the file. They share its memory."""
-        entries, start = [], self.start
+        """The rows, given the block's bytes. They share its memory."""
+        entries, start = [], 0
         for parent, token, place in self.order:
             kind, dtype, width = self.kinds[place]
             end = start + width * (precision := getattr(torch, dtype)).itemsize
@@ -76,7 +76,7 @@ class Store:
     """The record of one model in a folder, which is made at the first text that is saved.
 
     key: what the rows depend on: weights, precision, engine, code. limit_bytes: of all rows, from
-    which on no text should be added. Raises UserError for a folder with another key.
+    which on no text should be begun. Raises UserError for a folder with another key.
     """
 
     def __init__(self, folder: Path, key: Mapping[str, Any], limit_bytes: float = math.inf) -> None:
@@ -84,7 +84,6 @@ class Store:
         self._require_same_key()
         self._blocks: dict[str, list[SavedRows]] = {}
         self._end = self._index_end = 0  # after the last whole block, and its line
-        self._map: Tensor | None = None
         self._read_index()
 
     @property
@@ -101,6 +100,10 @@ class Store:
         """Whether rows of this text are saved."""
         return text in self._blocks
 
+    def block_count(self, text: str) -> int:
+        """How many blocks of this text are saved."""
+        return len(self._blocks.get(text, ()))
+
     def forwards(self, texts: Sequence[str]) -> dict[str, int]:
         """How many forwards the rows of these texts took, by kind."""
         blocks = (block for text in texts for block in self._blocks.get(text, ()))
@@ -112,24 +115,28 @@ class Store:
         They are read from the disk when they are used.
         """
         blocks = self._blocks.get(text, [])
-        content = self._content() if blocks else None
+        entries = []
         for place, block in enumerate(blocks):
-            stretch = content[block.start : block.start + block.size].numpy()
-            if checksum(block.order, stretch) != block.checksum:
+            content = self._content(block)
+            if checksum(block.order, [content.numpy()]) != block.checksum:
                 log.warning(
                     "%s is damaged: the rows of one text are recorded anew", self.folder / ROWS
                 )
                 del blocks[place:]
                 break
-        return [block.tensors(content) for block in blocks]
+            entries.append(block.tensors(content))
+        return entries
 
-    def append(
-        self, text: str, entries: Sequence[Entry], forwards: Mapping[str, int]
-    ) -> list[Entry]:
-        """Save new rows of a text, and have them survive a kill and a power cut.
+    def read_newest(self, text: str) -> list[Entry]:
+        """The rows of the last block of a text.
 
-        Returns them as they lie on disk, from where they are read when they are used.
+        They are read from the disk when they are used.
         """
+        block = self._blocks[text][-1]
+        return block.tensors(self._content(block))
+
+    def append(self, text: str, entries: Sequence[Entry], forwards: Mapping[str, int]) -> None:
+        """Save new rows of a text, and have them survive a kill and a power cut."""
         kinds = {
             entry.kind: (
                 entry.kind,
@@ -140,12 +147,10 @@ class Store:
         }
         names = list(kinds)
         order = [(entry.parent, entry.token, names.index(entry.kind)) for entry in entries]
-        content = b"".join(
-            entry.row.contiguous().view(torch.uint8).numpy().tobytes() for entry in entries
-        )
+        content = [entry.row.contiguous().view(torch.uint8).numpy() for entry in entries]
         block = SavedRows(
             self._end,
-            len(content),
+            sum(row.nbytes for row in content),
             list(kinds.values()),
             order,
             dict(forwards),
@@ -155,15 +160,16 @@ class Store:
             write_atomically(self.folder / KEY, (json.dumps(self._key, indent=2) + "\n").encode())
         self._end = write_at(self.folder / ROWS, self._end, content)
         line = json.dumps({"text": text, **vars(block)}, separators=(",", ":")) + "\n"
-        self._index_end = write_at(self.folder / INDEX, self._index_end, line.encode())
+        self._index_end = write_at(self.folder / INDEX, self._index_end, [line.encode()])
         self._blocks.setdefault(text, []).append(block)
-        self._map = None  # the file has grown
-        return block.tensors(self._content())
 
-    def _content(self) -> Shaped[Tensor, " bytes"]:
-        if self._map is None:
-            self._map = torch.from_numpy(np.memmap(self.folder / ROWS, np.uint8, mode="c"))
-        return self._map
+    def _content(self, block: SavedRows) -> Shaped[Tensor, " bytes"]:
+        """A block's bytes, mapped alone: the file may be larger than the memory."""
+        return torch.from_numpy(
+            np.memmap(
+                self.folder / ROWS, np.uint8, mode="c", offset=block.start, shape=(block.size,)
+            )
+        )
 
     def _require_same_key(self) -> None:
         file = self.folder / KEY
@@ -205,7 +211,7 @@ class Store:
         if lost:
             saved_count = sum(map(len, self._blocks.values()))
             log.warning(
-                "%s was cut short or damaged: %d texts are kept, %d recorded anew",
+                "%s was cut short or damaged: %d blocks of rows are kept, %d recorded anew",
                 self.folder,
                 saved_count,
                 lost,
@@ -222,15 +228,15 @@ def parsed(line: bytes) -> tuple[str, SavedRows | None]:
         return "", None
 
 
-def checksum(order: Sequence[Sequence[int]], content: Any) -> int:
-    """A checksum of a block's rows and of what they are."""
-    return zlib.crc32(
-        np.ascontiguousarray(content) if isinstance(content, np.ndarray) else content,
-        zlib.crc32(json.dumps([list(row_key) for row_key in order]).encode()),
-    )
+def checksum(order: Sequence[Sequence[int]], content: Sequence[np.ndarray]) -> int:
+    """A checksum of a block's rows, given as bytes in one part or several, and of what they are."""
+    summed = zlib.crc32(json.dumps([list(row_key) for row_key in order]).encode())
+    for part in content:
+        summed = zlib.crc32(part, summed)
+    return summed
 
 
-def write_at(file: Path, start: int, content: bytes) -> int:
+def write_at(file: Path, start: int, content: Sequence[bytes | np.ndarray]) -> int:
     """Write from this position on, drop what else was there, and wait for the disk.
 
     Returns the new end.
@@ -238,7 +244,8 @@ def write_at(file: Path, start: int, content: bytes) -> int:
     with file.open("r+b" if file.is_file() else "wb") as stream:
         stream.seek(start)
         stream.truncate()
-        stream.write(content)
+        for part in content:
+            stream.write(part)
         stream.flush()
         os.fsync(stream.fileno())
-    return start + len(content)
+        return stream.tell()

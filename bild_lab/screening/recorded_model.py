@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import greenlet
@@ -39,7 +40,7 @@ from bild_lab.engine.session import (
     as_rows,
 )
 from bild_lab.errors import UserError
-from bild_lab.screening.record_store import Store
+from bild_lab.screening.record_store import Entry, Store
 from bild_lab.screening.recorded_text import (
     HEAD_INPUT,
     LOGITS,
@@ -58,21 +59,20 @@ class RecordedModel:
     """A loaded model in the same protocol, with a memory of every row that it has scored.
 
     A record is exact for methods that decide by scores and draw no random numbers. store: where
-    rows are kept on disk; None: in memory alone. memory_bytes: of rows in memory; a text that has
-    more than its share of them saves them before its end. All else, such as the checkpoint, is the
-    model's own.
+    rows are kept on disk; None: in memory alone. memory_bytes: of rows in memory; what a text has
+    beyond its share of them goes to the disk before its end. Each loop of a batch has texts of its
+    own. All else, such as the checkpoint, is the model's own.
     """
 
     def __init__(
-        self, model: LoadedModel, store: Store | None = None, memory_bytes: float = 0
+        self, model: LoadedModel, store: Store | None = None, memory_bytes: float = inf
     ) -> None:
         self.model, self.store = model, store
         # once: Transformers copies a configuration
         self.config, self.depth = model.checkpoint.config, model.depth
         self._memory_bytes = memory_bytes
-        self.texts: dict[str, RecordedText] = {}
-        # the texts that are asked, by the loops of texts that decode at once
-        self._used: dict[Any, set[str]] = {}
+        # the texts that are asked, by the loops that decode at once
+        self._texts: dict[Any, dict[str, RecordedText]] = {}
         # of the rows that were dropped, by text and kind
         self._dropped_forwards: dict[str, Counter[str]] = {}
 
@@ -85,11 +85,11 @@ class RecordedModel:
     ) -> Session:
         prefix = session_options.prefix
         name = text_name(source, prefix)
-        self._used.setdefault(greenlet.getcurrent(), set()).add(name)
         plain = replace(source, processors=None)  # rows are kept as the model gives them
-        if name not in self.texts:
+        texts = self._texts.setdefault(greenlet.getcurrent(), {})
+        if name not in texts:
             blocks = [] if self.store is None else self.store.read(name)
-            self.texts[name] = RecordedText(
+            texts[name] = RecordedText(
                 len(source.prompt) - 1,
                 self.model.device,
                 lambda: self.model.start(plain, room, SessionOptions(prefix=prefix)),
@@ -98,45 +98,59 @@ class RecordedModel:
                 if self.model.engine == "kernels"
                 else None,  # the kernels sum every row alike
             )
-        layers = RecordedLayers(self, name, plain, 0 if prefix is None else prefix.length)
+        layers = RecordedLayers(
+            self, name, texts[name], plain, 0 if prefix is None else prefix.length
+        )
         return processed(RecordedSession(layers, source.prompt, session_options.forwards), source)
 
     def save(self) -> None:
         """Save the new rows of the texts that the caller asked for: in a batch, those of its own
-        example. New rows that a full store does not take are dropped.
+        example. New rows that the store does not take are dropped.
 
-        Two loops must not ask for one text at a time. What is on disk leaves the memory, and is
-        read again when it is asked for.
+        What is on disk leaves the memory, and is read again when it is asked for.
         """
-        for name in self._used.pop(greenlet.getcurrent(), ()):
-            if self.store is None:
-                self.texts[name].close()
-            else:
-                self._release(name)
-                del self.texts[name]
-
-    def keep_within_memory(self, name: str) -> None:
-        """Take the rows of this text out of memory if they are more than its share."""
         if self.store is None:
+            for text in self._texts.get(greenlet.getcurrent(), {}).values():
+                text.close()
             return
-        texts_in_use = sum(map(len, self._used.values()))
-        if self.texts[name].memory_bytes > self._memory_bytes / texts_in_use:
-            self._release(name)
+        for name, text in self._texts.pop(greenlet.getcurrent(), {}).items():
+            if text.new:
+                self._save_new(name, text, text.entries() if self._takes(name, text) else [])
 
-    def _release(self, name: str) -> None:
-        """Save the new rows of a text and take all its rows out of memory.
+    def keep_within_memory(self, name: str, text: RecordedText) -> None:
+        """Take the rows of this text out of memory if they are more than its share.
 
-        A full store takes the rest of a text that it has a part of. Of rows that it does not take,
-        the states stay in memory, as they are short.
+        New rows go to the disk. Of those that the store does not take, states stay in memory, as
+        they are short, and others are dropped: the model runs again.
         """
-        text = self.texts[name]
+        texts_in_use = sum(map(len, self._texts.values()))
+        if self.store is None or text.memory_bytes <= self._memory_bytes / texts_in_use:
+            return
         entries = text.entries()
-        if self.store.has(name) or not self.store.full:
-            kept = self.store.append(name, entries, text.forwards) if entries else []
+        if entries and self._save_new(name, text, entries):
+            text.release(self.store.read_newest(name))
         else:
-            self._dropped_forwards.setdefault(name, Counter()).update(text.forwards)
-            kept = [entry if entry.kind.startswith(STATE) else None for entry in entries]
-        text.release(kept)
+            text.release([entry if entry.kind.startswith(STATE) else None for entry in entries])
+
+    def _save_new(self, name: str, text: RecordedText, entries: Sequence[Entry]) -> bool:
+        """Save a text's new rows, given as they are saved, or count what they took if the store does
+        not take them.
+        """
+        if entries and self._takes(name, text):
+            self.store.append(name, entries, text.forwards)
+            text.block_count += 1
+            return True
+        self._dropped_forwards.setdefault(name, Counter()).update(text.forwards)
+        return False
+
+    def _takes(self, name: str, text: RecordedText) -> bool:
+        """Whether the store takes this text's new rows.
+
+        A full one takes the rest of what it has a part of. Rows of a text that another loop has
+        saved meanwhile have other places.
+        """
+        begun = text.block_count > 0
+        return self.store.block_count(name) == text.block_count and (begun or not self.store.full)
 
     def forwards(self, sources: Iterable[Source]) -> dict[str, int]:
         """How many forwards were run for the rows of these sources, saved or dropped, by kind."""
@@ -203,7 +217,14 @@ class RecordedLayers(Layers):
     hold rows of the prefix and of the text.
     """
 
-    def __init__(self, model: RecordedModel, name: str, source: Source, reserved: int) -> None:
+    def __init__(
+        self,
+        model: RecordedModel,
+        name: str,
+        text: RecordedText,
+        source: Source,
+        reserved: int,
+    ) -> None:
         self.config, self.depth, self.device = model.config, model.depth, model.device
         # the model's own sessions say so
         self.supports_draft_vocab = (
@@ -214,7 +235,7 @@ class RecordedLayers(Layers):
             0 if source.encoder_ids is None else source.encoder_ids.shape[1],
         )
         self.cached = reserved
-        self._model, self._name, self._text = model, name, model.texts[name]
+        self._model, self._name, self._text = model, name, text
         self._first = reserved + len(source.prompt) - 1  # the first slot after the prompt
         self._nodes: list[RecordedNode] = []  # the nodes of the slots from there on
         self._drafted: list[int] = []  # tokens after the cached ones that ran through some layers
@@ -224,7 +245,7 @@ class RecordedLayers(Layers):
         hidden = (torch.empty(work.count, 0, device=self.device),) * len(work.hidden)
         if work.layers is not None and work.states is None:
             logits = self._run_part(tokens, work) if work.logits else None
-            self._model.keep_within_memory(self._name)
+            self._model.keep_within_memory(self._name, self._text)
             return Scores(logits, hidden=hidden)
         nodes = self._run_text(work.start, tokens, work.tree, work.head_input > 0)
         logits = self._stacked(nodes[-work.logits :], LOGITS) if nodes and work.logits else None
@@ -233,7 +254,7 @@ class RecordedLayers(Layers):
             if nodes and work.head_input
             else None
         )
-        self._model.keep_within_memory(self._name)
+        self._model.keep_within_memory(self._name, self._text)
         return Scores(logits, head, hidden)
 
     def draft(self, start: int, tokens: Sequence[int], chain: ChainSpec) -> ChainResult | None:
@@ -259,7 +280,7 @@ class RecordedLayers(Layers):
                 nodes.append(node)
             feed = [token]
         logits = self._stacked(nodes, LOGITS) if chain.keeps_probs and nodes else None
-        self._model.keep_within_memory(self._name)
+        self._model.keep_within_memory(self._name, self._text)
         return ChainResult(
             tokens=[node.choice[0] for node in nodes],
             forwards=progress.forwards,

@@ -87,12 +87,13 @@ class RecordedText:
         self.root = RecordedNode(None, -1, 0)
         self.nodes = [self.root]
         self.new: list[tuple[RecordedNode, str]] = []
-        self.memory_bytes = 0  # of the rows that are neither on disk nor made of a state again
+        self.memory_bytes = 0  # of the rows in memory that `release` takes out of it
         self._depth = depth
         self.forwards: Counter[str] = Counter()  # that ran since the text was saved
         self._start, self._device, self._open = start, device, open_session
         self._session: Session | None = None
         self._fed: list[int] = []  # tokens that the session has cached after the root
+        self.block_count = len(blocks)  # as many as the tree was read from, or saved to
         for block in blocks:
             for entry in block:
                 node = self._child(self.nodes[entry.parent], entry.token)
@@ -250,9 +251,9 @@ class RecordedText:
             rows, OutputSpec(logits=len(tokens), head_input=head, hidden=hidden)
         )
         self.forwards[WHOLE] += 1
-        outputs = {LOGITS: on_cpu(scores.logits)}
+        outputs = {LOGITS: scores.logits}
         if head:
-            outputs[HEAD_INPUT] = on_cpu(scores.head_input[-len(tokens) :])
+            outputs[HEAD_INPUT] = scores.head_input[-len(tokens) :]
         states = self._states_of(scores, len(tokens))
         nodes: list[RecordedNode] = []
         for place, token in enumerate(tokens):
@@ -281,12 +282,12 @@ class RecordedText:
         rows = Rows(tokens, position=self._start + len(context))
         hidden = () if self._depth is None else (output_spec.layers[-1] + 1,)
         scores = self._session.extend(rows, replace(output_spec, hidden=hidden))
-        logits, states = on_cpu(scores.logits), self._states_of(scores, len(tokens))
+        states = self._states_of(scores, len(tokens))
         self.forwards[PART] += 1
         node = trunk
         for place, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
             node = self._child(node, token)
-            self._keep(node, kind, logits, states, place)
+            self._keep(node, kind, scores.logits, states, place)
 
     def _reach(self, context: list[int]) -> list[int]:
         """Roll the session back to what it shares with this text.
@@ -309,7 +310,7 @@ class RecordedText:
     ) -> None:
         """Keep one of these rows, with its state if the model gives one."""
         if not node.has(kind):
-            node.rows[kind] = rows[place : place + 1]
+            node.rows[kind] = on_cpu(rows[place : place + 1])
             self.memory_bytes += node.rows[kind].nbytes
             if states is not None:
                 node.rows[STATE + kind] = states[place : place + 1]

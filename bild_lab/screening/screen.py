@@ -192,8 +192,8 @@ class Screening:
         """
         candidates = [vanilla(), *candidates]
         with self.stage("load"):
+            requests = self.requests  # weights come first: the records take a share of what is free
             decoders = [self.decoder(candidate.policy, self.records) for candidate in candidates]
-            requests = self.requests
             # the method's modules are loaded once for all decoders of its kind
             for decoder in {type(decoder.method): decoder for decoder in decoders}.values():
                 decoder.load_weights(status_line.enter)

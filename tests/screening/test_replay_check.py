@@ -65,7 +65,8 @@ class Replayed:
         """The target's nodes along a policy's text, from the first token that it feeds."""
         source = self.screening.requests[index].source
         self.target.start(source, 1)  # reads the text
-        text = self.target.texts[text_name(source)]
+        (texts,) = self.target._texts.values()
+        text = texts[text_name(source)]
         (node,) = text.root.children.values()
         found = [node]
         for token in self.screened[place].texts[index].token_ids[:-1]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -55,6 +56,15 @@ def test_rows_keep_their_precision_and_their_kinds(tmp_path: Path) -> None:
     ((one, other),) = Store(tmp_path / "r", KEY).read("text")
     assert torch.equal(one.row, rows[0]) and torch.equal(other.row, rows[1])
     assert (one.kind, other.kind) == ("logits", "head_input")
+
+
+def test_a_record_may_be_larger_than_the_memory(store: Store) -> None:
+    """What stands before the fourth text is a hole in the file."""
+    store._end = psutil.virtual_memory().total + psutil.swap_memory().total + 2**30
+    store.append("four", entries(40), {})
+    assert [float(entry.row[0, 0]) for entry in store.read_newest("four")] == [40.0, 41.0, 42.0]
+    ((first, *_),) = store.read("four")
+    assert float(first.row[0, 0]) == 40.0
 
 
 @pytest.mark.parametrize("file", [INDEX, ROWS])
