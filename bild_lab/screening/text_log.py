@@ -107,8 +107,8 @@ class TextLog:
         """Add an example, and have it survive a kill and a power cut."""
         if not self._end:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            self._end = write_at(self.file, 0, self._head())
-        self._end = write_at(self.file, self._end, logged.to_line())
+            self._end = write_at(self.file, 0, [self._head()])
+        self._end = write_at(self.file, self._end, [logged.to_line()])
 
     def _head(self) -> bytes:
         return (json.dumps(self._key, sort_keys=True, default=str) + "\n").encode()

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ def half(file, start, content):
     lines.append(file.name)
     if lines.count(store.INDEX) < 4:  # the drafter's and the target's lines of the first text, and one of the second
         return write_at(file, start, content)
-    write_at(file, start, content[: len(content) // 2])
+    write_at(file, start, [b"".join(content)[: len(b"".join(content)) // 2]])
     os.kill(os.getpid(), signal.SIGKILL)
 store.write_at = half
 runpy.run_path(sys.argv[1], run_name="__main__")
@@ -182,7 +182,7 @@ def test_a_record_killed_while_it_is_written_keeps_every_finished_text(
     whole = {file: content[: content.rfind(b"\n") + 1] for file, content in cut.items()}
     assert sum(content.count(b"\n") for content in whole.values()) == 3 and whole != cut
 
-    def after_what_was_whole(file: Path, start: int, content: bytes) -> int:
+    def after_what_was_whole(file: Path, start: int, content: Sequence[bytes]) -> int:
         assert start >= len(whole.get(Path(os.path.relpath(file)), b""))
         return write_at(file, start, content)
 
