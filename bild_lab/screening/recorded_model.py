@@ -116,6 +116,7 @@ class RecordedModel:
         for name, text in self._texts.pop(greenlet.getcurrent(), {}).items():
             if text.new:
                 self._save_new(name, text, text.entries() if self._takes(name, text) else [])
+            text.clear()
 
     def keep_within_memory(self, name: str, text: RecordedText) -> None:
         """Take the rows of this text out of memory if they are more than its share.

@@ -103,6 +103,15 @@ class RecordedText:
         """Free the session."""
         self._session, self._fed = None, []
 
+    def clear(self) -> None:
+        """Free the session and all rows.
+
+        Nodes refer to each other, so rows would stay until the garbage collector comes.
+        """
+        self.close()
+        for node in self.nodes:
+            node.rows.clear()
+
     def entries(self) -> list[Entry]:
         """The new rows as they are saved, in their order."""
         saved_kinds = {(node, kind): kind for node, kind in self.new}

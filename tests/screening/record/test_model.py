@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import astuple, replace
 from functools import cache
@@ -360,6 +362,26 @@ def test_rows_that_neither_memory_nor_disk_hold_run_again(engine: str, tmp_path:
                 all(kind.startswith(STATE) for kind in kinds) if engine == "kernels" else not kinds
             )
         assert first[0]._dropped_forwards and not (tmp_path / policy / "0").exists()
+
+
+def test_rows_leave_memory_when_they_are_saved(tmp_path: Path) -> None:
+    """At once: nodes refer to each other, and no garbage collector runs."""
+    gc.disable()
+    try:
+        first = recorded("llama", tmp_path)
+        compare("bild", "llama", "native", 1, tmp_path, first)
+        rows = [
+            weakref.ref(row)
+            for one in first
+            for text in texts_of(one).values()
+            for node in text.nodes
+            for row in node.rows.values()
+        ]
+        for one in first:
+            one.save()
+        assert rows and not any(row() is not None for row in rows)
+    finally:
+        gc.enable()
 
 
 def test_loops_that_ask_for_one_text_at_once_record_it_each_for_itself(tmp_path: Path) -> None:
