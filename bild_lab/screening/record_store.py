@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import resource
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from bild_lab.files import write_atomically
 
 log = logging.getLogger(__name__)
 ROWS, INDEX, KEY = "rows.bin", "index.jsonl", "record.json"
+OPEN_FILES = 65_536  # a block of rows that is read holds its file open, and shells allow 1,024
 
 Row = Shaped[Tensor, "1 width"]
 
@@ -81,6 +83,7 @@ class Store:
 
     def __init__(self, folder: Path, key: Mapping[str, Any], limit_bytes: float = math.inf) -> None:
         self.folder, self._key, self._limit_bytes = folder, dict(key), limit_bytes
+        allow_open_files(OPEN_FILES)
         self._require_same_key()
         self._blocks: dict[str, list[SavedRows]] = {}
         self._end = self._index_end = 0  # after the last whole block, and its line
@@ -216,6 +219,14 @@ class Store:
                 saved_count,
                 lost,
             )
+
+
+def allow_open_files(count: int) -> None:
+    """Raise the process's limit to so many, or as far as it goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def parsed(line: bytes) -> tuple[str, SavedRows | None]:

@@ -122,7 +122,7 @@ class RecordedModel:
         """Take the rows of this text out of memory if they are more than its share.
 
         New rows go to the disk. Of those that the store does not take, states stay in memory, as
-        they are short, and others are dropped: the model runs again.
+        they are short, and scores are dropped: the model runs again.
         """
         texts_in_use = sum(map(len, self._texts.values()))
         if self.store is None or text.memory_bytes <= self._memory_bytes / texts_in_use:
@@ -131,7 +131,7 @@ class RecordedModel:
         if entries and self._save_new(name, text, entries):
             text.release(self.store.read_newest(name))
         else:
-            text.release([entry if entry.kind.startswith(STATE) else None for entry in entries])
+            text.release([entry if is_short(entry) else None for entry in entries])
 
     def _save_new(self, name: str, text: RecordedText, entries: Sequence[Entry]) -> bool:
         """Save a text's new rows, given as they are saved, or count what they took if the store does
@@ -164,6 +164,11 @@ class RecordedModel:
     def keeps(self, source: Source) -> bool:
         """Whether rows of this source are saved."""
         return self.store is not None and self.store.has(text_name(source))
+
+
+def is_short(entry: Entry) -> bool:
+    """Whether the row is a state, not scores of a vocabulary."""
+    return entry.kind.startswith(STATE) or entry.kind == HEAD_INPUT
 
 
 def text_name(source: Source, prefix: Prefix | None = None) -> str:
@@ -280,10 +285,11 @@ class RecordedLayers(Layers):
             if progress.add(token, confidence):
                 nodes.append(node)
             feed = [token]
+        drafted = [node.choice[0] for node in nodes]
         logits = self._stacked(nodes, LOGITS) if chain.keeps_probs and nodes else None
         self._model.keep_within_memory(self._name, self._text)
         return ChainResult(
-            tokens=[node.choice[0] for node in nodes],
+            tokens=drafted,
             forwards=progress.forwards,
             fallback=progress.fallback,
             confidences=confidences,

@@ -136,7 +136,9 @@ class RecordedText:
         for (node, kind), entry in zip(self.new, kept, strict=True):
             del node.rows[kind]
             node.rows.pop(STATE + kind, None)
-            if entry is not None:
+            if entry is None:
+                node._choice = None
+            else:
                 node.rows[entry.kind] = entry.row
         for node in self.nodes:
             for kind in [kind for kind in node.rows if STATE + kind in node.rows]:

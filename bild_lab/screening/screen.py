@@ -192,7 +192,9 @@ class Screening:
         """
         candidates = [vanilla(), *candidates]
         with self.stage("load"):
-            requests = self.requests  # weights come first: the records take a share of what is free
+            for candidate in candidates:
+                self.decoder(candidate.policy, live)  # refuses what cannot be screened
+            requests = self.requests  # loads the weights; records take a share of what is free then
             decoders = [self.decoder(candidate.policy, self.records) for candidate in candidates]
             # the method's modules are loaded once for all decoders of its kind
             for decoder in {type(decoder.method): decoder for decoder in decoders}.values():

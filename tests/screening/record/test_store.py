@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 from pathlib import Path
 
 import psutil
@@ -65,6 +66,17 @@ def test_a_record_may_be_larger_than_the_memory(store: Store) -> None:
     assert [float(entry.row[0, 0]) for entry in store.read_newest("four")] == [40.0, 41.0, 42.0]
     ((first, *_),) = store.read("four")
     assert float(first.row[0, 0]) == 40.0
+
+
+def test_more_blocks_are_read_than_a_shell_allows_open_files(store: Store) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        again = Store(store.folder, KEY)
+        held = [again.read("two") for _ in range(300)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(held) == 300
 
 
 @pytest.mark.parametrize("file", [INDEX, ROWS])
