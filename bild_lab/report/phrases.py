@@ -136,6 +136,10 @@ def cautions(result: Result) -> str:
             f"its drafter runs by {result.draft_engine} and its target by {result.engine}, so the"
             " drafter may be slower than it need be"
         )
+    if result.baseline_drafted:
+        warnings.append(
+            f"the server that it is compared with drafted too, {result.baseline_drafted:,} tokens"
+        )
     if (loop_share := result.baseline_loop_share or 0.0) >= LARGE_LOOP_SHARE:
         warnings.append(
             f"Python between forwards is {percent(loop_share)} of the baseline’s time, so a model this"

@@ -23,6 +23,7 @@ from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
+from bild_lab.report.phrases import cautions
 from bild_lab.report.provenance import notes
 from tests.servers.fake_server import FakeServer, serving
 
@@ -76,6 +77,7 @@ def test_a_server_is_timed_in_turn_with_the_target_and_certified(
     with serving(fake(llama)) as url:
         result = measured(point_of(url, "measure.certify=true"))
     assert result.engine == "server" and result.agreement_with_target == 1.0
+    assert result.baseline_drafted is None and "drafted too" not in cautions(result)
     certificate = result.certificate
     assert (certificate.equal, certificate.ties, certificate.defects) == (len(PROMPTS), 0, 0)
     assert result.speedup.value > 0 and result.first_token_s == result.streamed.first_token_p50
@@ -164,9 +166,12 @@ def test_one_server_is_compared_with_itself_by_another_body(
 ) -> None:
     server = fake(llama)
     with serving(server) as url:
-        measured(point_of(url, "policy.baseline_body={speculative.n_max: 0}"))
+        result = measured(point_of(url, "policy.baseline_body={speculative.n_max: 0}"))
     switched_off = [body.get("speculative.n_max") for body in server.requests]
     assert switched_off.count(0) == switched_off.count(None) > 0
+    # the server knows no such field, and drafts on
+    assert result.baseline_drafted == result.counts.drafted > 0
+    assert "compared with drafted too" in cautions(result)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ def summarize(
         **speed(timed, seed, _conversations(examples)),
         "joules_per_token": joules_per_token(timed[METHOD]),
         "counts": counts(timed[METHOD]),
+        "baseline_drafted": None if baseline is None else drafted_by_server(baseline),
         "streamed": stream_summary(timed[METHOD], len(failures)),
         "categories": by_category(examples, timed, seed),
     }
@@ -95,6 +96,14 @@ def answered_indices(timed: TimedTexts) -> list[int]:
     return [
         index for index in range(count) if not any(texts[index].failed for texts in timed.values())
     ]
+
+
+def drafted_by_server(timed: Sequence[Timed]) -> int | None:
+    """How many tokens a server drafted for these texts; None where it does not say, and for our
+    own engines.
+    """
+    rounds = [report.rounds for text in timed for report in text.reports[-1:] if report.rounds]
+    return sum(reported.drafted for reported in rounds) if rounds else None
 
 
 def stream_summary(timed: Sequence[Timed], errors: int) -> Streamed | None:

@@ -15,6 +15,7 @@ from bild_lab.lab.schema.columns import (
     Column,
     column,
     columns_of,
+    count,
     from_json,
     group,
     ratio,
@@ -230,6 +231,10 @@ class Result:
     )
     baseline_cut: float | None = share(
         "The share of the baseline’s texts that the length limit cut.", label="baseline cut"
+    )
+    baseline_drafted: int | None = count(
+        "How many tokens the server that the point is compared with drafted.",
+        label="drafted by the baseline’s server",
     )
     baseline_loop_share: float | None = share(
         "The share of the time of `vanilla` that Python takes between forwards on a CPU, on the first"
