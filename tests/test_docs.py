@@ -401,9 +401,8 @@ def test_command_lines_of_the_documents_compose(page: Path) -> None:
         if script.stem == "screen":  # each list is of one of the policies
             words = [word for word in words if re.match(r"[\w./]+=", word)]
             lists = [word for word in words if re.search(r"=[^\[]*(,|range\()", word)]
-            assert grid_of(
-                [word for word in words if word not in lists], lists, "screen"
-            ).candidates
+            fixed = [quote_free_text(word) for word in words if word not in lists]
+            assert grid_of(fixed, lists, "screen").candidates
         elif application:
             composed(
                 application,

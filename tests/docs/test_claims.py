@@ -82,7 +82,7 @@ def compose_line(line: str, tmp_path: Path) -> None:
     words = [word for word in words if re.match(r"[\w./]+=", word)]
     if script.endswith("screen.py"):
         lists = [word for word in words if re.search(r"=[^\[]*(,|range\()", word)]
-        fixed = [word for word in words if word not in lists]
+        fixed = [quote_free_text(word) for word in words if word not in lists]
         assert grid_of(fixed, lists, "screen").candidates
         return
     composed(application_of(script), tuple(quote_free_text(word) for word in words))
