@@ -102,8 +102,13 @@ def drafted_by_server(timed: Sequence[Timed]) -> int | None:
     """How many tokens a server drafted for these texts; None where it does not say, and for our
     own engines.
     """
-    rounds = [report.rounds for text in timed for report in text.reports[-1:] if report.rounds]
-    return sum(reported.drafted for reported in rounds) if rounds else None
+    reporting = with_reported_rounds(timed)
+    return sum(text.trace.report.rounds.drafted for text in reporting) if reporting else None
+
+
+def with_reported_rounds(timed: Sequence[Timed]) -> list[Timed]:
+    """The texts whose rounds another engine told."""
+    return [text for text in timed if text.trace.report and text.trace.report.rounds]
 
 
 def stream_summary(timed: Sequence[Timed], errors: int) -> Streamed | None:
@@ -270,8 +275,7 @@ def counts(timed: Sequence[Timed]) -> Counts:
     loop.
     """
     traces = [text.trace for text in timed]
-    reporting = [text for text in timed if text.trace.report and text.trace.report.rounds]
-    if reporting:
+    if reporting := with_reported_rounds(timed):
         reported = [text.trace.report.rounds for text in reporting]
         return reported_counts(reported, token_count(reporting))
     rounds = [

@@ -400,9 +400,9 @@ def test_loops_that_ask_for_one_text_at_once_record_it_each_for_itself(tmp_path:
     expected = [last_row(live, second) for second in (5, 6)]
     model = RecordedModel(live, Store(folder, {}))
     loops = [lambda second=second: last_row(model, second) for second in (5, 6)]
-    found = [one.result for one in Batch(2).run(loops)]
+    rows_of_loops = [loop.result for loop in Batch(2).run(loops)]
     again = RecordedModel(live, Store(folder, {}))
-    for rows in (found, [last_row(again, second) for second in (5, 6)]):
+    for rows in (rows_of_loops, [last_row(again, second) for second in (5, 6)]):
         torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
 
 
