@@ -1,8 +1,8 @@
 """Check the Triton kernels on this machine's GPU, and time them: python scripts/check_gpu.py [MODEL …] [PAIR …]
 
-    python scripts/check_gpu.py                       the usual models and pairs, in some minutes
-    python scripts/check_gpu.py llama-7b              these models
-    python scripts/check_gpu.py t5-large:t5-small     these pairs: whole texts, the host included
+    python scripts/check_gpu.py                         the usual models and pairs, in some minutes
+    python scripts/check_gpu.py llama-7b llama-7b-Q4_K  these models, one with weights in blocks
+    python scripts/check_gpu.py t5-large:t5-small       these pairs: whole texts, the host included
 
 Weights are random, at published sizes, in bfloat16: nothing is downloaded. Each line is a finding; it fails if any is
 wrong. What raises an error is wrong, and the rest is checked nevertheless, in a fresh process if the GPU answers no
@@ -50,11 +50,11 @@ def main() -> None:
     if (reason := why_no_kernels(device, torch.bfloat16)) is not None:
         raise UserError(f"the Triton kernels cannot run: {reason}")
     from bild_lab.benchmark.decoding_check import PAIRS, USUAL_PAIRS
-    from bild_lab.benchmark.kernel_check import MODELS, USUAL
+    from bild_lab.benchmark.kernel_check import BLOCKS, MODELS, USUAL
 
     names = sys.argv[1:] or [*USUAL, *USUAL_PAIRS]
     for name in names:
-        require_choice("model or pair", name, [*MODELS, *PAIRS])
+        require_choice("model or pair", name, [*MODELS, *BLOCKS, *PAIRS])
     names.sort(key=lambda name: name in PAIRS)
     gb_per_s = read_gb_per_s(device, torch.cuda.synchronize)
     output.print(f"{torch.cuda.get_device_name(device)} reads {gb_per_s:,.0f} GB/s")
@@ -83,15 +83,15 @@ def main() -> None:
 
 def findings_of(name: str, device: torch.device, gb_per_s: float) -> Iterator[Finding]:
     """All findings of a model or a pair; what raises an error outside of its checks is the last."""
-    from bild_lab.benchmark.decoding_check import check_pair
-    from bild_lab.benchmark.kernel_check import MODELS, raised
+    from bild_lab.benchmark.decoding_check import PAIRS, check_pair
+    from bild_lab.benchmark.kernel_check import raised
     from bild_lab.benchmark.kernel_times import check_model
 
     try:
-        if name in MODELS:
-            yield from check_model(name, device, gb_per_s)
-        else:
+        if name in PAIRS:
             yield from check_pair(name, device)
+        else:
+            yield from check_model(name, device, gb_per_s)
     except Exception as error:
         yield raised(name, error)
 

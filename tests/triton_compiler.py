@@ -13,17 +13,20 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
+from bild_lab.engine.models.native.cpu.panels import PLAIN
+from bild_lab.engine.models.native.gpu.block_matrix import FOUR_BITS, BlockMatrix
 from bild_lab.engine.models.native.gpu.chains import ChainPrograms, ChainShape
 from bild_lab.engine.models.native.gpu.graphs import GraphCache
 from bild_lab.engine.models.native.gpu.growing import add_children, next_level
@@ -53,6 +56,7 @@ class Sizes:
     normed_blocks: bool = False
     encoder_decoder: bool = False
     window: int = 0
+    type: int = PLAIN  # of the matrices, as in `BlockMatrix`
 
 
 SIZES = {
@@ -65,6 +69,17 @@ SIZES = {
         640, 4, 1, 256, 2048, 262144, "gelu_tanh", normed_heads=True, normed_blocks=True, window=512
     ),
     "mistral-7b": Sizes(4096, 32, 8, 128, 14336, 32000, window=4096),
+}
+SIZES |= {
+    f"{name} {type.name}": replace(SIZES[name], type=type)
+    for name, types in {
+        "t5-large": (Type.Q8_0, Type.Q4_0),
+        "qwen2.5-1.5b": (Type.Q8_0, Type.Q4_0, Type.Q4_K, Type.Q6_K),
+        "qwen2.5-0.5b": (Type.Q8_0, Type.Q4_0),
+        "gemma3-270m": (Type.Q8_0, Type.Q4_0),
+        "mistral-7b": (Type.Q8_0, Type.Q4_K),
+    }.items()
+    for type in types
 }
 
 
@@ -93,8 +108,16 @@ def shapes_alone(sizes: Sizes, dtype: torch.dtype = torch.bfloat16) -> Stack:
     def vector(size: int, precision: torch.dtype = dtype) -> Tensor:
         return torch.empty(size, dtype=precision, device="meta")
 
+    def matrix(outputs: int, inputs: int) -> Tensor | tuple[BlockMatrix]:
+        if sizes.type == PLAIN:
+            return torch.empty(outputs, inputs, dtype=dtype, device="meta")
+        bytes = inputs // 2 if sizes.type in FOUR_BITS else inputs
+        packed = torch.empty(outputs, bytes, dtype=torch.int8, device="meta")
+        words = torch.empty(outputs, 4, dtype=torch.int32, device="meta")  # of no kernel's shape
+        return (BlockMatrix(sizes.type, packed, words, words),)
+
     def weight(outputs: int, inputs: int, **fields: Any) -> Weight:
-        return Weight(torch.empty(outputs, inputs, dtype=dtype, device="meta"), **fields)
+        return Weight(matrix(outputs, inputs), **fields)
 
     dim, width = sizes.dim, sizes.heads * sizes.head_dim
     outputs = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
@@ -115,11 +138,12 @@ def shapes_alone(sizes: Sizes, dtype: torch.dtype = torch.bfloat16) -> Stack:
         cross_out=weight(dim, width) if sizes.encoder_decoder else None,
         window=sizes.window,
     )
-    embedding = weight(sizes.vocab, dim).matrix
+    embedding = torch.empty(sizes.vocab, dim, dtype=dtype, device="meta")
+    head = matrix(sizes.vocab, dim)
     return Stack(
         layers=[layer],
         embedding=embedding,
-        read_head=lambda: embedding,
+        read_head=lambda: head,
         final_norm=vector(dim),
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,
@@ -178,10 +202,14 @@ def resources(launch: Launch) -> dict[str, Any]:
         "shared": compiled.metadata.shared,
         "wgmma": ptx.count("wgmma.mma_async"),
         "mma": ptx.count("mma.sync"),
+        "whole_mma": ptx.count("m16n8k32.row.col.satfinite.s32.s8.s8.s32"),
         "wide_copies": ptx.count("cp.async.cg"),
         "narrow_copies": ptx.count("cp.async.ca"),
         "waits": ptx.count("griddepcontrol.wait"),
-        **{name: launch.constants.get(name) for name in ("WAYS", "RESIDENT", "STOPPABLE")},
+        **{
+            name: launch.constants.get(name)
+            for name in ("WAYS", "RESIDENT", "STOPPABLE", "TYPE", "BLOCK_N")
+        },
     }
 
 

@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 
-from bild_lab.benchmark.kernel_check import MODELS, Finding, KernelCheck, attempted, outcome
+from bild_lab.benchmark.kernel_check import Finding, KernelCheck, attempted, outcome
 from bild_lab.benchmark.kernel_times import replay_ms
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
@@ -37,11 +37,13 @@ SHARED_PROMPT = 24  # tokens, few enough to run by the kernels
 # how far the time of `vanilla` against itself may be from 1
 MOST_DIFFERENCE = 0.02
 MAX_WINDOW = 12
-PAIRS = {  # a target and its drafter, of `kernel_check.MODELS`
+PAIRS = {  # a target and its drafter, of `kernel_check`
     "t5-large:t5-small": ("t5-large", "t5-small"),
     "t5-3b:t5-small": ("t5-3b", "t5-small"),
     "llama-7b:llama-68m": ("llama-7b", "llama-68m"),
     "qwen2.5-1.5b:qwen2.5-0.5b": ("qwen2.5-1.5b", "qwen2.5-0.5b"),
+    "qwen2.5-1.5b-Q4_K:qwen2.5-0.5b-Q8_0": ("qwen2.5-1.5b-Q4_K", "qwen2.5-0.5b-Q8_0"),
+    "llama-7b-Q4_K:llama-68m": ("llama-7b-Q4_K", "llama-68m"),
 }
 # what `make gpu` checks; the others by their names
 USUAL_PAIRS = ("t5-large:t5-small", "qwen2.5-1.5b:qwen2.5-0.5b")
@@ -204,5 +206,5 @@ class DecodingCheck:
 
 def check_pair(name: str, device: torch.device) -> Iterator[Finding]:
     """The findings of one pair in bfloat16."""
-    target, draft = (KernelCheck(MODELS[model], device, torch.bfloat16) for model in PAIRS[name])
+    target, draft = (KernelCheck.of(model, device) for model in PAIRS[name])
     yield from DecodingCheck(target, draft).findings()

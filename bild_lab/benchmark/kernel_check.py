@@ -10,12 +10,14 @@ from __future__ import annotations
 import copy
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
 import torch
+from gguf import GGMLQuantizationType as Type
+from torch import Tensor
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -35,9 +37,19 @@ from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.methods.early_exit.calm import leave_layer_by_layer, saturation
 from bild_lab.engine.methods.speculative.draft_tree import grow_tree
 from bild_lab.engine.models.cached_session import CachedSession
+from bild_lab.engine.models.native.cpu.panels import PLAIN
 from bild_lab.engine.models.native.gpu import TritonDecoder
+from bild_lab.engine.models.native.gpu.block_matrix import (
+    BLOCK,
+    FOUR_BITS,
+    PAIR,
+    WORDS,
+    BlockMatrix,
+)
 from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.models.native.llama import LlamaDecoder
+from bild_lab.engine.models.native.quantized_matrix import quantize_weights
+from bild_lab.engine.models.native.stack import Weight
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import Sampling, pick
@@ -147,8 +159,24 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
         num_attention_heads=32,
     ),
 }
+# models with weights in blocks, by names such as llama-7b-Q4_K
+BLOCKS: dict[str, tuple[str, int]] = {
+    f"{name}-{type.name}": (name, type)
+    for name in MODELS
+    for type in (Type.Q8_0, Type.Q4_0, Type.Q4_K, Type.Q6_K)
+}
 # what `make gpu` checks; the others by their names
-USUAL = ("t5-small", "t5-large", "qwen2.5-0.5b", "qwen2.5-1.5b", "gemma3-270m")
+USUAL = (
+    "t5-small",
+    "t5-large",
+    "qwen2.5-0.5b",
+    "qwen2.5-1.5b",
+    "gemma3-270m",
+    "qwen2.5-0.5b-Q8_0",
+    "qwen2.5-1.5b-Q4_0",
+    "qwen2.5-1.5b-Q4_K",
+    "qwen2.5-1.5b-Q6_K",
+)
 
 
 @dataclass(frozen=True)
@@ -163,6 +191,7 @@ class KernelCheck:
     """The checks of one model.
 
     make: the model, with random weights. dtype: bfloat16 or float16; float32 in the interpreter.
+    type: of the matrices, as in `BlockMatrix`.
     """
 
     def __init__(
@@ -170,6 +199,7 @@ class KernelCheck:
         make: Callable[[], PreTrainedModel],
         device: torch.device,
         dtype: torch.dtype,
+        type: int = PLAIN,
     ) -> None:
         self.device, self.dtype = device, dtype
         torch.manual_seed(0)
@@ -182,6 +212,8 @@ class KernelCheck:
             torch.set_default_dtype(default)
         self._module = module
         self.decoder = decoder_of(module)
+        if type != PLAIN:
+            quantize_weights(self.decoder, partial(matrix_in_blocks, type=type))
         self.kernels = TritonDecoder(self.decoder)
         self.vocab = self.decoder.embedding.shape[0]
         draws = torch.Generator().manual_seed(1)
@@ -193,6 +225,12 @@ class KernelCheck:
             if isinstance(self.decoder, T5Decoder)
             else None
         )
+
+    @classmethod
+    def of(cls, name: str, device: torch.device) -> KernelCheck:
+        """The checks of a model of this name, of MODELS or BLOCKS, in bfloat16."""
+        plain_name, type = BLOCKS.get(name, (name, PLAIN))
+        return cls(MODELS[plain_name], device, torch.bfloat16, type)
 
     def findings(self) -> Iterator[Finding]:
         """All checks, one after the other."""
@@ -234,7 +272,9 @@ class KernelCheck:
             self.lengthen(session, slots)
             return session.extend(self.tokens[:16]).logits
 
-        exact_decoder = decoder_of(copy.deepcopy(self._module).float())
+        exact_decoder = with_blocks_of(
+            self.decoder, decoder_of(copy.deepcopy(self._module).float())
+        )
         exact = logits(exact_decoder, kernels=False)
         del exact_decoder
         errors = [
@@ -547,6 +587,51 @@ def same(result: Any, other: Any) -> bool:
 
 def decoder_of(module: PreTrainedModel) -> Decoder:
     return (T5Decoder if module.config.is_encoder_decoder else LlamaDecoder)(module)
+
+
+def matrix_in_blocks(matrix: Tensor, type: int) -> tuple[BlockMatrix]:
+    """A matrix rounded to 8 or 4 bits; of the types with blocks, random numbers about as large.
+
+    Where a line is no multiple of a block, these are rounded, too.
+    """
+    outputs, inputs = matrix.shape
+    if type in (Type.Q8_0, Type.Q4_0) or inputs % BLOCK:
+        return (BlockMatrix.rounded(matrix, 4 if type in FOUR_BITS else 8),)
+    bytes_of = partial(torch.randint, device=matrix.device, dtype=torch.int8)
+    words = -(-inputs // PAIR // WORDS) * WORDS
+    if type == Type.Q4_K:
+        packed = bytes_of(-128, 128, (outputs, inputs // 2))
+        steps = bytes_of(20, 40, (outputs, words, 2))
+        scales = torch.cat([steps, steps], 2)  # a minimum is as many steps, each of 7.5 numbers
+        largest, of_scales = 7.5 * 30, (1.0, 7.5)
+    else:
+        packed = bytes_of(-32, 32, (outputs, inputs))
+        scales = bytes_of(60, 120, (outputs, words, 4))
+        largest, of_scales = 32 * 90, (1.0, 0.0)
+    size = 2 * float(matrix.float().std()) / largest
+    block_scales = torch.tensor(of_scales, device=matrix.device) * size
+    block_scales = block_scales.half().repeat(outputs, inputs // BLOCK)
+    as_words = [each.view(torch.int32) for each in (scales.flatten(1), block_scales)]
+    return (BlockMatrix(type, packed, *as_words),)
+
+
+def with_blocks_of(decoder: Decoder, other: Decoder) -> Decoder:
+    """The other decoder, with the matrices that are in blocks in the first."""
+    other.layers = [
+        replace(
+            theirs,
+            **{
+                field.name: replace(getattr(theirs, field.name), matrix=weight.matrix)
+                for field in fields(ours)
+                if isinstance(weight := getattr(ours, field.name), Weight)
+                and isinstance(weight.matrix, tuple)
+            },
+        )
+        for ours, theirs in zip(decoder.layers, other.layers, strict=True)
+    ]
+    if isinstance(decoder.head, tuple):
+        other.read_head = decoder.read_head
+    return other
 
 
 def outcome(what: str, right: bool) -> Finding:

@@ -10,16 +10,17 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bild_lab.benchmark.kernel_check import (
     CHAIN_STEPS,
-    MODELS,
     TREE,
     Finding,
     KernelCheck,
     attempted,
 )
 from bild_lab.engine.models.cached_session import CachedSession
+from bild_lab.engine.models.native.gpu.block_matrix import BlockMatrix
 from bild_lab.engine.session import ChainSpec, GrownTree, TreeSpec
 from bild_lab.lab.measure.machine import median_s
 
@@ -192,8 +193,13 @@ def weight_bytes(check: KernelCheck) -> int:
         )
         if weight is not None
     ]
-    in_layers = len(check.decoder.layers) * sum(matrix.nbytes for matrix in matrices)
-    return in_layers + check.decoder.head.nbytes
+    in_layers = len(check.decoder.layers) * sum(map(matrix_bytes, matrices))
+    return in_layers + matrix_bytes(check.decoder.head)
+
+
+def matrix_bytes(matrix: Tensor | tuple[Tensor | BlockMatrix, ...]) -> int:
+    """matrix: as `Weight` holds it."""
+    return sum(part.nbytes for part in (matrix if isinstance(matrix, tuple) else (matrix,)))
 
 
 def listed_ms(milliseconds: dict[str, float]) -> str:
@@ -202,6 +208,6 @@ def listed_ms(milliseconds: dict[str, float]) -> str:
 
 def check_model(name: str, device: torch.device, gb_per_s: float) -> Iterator[Finding]:
     """All findings of one model in bfloat16."""
-    check = KernelCheck(MODELS[name], device, torch.bfloat16)
+    check = KernelCheck.of(name, device)
     yield from check.findings()
     yield from KernelTimes(check, gb_per_s).findings()

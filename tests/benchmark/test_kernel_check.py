@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, T5Config
 from transformers import T5ForConditionalGeneration as T5
 
@@ -28,6 +29,16 @@ TINY: dict[str, Callable[[], PreTrainedModel]] = {
             num_hidden_layers=2,
             num_attention_heads=2,
             initializer_range=0.3,
+        )
+    ),
+    "llama in blocks": lambda: LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=256,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            initializer_range=0.1,
         )
     ),
     "t5": lambda: T5(
@@ -52,14 +63,21 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "TREE", tree_spec)
 
 
-def findings(name: str, dtype: torch.dtype) -> list[Any]:
+def findings(name: str, dtype: torch.dtype, type: int = 0) -> list[Any]:
     from bild_lab.benchmark.kernel_check import KernelCheck
 
-    return list(KernelCheck(TINY[name], CPU, dtype).findings())
+    return list(KernelCheck(TINY[name], CPU, dtype, type).findings())
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("type", [Type.Q8_0, Type.Q4_K])
+def test_all_is_right_with_weights_in_blocks(type: Type) -> None:
+    found = findings("llama in blocks", torch.float16, type)
+    assert [finding.text for finding in found if finding.right is False] == []
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("name", ["llama", "t5"])
 def test_all_is_right_in_the_interpreter(name: str) -> None:
     dtype = torch.float32 if name == "t5" else torch.float16
     wrong = [finding.text for finding in findings(name, dtype) if finding.right is False]

@@ -376,8 +376,6 @@ def load_model(
             if wants_native
             else why_no_kernels(where, dtype, checkpoint.config)
         )
-        if engine == "kernels" and lacking is None and where.type == "cuda" and bits is not None:
-            lacking = "those of a GPU round no weights"
         if engine == "kernels" and lacking is not None:
             raise UserError(f"the kernels cannot run: {lacking}; set runtime.engine=auto")
         if bits != "gguf" or lacking is None:
@@ -388,8 +386,8 @@ def load_model(
         reason = lacking
     if bits is not None:
         raise UserError(
-            f"only our own decoders run weights={bits}, gguf the CPU kernels alone, and they cannot"
-            f" run {path}{f', as {reason}' if reason else ''}; set runtime.weights=null"
+            f"only our own decoders run weights={bits}, gguf the kernels alone, and they cannot run"
+            f" {path}{f', as {reason}' if reason else ''}; set runtime.weights=null"
             " pair.draft_weights=null"
         )
     if compile == "true":

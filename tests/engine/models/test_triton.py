@@ -4,7 +4,10 @@ it has alone, and a program drafts what the loop does.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
 pytestmark = [needs_triton, pytest.mark.usefixtures("interpreter")]
 
+NO_CHANGES: Mapping[str, int] = MappingProxyType({})
 # a tile is one head where heads are normed, so these have a power of two of columns
 MODELS = {
     name: make for name, make in ARCHITECTURES.items() if not name.startswith(("qwen3", "gemma3"))
@@ -51,9 +55,18 @@ MODELS = {
 }
 
 
-def build(name: str, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Decoder, Source]:
+def build(
+    name: str, dtype: torch.dtype = torch.float32, sizes: Mapping[str, int] = NO_CHANGES
+) -> tuple[PreTrainedModel, Decoder, Source]:
+    """A model with random weights. sizes: of its configuration, where it has them, instead."""
     torch.manual_seed(0)
-    module = randomized(MODELS[name]()).to(dtype)
+    module = MODELS[name]()
+    if sizes:
+        changes = {key: value for key, value in sizes.items() if hasattr(module.config, key)}
+        config = copy.deepcopy(module.config)
+        config.update(changes)
+        module = type(module)(config)
+    module = randomized(module).to(dtype)
     ids = torch.randint(3, 90, (1, 7))
     if module.config.is_encoder_decoder:
         return module, T5Decoder(module), Source((0,), ids)

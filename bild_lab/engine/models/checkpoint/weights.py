@@ -102,9 +102,9 @@ class Weights(Mapping[str, Tensor]):
         )
 
     def table(self, name: str) -> Tensor | Any:
-        """A matrix of which rows are asked for; where it is `packed`, they are read then."""
+        """A matrix of which rows are asked for; where it is `packed`, they are read then, on a CPU."""
         key = self._keys[name]
-        if key in self.packed:
+        if key in self.packed and self._device.type == "cpu":
             return replace(self.packed[key], dtype=self.dtype)
         return self[name]
 

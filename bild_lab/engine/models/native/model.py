@@ -22,7 +22,7 @@ from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.compiled import Workspace, roomy
 from bild_lab.engine.models.native.cpu import PackedDecoder
-from bild_lab.engine.models.native.kernels import kernel_decoder
+from bild_lab.engine.models.native.kernels import kernel_decoder, quantized_by
 from bild_lab.engine.models.native.layers import SPARE_ROWS, Decoder, NativeLayers
 from bild_lab.engine.models.native.packed_pass import KernelDecoder
 from bild_lab.engine.models.native.quantized_matrix import quantize_weights
@@ -48,8 +48,8 @@ class NativeModel:
     shape is compiled at its first use. graphs: on a GPU the same graphs of PyTorch's own kernels,
     which take no compiler; texts of a batch run without.
     kernels: run by our C++ on a CPU, by our Triton kernels on a GPU, which also draft a chain or a
-    tree as one program. bits: of the weights of those on a CPU, 8 or 4; gguf: a GGUF file's own
-    blocks; None: those of the precision.
+    tree as one program. bits: of the weights, 8 or 4; gguf: a GGUF file's own blocks;
+    None: those of the precision.
     """
 
     fused_drafting = True
@@ -92,7 +92,7 @@ class NativeModel:
         decoder = self.family(module, weights, preload=not self._packs and self.bits is None)
         if not self._packs and self.bits is not None:
             for stack in (decoder, *([decoder.encoder] if self.checkpoint.encoder_decoder else [])):
-                quantize_weights(stack, self.bits)
+                quantize_weights(stack, quantized_by(self.bits, self.triton, self.device))
         decoder.head_bias = head_bias(self.checkpoint, self.dtype, self.device)
         return decoder
 
@@ -175,10 +175,11 @@ class NativeModel:
 
     def with_backend(self, **backend: Any) -> NativeModel:
         """A model of the same weights in memory that another backend runs. backend: keywords of
-        `NativeModel`; without any, PyTorch runs it.
+        `NativeModel`; without any, PyTorch runs it. Weights of other bits for Triton are read anew.
         """
         model = NativeModel(self.transformers, **backend)
-        model.decoder = self.decoder
+        if not model.triton or model.bits == self.bits:
+            model.decoder = self.decoder
         return model
 
     def without_fused_drafting(self) -> NativeModel:

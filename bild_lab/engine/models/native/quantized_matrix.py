@@ -5,7 +5,9 @@ Activations keep their precision.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -56,35 +58,42 @@ class QuantizedMatrix:
         return self.product(identity).T.to(dtype)
 
 
-def quantize_weights(stack: Stack, bits: int) -> None:
-    """Quantize a stack's matrices, one layer after another, so that no two layers are whole at
-    once.
+def for_pytorch(matrix: Float[Tensor, "out in"], bits: int) -> Tensor | tuple[QuantizedMatrix]:
+    """The matrix rounded, as `Weight` holds it; one of another size than the kernels take stays as
+    it is.
 
     Raises UserError for 4 bits in another precision than bfloat16 on a GPU, whose kernel knows no
     other.
     """
-    if bits == 4 and stack.final_norm.is_cuda and stack.final_norm.dtype != torch.bfloat16:
+    if bits == 4 and matrix.is_cuda and matrix.dtype != torch.bfloat16:
         raise UserError(
             "on a GPU weights of 4 bits need runtime.dtype=bfloat16; set it, or runtime.weights=8"
         )
-    stack.layers = [_quantized_layer(layer, bits) for layer in stack.layers]
-    head = _quantized_matrix(stack.head, bits)
-    stack.read_head = lambda: head
-
-
-def _quantized_layer(layer: Layer, bits: int) -> Layer:
-    quantized_weights = {}
-    for field in fields(layer):
-        weight = getattr(layer, field.name)
-        if isinstance(weight, Weight):
-            matrix = _quantized_matrix(weight.matrix, bits)
-            quantized_weights[field.name] = replace(weight, matrix=matrix)
-    return replace(layer, **quantized_weights)
-
-
-def _quantized_matrix(matrix: Tensor, bits: int) -> Tensor | tuple[QuantizedMatrix]:
-    """The matrix as `Weight` holds it; one of another size than the kernels take stays as it is."""
     outputs, inputs = matrix.shape
     if inputs % GROUP or outputs % ROWS:
         return matrix
     return (QuantizedMatrix(matrix, bits),)
+
+
+def quantize_weights(
+    stack: Stack, rounded: Callable[[Tensor | tuple[Any, ...]], Tensor | tuple[Any, ...]]
+) -> None:
+    """Quantize a stack's matrices, one layer after another, so that no two layers are whole at
+    once.
+
+    rounded: what takes a matrix's place, both as `Weight` holds them.
+    """
+    stack.layers = [_quantized_layer(layer, rounded) for layer in stack.layers]
+    head = rounded(stack.head)
+    stack.read_head = lambda: head
+
+
+def _quantized_layer(
+    layer: Layer, rounded: Callable[[Tensor | tuple[Any, ...]], Tensor | tuple[Any, ...]]
+) -> Layer:
+    quantized_weights = {}
+    for field in fields(layer):
+        weight = getattr(layer, field.name)
+        if isinstance(weight, Weight):
+            quantized_weights[field.name] = replace(weight, matrix=rounded(weight.matrix))
+    return replace(layer, **quantized_weights)

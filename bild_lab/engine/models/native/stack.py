@@ -36,7 +36,7 @@ class Weight:
     half.
 
     matrix: may be several that lie one after the other, packed as in a GGUF file (`PackedTensor`),
-    for the kernels; or a rounded one (`QuantizedMatrix`).
+    for the kernels; or rounded ones, for PyTorch's (`QuantizedMatrix`) or Triton's (`BlockMatrix`).
     """
 
     matrix: Float[Tensor, "out in"] | tuple[Any, ...]
@@ -286,10 +286,16 @@ def product(
     bias: Float[Tensor, " out"] | None = None,
 ) -> Float[Tensor, "m out"]:
     """A linear layer's outputs. matrix: as in `Weight`."""
-    if isinstance(matrix, tuple) and hasattr(matrix[0], "product"):
-        out = matrix[0].product(x)
+    parts = matrix if isinstance(matrix, tuple) else (matrix,)
+    if any(hasattr(part, "product") for part in parts):
+        out = cat([product_of(x, part) for part in parts], -1)
         return out if bias is None else out + bias
     return linear(x, numbers_of(matrix, x.dtype), bias)
+
+
+def product_of(x: Float[Tensor, "m in"], part: Any) -> Float[Tensor, "m out"]:
+    """The outputs of one part of a matrix, which may be rounded."""
+    return part.product(x) if hasattr(part, "product") else linear(x, numbers_of(part, x.dtype))
 
 
 def layers_of(count: int, make: Callable[[int], Layer], preload: bool) -> Sequence[Layer]:

@@ -292,7 +292,7 @@ class ChainPrograms:
         """Where the distributions of such a program are kept."""
         shape = (program.steps, program.texts, head.vocab)
         if shape not in store:
-            store[shape] = torch.empty(shape, device=head.weights.device)
+            store[shape] = torch.empty(shape, device=self._plan.device)
         return store[shape]
 
     def _states(self, program: ChainShape) -> Float[Tensor, "rows dim"]:

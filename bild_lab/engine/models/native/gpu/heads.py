@@ -9,9 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.models.native.gpu.block_matrix import BlockMatrix, ProductWeights
 from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS
 from bild_lab.engine.models.native.gpu.tilings import power_of_two
-from bild_lab.engine.models.native.stack import Stack, numbers_of
+from bild_lab.engine.models.native.stack import Stack
 
 MAX_COMPARED_TILES = 4096
 
@@ -20,13 +21,17 @@ MAX_COMPARED_TILES = 4096
 class Head:
     """A matrix to the vocabulary, or to a part of it. tokens: of its outputs, if it is a part."""
 
-    weights: Float[Tensor, "outputs dim"]
+    matrix: Float[Tensor, "outputs dim"] | BlockMatrix
     bias: Float[Tensor, " outputs"] | None = None
     tokens: Tensor | None = None
 
     @property
     def vocab(self) -> int:
-        return self.weights.shape[0]
+        return self.matrix.shape[0]
+
+    @property
+    def weights(self) -> ProductWeights:
+        return ProductWeights.whole((self.matrix,))
 
 
 @dataclass
@@ -64,33 +69,36 @@ class Heads:
     """The whole head of a stack, and the heads of draft vocabularies."""
 
     def __init__(self, stack: Stack) -> None:
-        embedding = stack.embedding
-        weights = numbers_of(stack.head, embedding.dtype).contiguous()
+        embedding, matrix = stack.embedding, stack.head
+        if isinstance(matrix, Tensor):
+            matrix = matrix.to(embedding.dtype).contiguous()
+        else:
+            (matrix,) = matrix
         self._stack, self._known = stack, embedding.shape[0]
-        self._weights = weights
+        self._matrix = matrix
 
     @property
     def vocab(self) -> int:
-        return self._weights.shape[0]
+        return self._matrix.shape[0]
 
     def of(self, vocabulary: DraftVocabulary | None) -> Head:
         """The head of these tokens; None: the whole head."""
         if vocabulary is None:
-            return Head(self._weights, self._stack.head_bias)
+            return Head(self._matrix, self._stack.head_bias)
         return vocabulary.cached_for(self, lambda: self._narrow(vocabulary))
 
     def _narrow(self, vocabulary: DraftVocabulary) -> Head:
         last_token = int(vocabulary.tokens[-1])
         if last_token >= min(self.vocab, self._known):
             raise IndexError(f"a draft vocabulary names token {last_token} of {self._known}")
-        device = self._weights.device
+        device = self._stack.embedding.device
         if vocabulary.covers_most_of(self.vocab):
             # the whole head, without the other tokens' scores
             zeros = torch.zeros(1, len(vocabulary), device=vocabulary.tokens.device)
             bias = vocabulary.widened(zeros, self.vocab, float("-inf"))[0]
-            return Head(self._weights, bias.to(device))
+            return Head(self._matrix, bias.to(device))
         tokens = vocabulary.tokens.to(device)
-        return Head(self._weights[tokens].contiguous(), tokens=tokens)
+        return Head(self._matrix[tokens], tokens=tokens)
 
     def widened(
         self, values: Float[Tensor, "n outputs"], head: Head, default: float

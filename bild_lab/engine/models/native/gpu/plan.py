@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.native.gpu.attention import attend
+from bild_lab.engine.models.native.gpu.block_matrix import ProductWeights, several_types
 from bild_lab.engine.models.native.gpu.exits import leave_if_confident
 from bild_lab.engine.models.native.gpu.heads import Head, Heads, ScoreBuffers
 from bild_lab.engine.models.native.gpu.inputs import (
@@ -30,7 +31,12 @@ from bild_lab.engine.models.native.gpu.products import (
     score,
 )
 from bild_lab.engine.models.native.gpu.rows import add_normed, copy_rows, embed, resume
-from bild_lab.engine.models.native.gpu.tilings import Tiling, power_of_two, tiling_of
+from bild_lab.engine.models.native.gpu.tilings import (
+    Tiling,
+    block_tiling,
+    power_of_two,
+    tiling_of,
+)
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.models.native.stack import ACTIVATIONS, Layer, Stack, Weight
 from bild_lab.engine.session import NOTHING, Skipped
@@ -167,10 +173,20 @@ class ForwardPlan:
             self.farthest = stack.distance_bias.shape[1] - 1
 
     def tiling(
-        self, product: str, inputs: int, outputs: int, head_dim: int | None = None
+        self,
+        product: str,
+        inputs: int,
+        outputs: int,
+        type: int,
+        head_dim: int | None = None,
     ) -> Tiling:
-        """As `tiling_of`, on this GPU."""
+        """As `tiling_of`, on this GPU. type: as in `ProductWeights`."""
+        if type:
+            return block_tiling(inputs, outputs, head_dim)
         return tiling_of(product, inputs, outputs, self.capability, head_dim)
+
+    def score_tiling(self, head: Head) -> Tiling:
+        return self.tiling("score", self.dim, head.vocab, head.weights.type)
 
     @property
     def rotary(self) -> bool:
@@ -184,7 +200,7 @@ class ForwardPlan:
     def scores_of(self, head: Head) -> ScoreBuffers:
         """Where the scores of this head go."""
         if head.vocab not in self._scores:
-            tiling = self.tiling("score", self.dim, head.vocab)
+            tiling = self.score_tiling(head)
             tiles = -(-head.vocab // tiling.block_n)
             self._scores[head.vocab] = ScoreBuffers.of(head.vocab, tiles, self.device)
         return self._scores[head.vocab]
@@ -215,8 +231,9 @@ class ForwardPlan:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        layer = stack.layers[0]
-        widest = max(layer.qkv.matrix.shape[0], layer.inner.matrix.shape[0], self.dim)
+        projected = (stack.heads + 2 * stack.kv_heads) * stack.head_dim
+        inner = stack.hidden * (1 + stack.layers[0].inner.gated)
+        widest = max(projected, inner, self.dim)
         scratch_parts = 8
         return Buffers(
             x=zeros(MAX_ROWS, self.dim),
@@ -454,32 +471,7 @@ class _Forward:
         kv_heads = 0 if crosses else stack.kv_heads
         head_norm = None if crosses else layer.head_norm
         outputs = (stack.heads + 2 * kv_heads) * stack.head_dim
-        tiling = plan.tiling(
-            "project", plan.dim, outputs, None if head_norm is None else stack.head_dim
-        )
-        first_tile = stack.heads * stack.head_dim // tiling.block_n if keys_only else 0
-        arguments = (
-            self.running,
-            buffers.scaled,
-            buffers.squares,
-            weight.matrix,
-            plan.nothing if weight.bias is None else weight.bias,
-            plan.nothing if head_norm is None else head_norm,
-            plan.cos,
-            plan.sin,
-            self.inputs.row_table,
-            self.inputs.text_table,
-            buffers.queries,
-            buffers.scratch,
-            buffers.tickets,
-            self.shape.rows,
-            plan.dim,
-            first_tile,
-            index,
-            layer.kind,
-            plan.cos.shape[1],
-            stack.epsilon,
-        )
+        first_output = stack.heads * stack.head_dim if keys_only else 0
         constants = {
             "HEADS": stack.heads,
             "KV_HEADS": kv_heads,
@@ -490,15 +482,56 @@ class _Forward:
             "MAX_ROWS": MAX_ROWS,
             "FILLS": self.shape.exits and not crosses,
         }
-        self.add_product(
-            project,
-            arguments,
-            self.stream | constants,
-            tiling,
-            plan.dim,
-            outputs - first_tile * tiling.block_n,
-            self.shape.rows,
-        )
+        parts = list(ProductWeights.parts(weight.matrix))
+        for weights in parts:
+            tiling = plan.tiling(
+                "project",
+                plan.dim,
+                outputs,
+                weights.type,
+                None if head_norm is None else stack.head_dim,
+            )
+            if weights.first % tiling.block_n:
+                raise several_types(parts)
+            stop = weights.first + weights.outputs
+            if first_output >= stop:
+                continue
+            first_tile = max(first_output, weights.first) // tiling.block_n
+            arguments = (
+                self.running,
+                buffers.scaled,
+                buffers.squares,
+                weights.numbers,
+                weights.scales,
+                weights.block_scales,
+                plan.nothing if weight.bias is None else weight.bias,
+                plan.nothing if head_norm is None else head_norm,
+                plan.cos,
+                plan.sin,
+                self.inputs.row_table,
+                self.inputs.text_table,
+                buffers.queries,
+                buffers.scratch,
+                buffers.tickets,
+                self.shape.rows,
+                plan.dim,
+                first_tile,
+                weights.first,
+                index,
+                layer.kind,
+                plan.cos.shape[1],
+                stack.epsilon,
+            )
+            self.add_product(
+                project,
+                arguments,
+                self.stream | constants,
+                tiling,
+                plan.dim,
+                stop - first_tile * tiling.block_n,
+                self.shape.rows,
+                weights.type,
+            )
 
     def attend(self, index: int, layer: Layer, crosses: bool = False) -> None:
         stack, plan, buffers, inputs = self.stack, self.plan, self.buffers, self.inputs
@@ -556,12 +589,14 @@ class _Forward:
         self, block_inputs: Tensor, weight: Weight, block_norm: Tensor | None, next_norm: Tensor
     ) -> None:
         plan, buffers = self.plan, self.buffers
-        inputs = weight.matrix.shape[1]
-        tiling = plan.tiling("residual", inputs, plan.dim)
+        weights, inputs = ProductWeights.whole(weight.matrix), block_inputs.shape[1]
+        tiling = plan.tiling("residual", inputs, plan.dim, weights.type)
         arguments = (
             self.running,
             block_inputs,
-            weight.matrix,
+            weights.numbers,
+            weights.scales,
+            weights.block_scales,
             plan.nothing if weight.bias is None else weight.bias,
             next_norm,
             buffers.x,
@@ -584,6 +619,7 @@ class _Forward:
             inputs,
             plan.dim,
             self.shape.rows,
+            weights.type,
         )
         if block_norm is not None:
             grid = (-(-self.shape.rows // STREAM_ROWS), -(-plan.dim // STREAM_BLOCK))
@@ -605,13 +641,15 @@ class _Forward:
 
     def feed_forward(self, weight: Weight) -> None:
         stack, plan, buffers = self.stack, self.plan, self.buffers
-        outputs = weight.matrix.shape[0]
-        tiling = plan.tiling("feed_forward", plan.dim, outputs)
+        weights, outputs = ProductWeights.whole(weight.matrix), stack.hidden * (1 + weight.gated)
+        tiling = plan.tiling("feed_forward", plan.dim, outputs, weights.type)
         arguments = (
             self.running,
             buffers.scaled,
             buffers.squares,
-            weight.matrix,
+            weights.numbers,
+            weights.scales,
+            weights.block_scales,
             plan.nothing if weight.bias is None else weight.bias,
             buffers.inner,
             buffers.scratch,
@@ -634,18 +672,21 @@ class _Forward:
             plan.dim,
             outputs,
             self.shape.rows,
+            weights.type,
         )
 
     def score(self) -> None:
         stack, plan, buffers = self.stack, self.plan, self.buffers
         head = plan.heads.of(self.shape.vocabulary)
         scores = plan.scores_of(head)
-        tiling = plan.tiling("score", plan.dim, head.vocab)
+        tiling = plan.score_tiling(head)
         arguments = (
             self.running,
             buffers.scaled,
             buffers.squares,
-            head.weights,
+            head.weights.numbers,
+            head.weights.scales,
+            head.weights.block_scales,
             plan.nothing if head.bias is None else head.bias,
             self.inputs.scored_rows,
             scores.logits,
@@ -670,6 +711,7 @@ class _Forward:
             plan.dim,
             head.vocab,
             self.shape.scored,
+            head.weights.type,
         )
 
     def add_product(
@@ -681,8 +723,9 @@ class _Forward:
         inputs: int,
         outputs: int,
         rows: int,
+        type: int,
     ) -> None:
-        """Add a matrix product, cut as the tiling says."""
+        """Add a matrix product, cut as the tiling says. type: as in `ProductWeights`."""
         grid = (-(-rows // tiling.rows), -(-outputs // tiling.block_n), tiling.split)
         cut = {
             "ROWS": tiling.rows,
@@ -693,6 +736,7 @@ class _Forward:
             "EVEN": tiling.divides(inputs),
             "SPLIT": tiling.split,
             "RESIDENT": tiling.resident,
+            "TYPE": type,
             "num_warps": tiling.warps,
         }
         self.add(kernel, grid, arguments, {**self.flow, **constants, **cut})

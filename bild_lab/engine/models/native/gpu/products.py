@@ -20,6 +20,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from bild_lab.engine.models.native.gpu.blocks import block_product, holds_four_bits
+
 # columns of `row_table`, [4, MAX_ROWS], and fields of a text in `text_table`, as `inputs.py` fills them
 ROW_TOKEN, ROW_SLOT, ROW_POSITION, ROW_TEXT = (tl.constexpr(index) for index in range(4))
 (
@@ -34,7 +36,7 @@ ROW_TOKEN, ROW_SLOT, ROW_POSITION, ROW_TEXT = (tl.constexpr(index) for index in 
     TEXT_RESERVED,
     TEXT_FIELDS,
 ) = (tl.constexpr(index) for index in range(10))
-CACHE_LINE = tl.constexpr(64)  # numbers of 16 bits in a line of 128 bytes
+CACHE_LINE = tl.constexpr(128)  # bytes
 SQUARES_COLUMNS = tl.constexpr(16)  # of the residual stream, whose squares are summed together
 RELU, SILU, GELU_TANH, GELU = (tl.constexpr(index) for index in range(4))  # as in `stack.py`
 
@@ -90,15 +92,17 @@ def early_weights(
     EVEN: tl.constexpr,
     SPLIT: tl.constexpr,
     RESIDENT: tl.constexpr,
+    TYPE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """What of a program's weights is asked for while the kernel before still runs.
 
     RESIDENT: all of them, [ways, outputs, block], which stay on the chip. Else their first 16 KB,
-    into the second cache.
+    into the second cache. TYPE: as in `product`.
     """
     loaded = 0
-    line_at = weights + lines.to(tl.int64) * K
+    line_numbers = K // 2 if holds_four_bits(TYPE) else K
+    line_at = weights + lines.to(tl.int64) * line_numbers
     if RESIDENT:
         ways = tl.arange(0, WAYS)[:, None] * BLOCK_K
         inputs = part * (BLOCK_K * WAYS) + ways + tl.arange(0, BLOCK_K)[None, :]
@@ -109,8 +113,9 @@ def early_weights(
             loaded = tl.load(at, mask=(inputs < K)[:, None, :], other=0.0)
     elif OVERLAP:
         pieces: tl.constexpr = 128 // BLOCK_N if BLOCK_N < 128 else 1
-        first = part * K // SPLIT + tl.arange(0, pieces) * CACHE_LINE
-        ask_ahead(line_at[:, None] + tl.minimum(first, K - 1)[None, :])
+        apart: tl.constexpr = CACHE_LINE if TYPE else CACHE_LINE // 2
+        first = part * line_numbers // SPLIT + tl.arange(0, pieces) * apart
+        ask_ahead(line_at[:, None] + tl.minimum(first, line_numbers - 1)[None, :])
     return loaded
 
 
@@ -118,6 +123,8 @@ def early_weights(
 def product(
     x,
     weights,
+    scales,
+    block_scales,
     loaded,
     rows,
     real_rows,
@@ -132,6 +139,7 @@ def product(
     EVEN: tl.constexpr,
     SPLIT: tl.constexpr,
     RESIDENT: tl.constexpr,
+    TYPE: tl.constexpr,
 ):
     """[ROWS, BLOCK_N]: rows of x, [·, K], times these lines of the weights, over this program's
     part of K.
@@ -139,12 +147,18 @@ def product(
     WAYS: each warp sums its own part of K, and the parts are added at the end; 1: all warps share
     one sum (on compute capability 9 a warp group's product). The weights stand on the matrix units'
     wide side, as rows are few. RESIDENT: `loaded` has them; else they stream through STAGES buffers.
+    TYPE: of weights in blocks (`blocks.py`), 0 for plain numbers.
     """
     step: tl.constexpr = BLOCK_K * WAYS
     blocks = tl.cdiv(K, step)
     first_block = part * blocks // SPLIT
     last_block = (part + 1) * blocks // SPLIT
-    if RESIDENT:
+    if TYPE:
+        total = block_product(
+            x, weights, scales, block_scales, rows, real_rows, lines, part, K,
+            ROWS, BLOCK_N, WAYS, STAGES, EVEN, SPLIT, TYPE,
+        )  # fmt: skip
+    elif RESIDENT:
         ways = tl.arange(0, WAYS)[:, None] * BLOCK_K
         inputs = part * step + ways + tl.arange(0, BLOCK_K)[None, :]
         at = x + rows[None, :, None] * K + inputs[:, None, :]
@@ -316,12 +330,14 @@ def activated(gate, ACTIVATION: tl.constexpr):
     return value
 
 
-@triton.jit(do_not_specialize=["m", "first_tile", "layer", "kind", "positions_count"])
+@triton.jit(do_not_specialize=["m", "first_tile", "first_line", "layer", "kind", "positions_count"])
 def project(
     running,
     scaled,
     squares,
     weights,
+    scales,
+    block_scales,
     bias,
     head_norm,
     cos,
@@ -334,6 +350,7 @@ def project(
     m,
     K,
     first_tile,
+    first_line,
     layer,
     kind,
     positions_count,
@@ -355,6 +372,7 @@ def project(
     EVEN: tl.constexpr,
     SPLIT: tl.constexpr,
     RESIDENT: tl.constexpr,
+    TYPE: tl.constexpr,
     FILLS: tl.constexpr,
     STOPPABLE: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -363,8 +381,9 @@ def project(
 
     Grid: (tiles of rows, tiles of outputs, parts of K). Outputs 2 p and 2 p + 1 of a tile are pair
     p: the two numbers of a head that a rotation turns, HEAD_DIM / 2 lines of the weights apart.
-    KV_HEADS 0: queries alone (cross-attention). HAS_HEAD_NORM: a tile is one head. FILLS: keys and
-    values are computed whether anything is running or not.
+    first_line: the output that the weights begin with. KV_HEADS 0: queries alone (cross-attention).
+    HAS_HEAD_NORM: a tile is one head. FILLS: keys and values are computed whether anything is
+    running or not.
     """
     start_next(OVERLAP)
     tile, part, rows, real_rows = program_place(m, ROWS)
@@ -382,14 +401,14 @@ def project(
     pair = (first_tile + tile) * pairs + tl.arange(0, pairs)
     head = pair // half
     place = pair % half
-    first_line = head * HEAD_DIM + place
+    first_of_pair = head * HEAD_DIM + place
     real_pairs = head < all_heads
     output = tl.arange(0, BLOCK_N)
     line_pair = (first_tile + tile) * pairs + output // 2
     lines = line_pair // half * HEAD_DIM + line_pair % half + (output % 2) * half
-    lines = tl.minimum(lines, all_heads * HEAD_DIM - 1)
+    lines = tl.minimum(lines, all_heads * HEAD_DIM - 1) - first_line
     loaded = early_weights(
-        weights, lines, part, K, BLOCK_N, BLOCK_K, WAYS, EVEN, SPLIT, RESIDENT, OVERLAP
+        weights, lines, part, K, BLOCK_N, BLOCK_K, WAYS, EVEN, SPLIT, RESIDENT, TYPE, OVERLAP
     )
     slot = tl.load(
         row_table + ROW_SLOT * MAX_ROWS + rows, mask=real_rows, other=-1, cache_modifier=".cg"
@@ -415,18 +434,20 @@ def project(
         cosine = tl.load(cos + angle, mask=turned, other=1.0)
         sine = tl.load(sin + angle + half, mask=turned, other=0.0)
     if HAS_BIAS:
-        first_bias = tl.load(bias + first_line, mask=real_pairs, other=0.0).to(tl.float32)
-        second_bias = tl.load(bias + first_line + half, mask=real_pairs, other=0.0).to(tl.float32)
+        first_bias = tl.load(bias + first_of_pair, mask=real_pairs, other=0.0).to(tl.float32)
+        second_bias = tl.load(bias + first_of_pair + half, mask=real_pairs, other=0.0).to(
+            tl.float32
+        )
     if HAS_HEAD_NORM:
-        norms = head_norm + first_line
+        norms = head_norm + first_of_pair
         first_norm = tl.load(norms, mask=head < HEADS + KV_HEADS, other=1.0).to(tl.float32)
         second_norm = tl.load(norms + half, mask=head < HEADS + KV_HEADS, other=1.0).to(tl.float32)
     # 2. the product
     wait_for_previous(OVERLAP)
     sums_of_squares = load_squares(squares, rows, real_rows, K, GROUPS)
     sums = product(
-        scaled, weights, loaded, rows, real_rows, lines, part, K,
-        ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT,
+        scaled, weights, scales, block_scales, loaded, rows, real_rows, lines, part, K,
+        ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT, TYPE,
     )  # fmt: skip
     is_last = True
     if SPLIT > 1:
@@ -450,7 +471,7 @@ def project(
             first, second = first * cosine - second * sine, second * cosine + first * sine
         # 4. to where they are read
         element: tl.constexpr = queries.dtype.element_ty
-        query_at = queries + rows[:, None] * (HEADS * HEAD_DIM) + first_line[None, :]
+        query_at = queries + rows[:, None] * (HEADS * HEAD_DIM) + first_of_pair[None, :]
         is_query = real_rows[:, None] & (head < HEADS)[None, :]
         tl.store(query_at, first.to(element), mask=is_query)
         tl.store(query_at + half, second.to(element), mask=is_query)
@@ -474,6 +495,8 @@ def residual(
     running,
     inputs,
     weights,
+    scales,
+    block_scales,
     bias,
     next_norm,
     x,
@@ -498,6 +521,7 @@ def residual(
     EVEN: tl.constexpr,
     SPLIT: tl.constexpr,
     RESIDENT: tl.constexpr,
+    TYPE: tl.constexpr,
     STOPPABLE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -515,7 +539,7 @@ def residual(
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     lines = tl.minimum(columns, dim - 1)
     loaded = early_weights(
-        weights, lines, part, K, BLOCK_N, BLOCK_K, WAYS, EVEN, SPLIT, RESIDENT, OVERLAP
+        weights, lines, part, K, BLOCK_N, BLOCK_K, WAYS, EVEN, SPLIT, RESIDENT, TYPE, OVERLAP
     )
     norm_weights = tl.load(next_norm + lines).to(tl.float32)
     if HAS_BIAS:
@@ -525,8 +549,8 @@ def residual(
     at = rows[:, None] * dim + columns[None, :]
     before = tl.load(x + at, mask=present, other=0.0, cache_modifier=".cg")
     sums = product(
-        inputs, weights, loaded, rows, real_rows, lines, part, K,
-        ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT,
+        inputs, weights, scales, block_scales, loaded, rows, real_rows, lines, part, K,
+        ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT, TYPE,
     )  # fmt: skip
     is_last = True
     if SPLIT > 1:
@@ -553,6 +577,8 @@ def feed_forward(
     scaled,
     squares,
     weights,
+    scales,
+    block_scales,
     bias,
     inner,
     scratch,
@@ -574,6 +600,7 @@ def feed_forward(
     EVEN: tl.constexpr,
     SPLIT: tl.constexpr,
     RESIDENT: tl.constexpr,
+    TYPE: tl.constexpr,
     STOPPABLE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -596,15 +623,15 @@ def feed_forward(
     else:
         lines = tl.minimum(tile * width + output, hidden - 1)
     loaded = early_weights(
-        weights, lines, part, K, BLOCK_N, BLOCK_K, WAYS, EVEN, SPLIT, RESIDENT, OVERLAP
+        weights, lines, part, K, BLOCK_N, BLOCK_K, WAYS, EVEN, SPLIT, RESIDENT, TYPE, OVERLAP
     )
     if HAS_BIAS:
         offsets = tl.load(bias + lines).to(tl.float32)
     wait_for_previous(OVERLAP)
     sums_of_squares = load_squares(squares, rows, real_rows, K, GROUPS)
     sums = product(
-        scaled, weights, loaded, rows, real_rows, lines, part, K,
-        ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT,
+        scaled, weights, scales, block_scales, loaded, rows, real_rows, lines, part, K,
+        ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT, TYPE,
     )  # fmt: skip
     is_last = True
     if SPLIT > 1:
@@ -631,6 +658,8 @@ def score(
     scaled,
     squares,
     weights,
+    scales,
+    block_scales,
     bias,
     scored_rows,
     logits,
@@ -653,6 +682,7 @@ def score(
     EVEN: tl.constexpr,
     SPLIT: tl.constexpr,
     RESIDENT: tl.constexpr,
+    TYPE: tl.constexpr,
     STOPPABLE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -670,7 +700,7 @@ def score(
     tokens = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     lines = tl.minimum(tokens, vocab - 1)
     loaded = early_weights(
-        weights, lines, part, K, BLOCK_N, BLOCK_K, WAYS, EVEN, SPLIT, RESIDENT, OVERLAP
+        weights, lines, part, K, BLOCK_N, BLOCK_K, WAYS, EVEN, SPLIT, RESIDENT, TYPE, OVERLAP
     )
     rows = tl.load(scored_rows + outputs, mask=real_rows, other=0, cache_modifier=".cg")
     if HAS_BIAS:
@@ -678,8 +708,8 @@ def score(
     wait_for_previous(OVERLAP)
     sums_of_squares = load_squares(squares, rows, real_rows, K, GROUPS)
     scores = product(
-        scaled, weights, loaded, rows, real_rows, lines, part, K,
-        ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT,
+        scaled, weights, scales, block_scales, loaded, rows, real_rows, lines, part, K,
+        ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT, TYPE,
     )  # fmt: skip
     factors = rms_factors(sums_of_squares, K, epsilon, RANGE)
     scores = scores * (factors * scale)[:, None]

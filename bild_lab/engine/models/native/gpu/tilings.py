@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from bild_lab.engine.models.native.gpu.block_matrix import PAIR
+
 # programs that keep a large GPU busy
 MANY_PROGRAMS = 128
 # compute capabilities, by their first number, with more than 200 KB of shared memory, as the measured
@@ -127,6 +129,18 @@ def tiling_of(
         ways = max(2, power_of_two(-(-inputs // block_k)))
         return resident(16, block_k, ways, ways)
     return streaming(64, 128, 1, 4, 4, split=split_for(-(-outputs // 64), inputs, 128))
+
+
+def block_tiling(inputs: int, outputs: int, head_dim: int | None = None) -> Tiling:
+    """The tiling of a product whose weights are in blocks, by a rule: none was measured.
+
+    head_dim: as in `tiling_of`. Of more outputs a program rounds the same states only once; of
+    fewer there are more programs.
+    """
+    block_n = head_dim or (64 if outputs >= 64 * MANY_PROGRAMS else 32)
+    warps = 4
+    split = split_for(-(-outputs // block_n), inputs, PAIR * warps)
+    return streaming(block_n, PAIR, warps, warps, 3 if block_n <= 64 else 2, split)
 
 
 def split_for(tiles: int, inputs: int, block_k: int) -> int:

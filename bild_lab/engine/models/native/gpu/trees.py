@@ -221,7 +221,7 @@ class TreePrograms:
         plan, sizes, grown = self._plan, program.sizes, self._levels(program)
         head = plan.heads.of(program.level.vocabulary)
         scores = plan.scores_of(head)
-        tile_block = plan.tiling("score", plan.dim, head.vocab).block_n
+        tile_block = plan.score_tiling(head).block_n
         tiles = scores.compared_tiles
         group = power_of_two(-(-scores.tiles // tiles))
         warps = scores.warps
