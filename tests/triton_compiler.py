@@ -73,9 +73,10 @@ SIZES = {
 SIZES |= {
     f"{name} {type.name}": replace(SIZES[name], type=type)
     for name, types in {
-        "t5-large": (Type.Q8_0, Type.Q4_0),
+        "t5-large": (Type.Q4_0,),
         "qwen2.5-1.5b": (Type.Q8_0, Type.Q4_0, Type.Q4_K, Type.Q6_K),
-        "qwen2.5-0.5b": (Type.Q8_0, Type.Q4_0),
+        "qwen2.5-0.5b": (Type.Q8_0,),
+        "qwen3-0.6b": (Type.Q8_0, Type.Q4_K, Type.Q6_K),
         "gemma3-270m": (Type.Q8_0, Type.Q4_0),
         "mistral-7b": (Type.Q8_0, Type.Q4_K),
     }.items()

@@ -34,11 +34,11 @@ TINY: dict[str, Callable[[], PreTrainedModel]] = {
     "llama in blocks": lambda: LlamaForCausalLM(
         LlamaConfig(
             vocab_size=64,
-            hidden_size=256,
-            intermediate_size=256,
+            hidden_size=64,
+            intermediate_size=64,
             num_hidden_layers=2,
-            num_attention_heads=4,
-            initializer_range=0.1,
+            num_attention_heads=2,
+            initializer_range=0.2,
         )
     ),
     "t5": lambda: T5(
@@ -70,9 +70,8 @@ def findings(name: str, dtype: torch.dtype, type: int = 0) -> list[Any]:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("type", [Type.Q8_0, Type.Q4_K])
-def test_all_is_right_with_weights_in_blocks(type: Type) -> None:
-    found = findings("llama in blocks", torch.float16, type)
+def test_all_is_right_with_weights_in_blocks() -> None:
+    found = findings("llama in blocks", torch.float16, Type.Q4_0)
     assert [finding.text for finding in found if finding.right is False] == []
 
 

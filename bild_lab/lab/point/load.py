@@ -385,10 +385,14 @@ def load_model(
             )
         reason = lacking
     if bits is not None:
+        remedy = (
+            "runtime.engine=kernels"
+            if bits == "gguf" and engine == "auto" and where.type == "cuda"
+            else "runtime.weights=null pair.draft_weights=null"
+        )
         raise UserError(
             f"only our own decoders run weights={bits}, gguf the kernels alone, and they cannot run"
-            f" {path}{f', as {reason}' if reason else ''}; set runtime.weights=null"
-            " pair.draft_weights=null"
+            f" {path}{f', as {reason}' if reason else ''}; set {remedy}"
         )
     if compile == "true":
         raise UserError(

@@ -4,6 +4,7 @@ the file or the rounding has, and rows meet them in whole numbers of 8 bits.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from bild_lab.engine.models.native.quantized_matrix import quantize_weights
 from bild_lab.engine.models.native.stack import numbers_of
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ChainSpec
+from bild_lab.lab.point.load import load_model
 from tests.engine.models.test_gguf_blocks import KINDS, as_q4_k_m, opened
 from tests.engine.models.test_gguf_file import MODELS, PROMPT, tiny, write
 from tests.engine.models.test_triton import build, chains, close, tickets_left
@@ -35,10 +37,13 @@ pytestmark = [needs_triton, pytest.mark.usefixtures("interpreter")]
 TOKENS = [PROMPT[-1], *(3 + 7 * index % 37 for index in range(10))]
 
 
-def by_triton(path: Path, dtype: torch.dtype = torch.float32) -> NativeModel:
-    """A GGUF file's own blocks, which the Triton kernels run on this CPU."""
-    model = opened(path, "gguf", dtype)
-    model.triton = True
+def by_triton(
+    path: Path, dtype: torch.dtype = torch.float32, weights: str | int = "gguf"
+) -> NativeModel:
+    """A GGUF file, which the Triton kernels run on this CPU. weights: as `runtime.weights`."""
+    model = copy.copy(load_model(str(path), None, "cpu", dtype, "native"))
+    model.kernels = model.triton = True
+    model.bits = weights
     if not isinstance(model.decoder.embedding, Tensor):  # on a GPU it is one
         model.decoder.embedding = model.decoder.embedding.numbers(dtype)
     return model
@@ -127,7 +132,7 @@ def test_rounded_weights_score_draft_and_are_exact(name: str, bits: int) -> None
 
     wide = {"hidden_size": 64, "d_model": 64, "intermediate_size": 192, "d_ff": 192, "d_kv": 64}
     _, decoder, source = build(name, sizes=wide)
-    quantize_weights(decoder, lambda matrix: in_blocks(matrix, bits, matrix.device))
+    quantize_weights(decoder, lambda matrix: in_blocks(matrix, bits, matrix.device, matrix.dtype))
     assert isinstance(decoder.layers[0].outer.matrix, tuple)
     tokens = [source.prompt[-1], *torch.randint(3, 90, (8,)).tolist()]
     # 1. a row has the bits that it has alone, and no ticket is left

@@ -59,7 +59,7 @@ def why_unfit_for_gpu(config: PreTrainedConfig) -> str | None:
 
 
 def quantized_by(
-    bits: int | str, triton: bool, device: torch.device
+    bits: int | str, triton: bool, device: torch.device, dtype: torch.dtype
 ) -> Callable[[Tensor | tuple[Any, ...]], Tensor | tuple[Any, ...]]:
     """What takes the place of a matrix, both as `Weight` holds them: weights of so many bits, or in
     blocks, for Triton, or for PyTorch's kernels.
@@ -68,7 +68,7 @@ def quantized_by(
         return partial(for_pytorch, bits=bits)
     from bild_lab.engine.models.native.gpu.block_matrix import in_blocks
 
-    return partial(in_blocks, bits=bits, device=device)
+    return partial(in_blocks, bits=bits, device=device, dtype=dtype)
 
 
 def kernel_decoder(stack: Stack, bits: int | None, triton: bool) -> KernelDecoder:

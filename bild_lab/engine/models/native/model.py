@@ -92,7 +92,8 @@ class NativeModel:
         decoder = self.family(module, weights, preload=not self._packs and self.bits is None)
         if not self._packs and self.bits is not None:
             for stack in (decoder, *([decoder.encoder] if self.checkpoint.encoder_decoder else [])):
-                quantize_weights(stack, quantized_by(self.bits, self.triton, self.device))
+                rounded = quantized_by(self.bits, self.triton, self.device, self.dtype)
+                quantize_weights(stack, rounded)
         decoder.head_bias = head_bias(self.checkpoint, self.dtype, self.device)
         return decoder
 

@@ -15,6 +15,7 @@ from torch.nn.functional import linear, pad
 
 from bild_lab.engine.models.checkpoint.gguf_file import PackedTensor
 from bild_lab.engine.models.native.cpu.panels import PLAIN, quantized, scales_and_numbers
+from bild_lab.engine.models.native.stack import numbers_of
 from bild_lab.errors import UserError
 
 GROUP = 32  # inputs whose states are rounded together
@@ -31,7 +32,7 @@ ZEROS = {Type.Q8_0: 128, Type.Q5_0: 16, Type.Q4_0: 8, Type.Q4_K: 8, Type.Q6_K: 3
 class BlockMatrix:
     """A matrix, [out, in], of whole numbers with scales, as GGML's types have them.
 
-    type: Q8_0, Q4_0, Q4_K, Q6_K, or 0 for plain numbers.
+    type: Q8_0, Q4_0, Q4_K or Q6_K.
     packed: the numbers, signed, in [out, in] bytes; of four bits, [out, in / 2]: a byte has an input
     of a pair's first group in its lower bits, and of the second in the others.
     scales: [out, pairs], padded with zeros. Q8_0 and Q4_0: two of float16, the first group's in the
@@ -154,18 +155,23 @@ class BlockMatrix:
 
 
 def in_blocks(
-    matrix: Tensor | tuple[PackedTensor | Tensor, ...], bits: int | str, device: torch.device
+    matrix: Tensor | tuple[PackedTensor | Tensor, ...],
+    bits: int | str,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Tensor | tuple[Tensor | BlockMatrix, ...]:
     """What the kernels take in place of a matrix, both as `Weight` holds them: several parts, where
     neighbours have different types.
 
-    bits: 8 or 4 to round it, unless its inputs are no multiple of 64; gguf: what a file has in blocks
-    stays so.
+    bits: 8 or 4 to round it; gguf: what a file has in blocks stays so. Where inputs are no multiple
+    of 64 they are plain numbers, of this precision.
     """
     if bits != "gguf":
         return matrix if matrix.shape[1] % PAIR else (BlockMatrix.rounded(matrix, bits),)
     if isinstance(matrix, Tensor):
         return matrix
+    if matrix[0].shape[1] % PAIR:
+        return numbers_of(matrix, dtype).to(device)
     parts = [
         part if isinstance(part, Tensor) else BlockMatrix.stored(part, device) for part in matrix
     ]

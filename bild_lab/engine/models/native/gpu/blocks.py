@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from bild_lab.engine.models.native.gpu import block_matrix
 
 GROUP, PAIR = tl.constexpr(block_matrix.GROUP), tl.constexpr(block_matrix.PAIR)
-WORDS = tl.constexpr(block_matrix.WORDS)
+WORDS, BLOCK = tl.constexpr(block_matrix.WORDS), tl.constexpr(block_matrix.BLOCK)
 Q4_0, Q4_K, Q6_K = (tl.constexpr(int(type)) for type in (Type.Q4_0, Type.Q4_K, Type.Q6_K))
 ZERO_OF_Q4_K = tl.constexpr(block_matrix.ZEROS[Type.Q4_K])
 TO_WHOLE = tl.constexpr(12582912.0)  # 1.5 · 2 ** 23: after it, float32 has no places for fractions
@@ -150,6 +150,7 @@ def block_product(
 
     A step takes a pair of groups for each of the WAYS warps; of types with blocks, one block.
     """
+    tl.static_assert(WAYS * PAIR == BLOCK or not holds_nested_scales(TYPE))
     pairs = K // PAIR
     line_words = tl.cdiv(pairs, WORDS) * WORDS
     steps = tl.cdiv(pairs, WAYS)

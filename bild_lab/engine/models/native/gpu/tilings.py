@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bild_lab.engine.models.native.gpu.block_matrix import PAIR
+from bild_lab.engine.models.native.gpu.block_matrix import BLOCK, PAIR
 
 # programs that keep a large GPU busy
 MANY_PROGRAMS = 128
@@ -138,9 +138,9 @@ def block_tiling(inputs: int, outputs: int, head_dim: int | None = None) -> Tili
     fewer there are more programs.
     """
     block_n = head_dim or (64 if outputs >= 64 * MANY_PROGRAMS else 32)
-    warps = 4
-    split = split_for(-(-outputs // block_n), inputs, PAIR * warps)
-    return streaming(block_n, PAIR, warps, warps, 3 if block_n <= 64 else 2, split)
+    ways = BLOCK // PAIR
+    split = split_for(-(-outputs // block_n), inputs, BLOCK)
+    return streaming(block_n, PAIR, ways, ways, 3 if block_n <= 64 else 2, split)
 
 
 def split_for(tiles: int, inputs: int, block_k: int) -> int:
