@@ -55,7 +55,7 @@ def main() -> None:
     names = sys.argv[1:] or [*USUAL, *USUAL_PAIRS]
     for name in names:
         require_choice("model or pair", name, [*MODELS, *BLOCKS, *PAIRS])
-    names.sort(key=lambda name: name in PAIRS)
+    names.sort(key=lambda name: (name in BLOCKS, name in PAIRS))
     gb_per_s = read_gb_per_s(device, torch.cuda.synchronize)
     output.print(f"{torch.cuda.get_device_name(device)} reads {gb_per_s:,.0f} GB/s")
     began, wrong = time.monotonic(), 0

@@ -99,10 +99,6 @@ class Store:
         """Whether the rows have reached the limit."""
         return self._end >= self._limit_bytes
 
-    def has(self, text: str) -> bool:
-        """Whether rows of this text are saved."""
-        return text in self._blocks
-
     def block_count(self, text: str) -> int:
         """How many blocks of this text are saved."""
         return len(self._blocks.get(text, ()))
@@ -125,7 +121,7 @@ class Store:
                 log.warning(
                     "%s is damaged: the rows of one text are recorded anew", self.folder / ROWS
                 )
-                del blocks[place:]
+                self._forget_from(text, place)
                 break
             entries.append(block.tensors(content))
         return entries
@@ -162,9 +158,17 @@ class Store:
         if not self.folder.is_dir():
             write_atomically(self.folder / KEY, (json.dumps(self._key, indent=2) + "\n").encode())
         self._end = write_at(self.folder / ROWS, self._end, content)
-        line = json.dumps({"text": text, **vars(block)}, separators=(",", ":")) + "\n"
-        self._index_end = write_at(self.folder / INDEX, self._index_end, [line.encode()])
+        self._write_line({"text": text, **vars(block)})
         self._blocks.setdefault(text, []).append(block)
+
+    def _forget_from(self, text: str, place: int) -> None:
+        """Leave out this block of a text, and those after it, now and in what reads the folder later."""
+        self._write_line({"text": text, "kept": place})
+        del self._blocks[text][place:]
+
+    def _write_line(self, values: Mapping[str, Any]) -> None:
+        line = json.dumps(values, separators=(",", ":")) + "\n"
+        self._index_end = write_at(self.folder / INDEX, self._index_end, [line.encode()])
 
     def _content(self, block: SavedRows) -> Shaped[Tensor, " bytes"]:
         """A block's bytes, mapped alone: the file may be larger than the memory."""
@@ -204,10 +208,14 @@ class Store:
             rows.stat().st_size if rows.is_file() else 0,
         )
         lost = 0
-        for line in lines:
+        for place, line in enumerate(lines):
             text, block = parsed(line)
+            if isinstance(block, int):
+                del self._blocks.get(text, [])[block:]
+                self._index_end += len(line)
+                continue
             if block is None or block.start != self._end or block.start + block.size > size:
-                lost = len(lines) - sum(map(len, self._blocks.values()))
+                lost = len(lines) - place
                 break
             self._blocks.setdefault(text, []).append(block)
             self._end, self._index_end = block.start + block.size, self._index_end + len(line)
@@ -229,12 +237,14 @@ def allow_open_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
-def parsed(line: bytes) -> tuple[str, SavedRows | None]:
-    """A line of the index; None for one that is cut short or damaged."""
+def parsed(line: bytes) -> tuple[str, SavedRows | int | None]:
+    """A line of the index: a text's next block, or how many of its blocks are kept, as the others
+    were damaged; None for a line that is cut short or damaged.
+    """
     try:
         values = json.loads(line) if line.endswith(b"\n") else {}
         text = values.pop("text")
-        return text, SavedRows(**values)
+        return text, int(values["kept"]) if "kept" in values else SavedRows(**values)
     except (ValueError, TypeError, KeyError):
         return "", None
 

@@ -161,9 +161,9 @@ class RecordedModel:
         dropped = (self._dropped_forwards.get(name, Counter()) for name in names)
         return sum(dropped, Counter(self.store.forwards(names)))
 
-    def keeps(self, source: Source) -> bool:
-        """Whether rows of this source are saved."""
-        return self.store is not None and self.store.has(text_name(source))
+    def has_dropped(self, source: Source) -> bool:
+        """Whether rows of this source were recorded, and not saved."""
+        return text_name(source) in self._dropped_forwards
 
 
 def is_short(entry: Entry) -> bool:

@@ -87,9 +87,9 @@ class Records:
         for model in self.models.values():
             model.save()
 
-    def keeps(self, source: Source) -> bool:
-        """Whether every model's rows of this source are saved."""
-        return all(model.keeps(source) for model in self.models.values())
+    def has_dropped(self, source: Source) -> bool:
+        """Whether a model's rows of this source were recorded, and not saved."""
+        return any(model.has_dropped(source) for model in self.models.values())
 
     @property
     def bytes(self) -> int:

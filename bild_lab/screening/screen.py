@@ -300,7 +300,7 @@ class Screening:
         texts: list[TimedText] = []
         differing: list[ReplayVerdict] = []
         for index, request in enumerate(self.requests):
-            if not self.records.keeps(request.source):
+            if self.records.has_dropped(request.source):
                 continue
             timed = time_methods(methods, [request], REPEATS, options)
             for place, point in enumerate(points):

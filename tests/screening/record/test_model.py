@@ -305,7 +305,9 @@ def test_rows_beyond_their_share_of_memory_lie_on_the_disk(
         first = recorded("llama", folder, engine, 1, disk_bytes)
         compare(policy, "llama", engine, 2, tmp_path, first)
         begun = [
-            [name for name in texts_of(one) if one.store.has(name)] for one in first if one._texts
+            [name for name in texts_of(one) if one.store.block_count(name)]
+            for one in first
+            if one._texts
         ]
         assert all(begun)
         if disk_bytes == inf:
@@ -324,10 +326,21 @@ def saved_rows(model: RecordedModel) -> list[torch.Tensor]:
     return [
         row
         for name, text in texts_of(model).items()
-        if model.store.has(name)
+        if model.store.block_count(name)
         for node in text.nodes
         for row in node.rows.values()
     ]
+
+
+@pytest.mark.parametrize("disk_bytes", [inf, 0], ids=["unlimited", "full from the beginning"])
+def test_texts_whose_rows_were_dropped_are_told(disk_bytes: float, tmp_path: Path) -> None:
+    first = recorded("llama", tmp_path, "native", disk_bytes=disk_bytes)
+    source = Source((5, 6, 7))
+    for one in first:
+        one.start(source, 8).extend([7])
+        one.save()
+        assert one.has_dropped(source) == (disk_bytes == 0)
+        assert not one.has_dropped(Source((5, 6)))
 
 
 @pytest.mark.parametrize("engine", ["native", pytest.param("kernels", marks=needs_kernels)])
@@ -345,7 +358,7 @@ def test_texts_that_were_saved_part_by_part_need_no_forward(
         text.forwards.total()
         for one in again
         for name, text in texts_of(one).items()
-        if disk_bytes == inf or one.store.has(name)
+        if disk_bytes == inf or one.store.block_count(name)
     ]
     assert ran and not any(ran)
 

@@ -46,7 +46,7 @@ def test_a_store_is_full_when_its_rows_reach_the_limit(tmp_path: Path) -> None:
     limited = Store(tmp_path / "record", KEY, limit_bytes=40)
     assert not limited.full
     limited.append("one", entries(10), {})  # 3 rows of 16 bytes
-    assert limited.full and limited.has("one") and not limited.has("two")
+    assert limited.full and limited.block_count("one") and not limited.block_count("two")
 
 
 def test_rows_keep_their_precision_and_their_kinds(tmp_path: Path) -> None:
@@ -109,6 +109,12 @@ def test_a_changed_row_is_noticed_and_recorded_anew(
     assert read(store.folder, "two") == []
     assert "damaged" in caplog.text
     assert read(store.folder, "three") == [30.0, 31.0, 32.0]
+    # what is recorded anew is found from then on
+    Store(store.folder, KEY).append("two", entries(50), {})
+    caplog.clear()
+    assert read(store.folder, "two") == [50.0, 51.0, 52.0]
+    assert read(store.folder, "three") == [30.0, 31.0, 32.0]
+    assert not caplog.text
 
 
 def test_a_record_of_other_weights_is_refused(store: Store) -> None:
