@@ -54,7 +54,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LAST_LOGITS, Session
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.measure.machine import median_s
+from bild_lab.lab.measure.machine import median_s, read_gb_per_s
 from bild_lab.lab.measure.score import precision_of
 from bild_lab.lab.measure.summary import log_probabilities
 from bild_lab.lab.measure.timing import (
@@ -114,11 +114,8 @@ def bench_of(
     other weights.
     """
     native, hf = models
-    kernels = (
-        native.with_backend(kernels=True)
-        if native.device.type == "cpu" and why_no_kernels(native.device, native.dtype) is None
-        else None
-    )
+    lacking = why_no_kernels(native.device, native.dtype, native.checkpoint.config)
+    kernels = native.with_backend(kernels=True) if lacking is None else None
     engines = {"native": native, "native_compiled": native.with_backend(compiled=True)}
     if kernels is not None:
         engines["kernels"] = kernels
@@ -271,14 +268,12 @@ def run(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict
     The tokens of all requests count together. A ratio is the median of the rounds' ratios;
     ratio_to_assisted is that to what users of Transformers would run with the same pair and window.
     bandwidth_share: of the time in which the machine reads the weights of the target, which no
-    decoder beats without drafting; None without the CPU kernels, which read them. same_tokens:
+    decoder beats without drafting; None where no kernels run. same_tokens:
     whether all texts are those of `generate`, as they must be in float32; agreement: the share of
     those that are. log_probability: of a token, by the target, in nats. quality: by the metric of
     the data.
     """
-    read_ms = None
-    if bench.kernels is not None:
-        read_ms = 1000 * median_s(bench.kernels.packed.read_weights, synchronize)
+    read_ms = weights_read_ms(bench, synchronize)
     options = TimingOptions(synchronize=synchronize)
     # warms up: every step of these texts is compiled
     time_methods(bench.methods, bench.requests, 1, options)
@@ -312,6 +307,16 @@ def run(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict
             }
         )
     return rows
+
+
+def weights_read_ms(bench: Bench, synchronize: Callable[[], None]) -> float | None:
+    """Milliseconds in which the machine reads the weights of the target: on a GPU by their bytes."""
+    if bench.kernels is None:
+        return None
+    packed, device = bench.kernels.packed, bench.native.device
+    if device.type == "cpu":
+        return 1000 * median_s(packed.read_weights, synchronize)
+    return packed.weight_bytes / read_gb_per_s(device, synchronize) / 1e6
 
 
 def ms_per_token(texts: Sequence[Timed]) -> list[float]:

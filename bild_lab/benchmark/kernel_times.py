@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bild_lab.benchmark.kernel_check import (
     CHAIN_STEPS,
@@ -20,7 +19,6 @@ from bild_lab.benchmark.kernel_check import (
     attempted,
 )
 from bild_lab.engine.models.cached_session import CachedSession
-from bild_lab.engine.models.native.gpu.block_matrix import BlockMatrix
 from bild_lab.engine.session import ChainSpec, GrownTree, TreeSpec
 from bild_lab.lab.measure.machine import median_s
 
@@ -147,7 +145,7 @@ class KernelTimes:
     def _by_rows(self, milliseconds: dict[int, float]) -> str:
         """Times by the number of rows, and how near one row is to reading all weights once."""
         listed = listed_ms({f"{rows} rows": ms for rows, ms in milliseconds.items()})
-        floor_ms = weight_bytes(self._check) / self._gb_per_s / 1e6
+        floor_ms = self._check.kernels.weight_bytes / self._gb_per_s / 1e6
         share = 100 * floor_ms / milliseconds[1]
         return (
             f"{listed}; floor {floor_ms:.3f} at {self._gb_per_s:,.0f} GB/s, {share:.0f} % of it with"
@@ -176,30 +174,6 @@ def median_ms(check: KernelCheck, work: Callable[[], Any]) -> float:
     for _ in range(3):
         work()
     return 1000 * median_s(work, synchronize, 21)
-
-
-def weight_bytes(check: KernelCheck) -> int:
-    """The bytes of all weights that a token's forward reads, of keys and values none."""
-    layer = check.decoder.layers[0]
-    matrices = [
-        weight.matrix
-        for weight in (
-            layer.qkv,
-            layer.out,
-            layer.cross_query,
-            layer.cross_out,
-            layer.inner,
-            layer.outer,
-        )
-        if weight is not None
-    ]
-    in_layers = len(check.decoder.layers) * sum(map(matrix_bytes, matrices))
-    return in_layers + matrix_bytes(check.decoder.head)
-
-
-def matrix_bytes(matrix: Tensor | tuple[Tensor | BlockMatrix, ...]) -> int:
-    """matrix: as `Weight` holds it."""
-    return sum(part.nbytes for part in (matrix if isinstance(matrix, tuple) else (matrix,)))
 
 
 def listed_ms(milliseconds: dict[str, float]) -> str:

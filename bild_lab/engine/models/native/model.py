@@ -91,11 +91,17 @@ class NativeModel:
         module, weights = self._weights()
         decoder = self.family(module, weights, preload=not self._packs and self.bits is None)
         if not self._packs and self.bits is not None:
-            for stack in (decoder, *([decoder.encoder] if self.checkpoint.encoder_decoder else [])):
-                rounded = quantized_by(self.bits, self.triton, self.device, self.dtype)
-                quantize_weights(stack, rounded)
+            self._quantize(decoder)
         decoder.head_bias = head_bias(self.checkpoint, self.dtype, self.device)
         return decoder
+
+    def _quantize(self, decoder: Decoder) -> None:
+        """Have a decoder's matrices in this model's bits. Its layers are new ones."""
+        rounded = quantized_by(self.bits, self.triton, self.device, self.dtype)
+        quantize_weights(decoder, rounded)
+        if self.checkpoint.encoder_decoder:
+            decoder.encoder = copy.copy(decoder.encoder)
+            quantize_weights(decoder.encoder, rounded)
 
     def _weights(self) -> tuple[PreTrainedModel, Weights]:
         """The module of Transformers, on the meta device where weights are read from files, and its
@@ -176,11 +182,13 @@ class NativeModel:
 
     def with_backend(self, **backend: Any) -> NativeModel:
         """A model of the same weights in memory that another backend runs. backend: keywords of
-        `NativeModel`; without any, PyTorch runs it. Weights of other bits for Triton are read anew.
+        `NativeModel`; without any, PyTorch runs it. Triton's of 8 or 4 bits are rounded from these.
         """
         model = NativeModel(self.transformers, **backend)
-        if not model.triton or model.bits == self.bits:
-            model.decoder = self.decoder
+        model.decoder = self.decoder
+        if model.triton and model.bits != self.bits:
+            model.decoder = copy.copy(self.decoder)
+            model._quantize(model.decoder)
         return model
 
     def without_fused_drafting(self) -> NativeModel:

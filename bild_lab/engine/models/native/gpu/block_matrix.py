@@ -178,6 +178,11 @@ def in_blocks(
     return tuple(joined(list(group)) for _, group in groupby(parts, type_of))
 
 
+def bytes_of(matrix: Tensor | tuple[Tensor | BlockMatrix, ...]) -> int:
+    """matrix: as `Weight` holds it."""
+    return sum(part.nbytes for part in (matrix if isinstance(matrix, tuple) else (matrix,)))
+
+
 def type_of(matrix: Tensor | BlockMatrix) -> int:
     return PLAIN if isinstance(matrix, Tensor) else matrix.type
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from threading import Lock
 
 import torch
@@ -12,13 +13,14 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.models.native.gpu.block_matrix import bytes_of
 from bild_lab.engine.models.native.gpu.chains import ChainPrograms
 from bild_lab.engine.models.native.gpu.graphs import GraphCache
 from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE
 from bild_lab.engine.models.native.gpu.plan import ForwardPlan, PassShape
 from bild_lab.engine.models.native.gpu.trees import TreePrograms
 from bild_lab.engine.models.native.packed_pass import PackedScores, SequenceSlice
-from bild_lab.engine.models.native.stack import Stack
+from bild_lab.engine.models.native.stack import Stack, Weight
 from bild_lab.engine.session import NOTHING, ChainResult, ChainSpec, GrownTree, Skipped, TreeSpec
 
 
@@ -51,6 +53,17 @@ class TritonDecoder:
     def dtype(self) -> torch.dtype:
         """The precision of the weights."""
         return self.plan.dtype
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights that a token's forward reads, of keys and values none."""
+        layers = self.stack.layers
+        per_layer = sum(
+            bytes_of(weight.matrix)
+            for field in fields(layers[0])
+            if isinstance(weight := getattr(layers[0], field.name), Weight)
+        )
+        return len(layers) * per_layer + bytes_of(self.stack.head)
 
     @property
     def captures(self) -> int:
