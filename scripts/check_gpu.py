@@ -1,7 +1,7 @@
 """Check the Triton kernels on this machine's GPU, and time them: python scripts/check_gpu.py [MODEL …] [PAIR …]
 
     python scripts/check_gpu.py                         the usual models and pairs, in some minutes
-    python scripts/check_gpu.py llama-7b llama-7b-Q4_K  these models, one with weights in blocks
+    python scripts/check_gpu.py llama-7b llama-7b-Q4_0  these models, one with weights in blocks
     python scripts/check_gpu.py t5-large:t5-small       these pairs: whole texts, the host included
 
 Weights are random, at published sizes, in bfloat16: nothing is downloaded. Each line is a finding; it fails if any is

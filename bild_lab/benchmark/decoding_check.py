@@ -42,8 +42,8 @@ PAIRS = {  # a target and its drafter, of `kernel_check`
     "t5-3b:t5-small": ("t5-3b", "t5-small"),
     "llama-7b:llama-68m": ("llama-7b", "llama-68m"),
     "qwen2.5-1.5b:qwen2.5-0.5b": ("qwen2.5-1.5b", "qwen2.5-0.5b"),
-    "qwen2.5-1.5b-Q4_K:qwen2.5-0.5b-Q8_0": ("qwen2.5-1.5b-Q4_K", "qwen2.5-0.5b-Q8_0"),
-    "llama-7b-Q4_K:llama-68m": ("llama-7b-Q4_K", "llama-68m"),
+    "qwen2.5-1.5b-Q4_K_M:qwen2.5-0.5b-Q8_0": ("qwen2.5-1.5b-Q4_K_M", "qwen2.5-0.5b-Q8_0"),
+    "llama-7b-Q4_K_M:llama-68m": ("llama-7b-Q4_K_M", "llama-68m"),
 }
 # what `make gpu` checks; the others by their names
 USUAL_PAIRS = ("t5-large:t5-small", "qwen2.5-1.5b:qwen2.5-0.5b")

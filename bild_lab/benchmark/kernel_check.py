@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -49,7 +49,7 @@ from bild_lab.engine.models.native.gpu.block_matrix import (
 from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.quantized_matrix import quantize_weights
-from bild_lab.engine.models.native.stack import Weight
+from bild_lab.engine.models.native.stack import Layer, Weight
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import Sampling, pick
@@ -159,12 +159,12 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
         num_attention_heads=32,
     ),
 }
-# models with weights in blocks, by names such as llama-7b-Q4_K
-BLOCKS: dict[str, tuple[str, int]] = {
-    f"{name}-{type.name}": (name, type)
+# models with weights in blocks, by names such as llama-7b-Q4_K; of Q4_K_M some are in Q6_K
+BLOCKS: dict[str, tuple[str, int, bool]] = {
+    f"{name}-{type.name}": (name, type, False)
     for name in MODELS
     for type in (Type.Q8_0, Type.Q4_0, Type.Q4_K, Type.Q6_K)
-}
+} | {f"{name}-Q4_K_M": (name, Type.Q4_K, True) for name in ("qwen2.5-1.5b", "llama-7b")}
 # what `make gpu` checks; the others by their names
 USUAL = (
     "t5-small",
@@ -174,8 +174,7 @@ USUAL = (
     "gemma3-270m",
     "qwen2.5-0.5b-Q8_0",
     "qwen2.5-1.5b-Q4_0",
-    "qwen2.5-1.5b-Q4_K",
-    "qwen2.5-1.5b-Q6_K",
+    "qwen2.5-1.5b-Q4_K_M",
 )
 
 
@@ -191,7 +190,7 @@ class KernelCheck:
     """The checks of one model.
 
     make: the model, with random weights. dtype: bfloat16 or float16; float32 in the interpreter.
-    type: of the matrices, as in `BlockMatrix`.
+    type: of the matrices, as in `BlockMatrix`. mixed: of Q4_K, some in Q6_K (`as_q4_k_m`).
     """
 
     def __init__(
@@ -200,6 +199,7 @@ class KernelCheck:
         device: torch.device,
         dtype: torch.dtype,
         type: int = PLAIN,
+        mixed: bool = False,
     ) -> None:
         self.device, self.dtype = device, dtype
         torch.manual_seed(0)
@@ -214,6 +214,10 @@ class KernelCheck:
         self.decoder = decoder_of(module)
         if type != PLAIN:
             quantize_weights(self.decoder, partial(matrix_in_blocks, type=type))
+        if mixed:
+            decoder = self.decoder
+            key_count = (decoder.heads + decoder.kv_heads) * decoder.head_dim
+            decoder.layers = [as_q4_k_m(layer, key_count) for layer in decoder.layers]
         self.kernels = TritonDecoder(self.decoder)
         self.vocab = self.decoder.embedding.shape[0]
         draws = torch.Generator().manual_seed(1)
@@ -229,8 +233,8 @@ class KernelCheck:
     @classmethod
     def of(cls, name: str, device: torch.device) -> KernelCheck:
         """The checks of a model of this name, of MODELS or BLOCKS, in bfloat16."""
-        plain_name, type = BLOCKS.get(name, (name, PLAIN))
-        return cls(MODELS[plain_name], device, torch.bfloat16, type)
+        plain_name, type, mixed = BLOCKS.get(name, (name, PLAIN, False))
+        return cls(MODELS[plain_name], device, torch.bfloat16, type, mixed)
 
     def findings(self) -> Iterator[Finding]:
         """All checks, one after the other."""
@@ -615,13 +619,34 @@ def matrix_in_blocks(matrix: Tensor, type: int) -> tuple[BlockMatrix]:
     return (BlockMatrix(type, packed, *as_words),)
 
 
+def as_q4_k_m(layer: Layer, key_count: int) -> Layer:
+    """A layer of Q4_K as files of llama.cpp's Q4_K_M have some: values and the last matrix in Q6_K.
+
+    key_count: how many outputs are queries and keys.
+    """
+    (projections,), (outer,) = layer.qkv.matrix, layer.outer.matrix
+    keys, values = projections[:key_count], projections[key_count:]
+    in_six_bits = [
+        matrix_in_blocks(each.numbers(torch.float32), Type.Q6_K)[0] for each in (values, outer)
+    ]
+    return with_matrices(layer, {"qkv": (keys, in_six_bits[0]), "outer": (in_six_bits[1],)})
+
+
+def with_matrices(layer: Layer, matrices: Mapping[str, tuple[BlockMatrix, ...]]) -> Layer:
+    """The layer with other matrices, by the names of its weights."""
+    changed = {
+        name: replace(getattr(layer, name), matrix=matrix) for name, matrix in matrices.items()
+    }
+    return replace(layer, **changed)
+
+
 def with_blocks_of(decoder: Decoder, other: Decoder) -> Decoder:
     """The other decoder, with the matrices that are in blocks in the first."""
     other.layers = [
-        replace(
+        with_matrices(
             theirs,
-            **{
-                field.name: replace(getattr(theirs, field.name), matrix=weight.matrix)
+            {
+                field.name: weight.matrix
                 for field in fields(ours)
                 if isinstance(weight := getattr(ours, field.name), Weight)
                 and isinstance(weight.matrix, tuple)

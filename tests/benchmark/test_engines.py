@@ -82,7 +82,8 @@ def test_quantized_weights_give_nearly_the_tokens_of_vanilla(
         sum(file.stat().st_size for file in each.method._files()[0].rglob("*"))
         for each in (peer, whole)
     ]
-    assert stored[0] < 0.4 * stored[1]
+    # the whole weights have 32 bits, or 16 as in the checkpoint
+    assert stored[0] < (0.6 if bits == 8 else 0.4) * stored[1]
     peer.method.close()
 
 

@@ -75,6 +75,22 @@ def test_all_is_right_with_weights_in_blocks() -> None:
     assert [finding.text for finding in found if finding.right is False] == []
 
 
+@torch.inference_mode()
+def test_a_layer_of_several_types_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bild_lab.benchmark import kernel_check
+    from bild_lab.engine.models.native.gpu.block_matrix import ProductWeights
+
+    monkeypatch.setattr(kernel_check, "PROMPT", 5)
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=64, num_hidden_layers=1, initializer_range=0.1, **sizes)
+    check = kernel_check.KernelCheck(
+        lambda: LlamaForCausalLM(config), CPU, torch.float32, Type.Q4_K, mixed=True
+    )
+    parts = ProductWeights.parts(check.decoder.layers[0].qkv.matrix)
+    assert [part.type for part in parts] == [Type.Q4_K, Type.Q6_K]
+    assert check.numbers().right
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_all_is_right_in_the_interpreter(name: str) -> None:

@@ -27,7 +27,12 @@ from bild_lab.engine.models.hf.model import (
     SpreadModel,
     require_device_map,
 )
-from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
+from bild_lab.engine.models.native import (
+    GPU_PRECISIONS,
+    NativeModel,
+    why_no_kernels,
+    why_not_native,
+)
 from bild_lab.engine.protocols import BringsBaseline, External, Method, Replays, Served
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings
@@ -369,15 +374,18 @@ def load_model(
         if engine == "kernels" and compile != "false":
             raise UserError("the kernels need no compiler; set runtime.compile=false")
         wants_native = engine == "native" or compile != "false"
-        if engine == "auto" and where.type == "cuda":
-            wants_native = True  # until the kernels of a GPU are measured on one
-        lacking = (
-            "native was asked for"
-            if wants_native
-            else why_no_kernels(where, dtype, checkpoint.config)
-        )
+        if wants_native:
+            lacking = "native was asked for"
+        elif engine == "auto" and where.type == "cuda":  # until they are measured on one
+            lacking = "those of a GPU run only where they are asked for"
+        else:
+            lacking = why_no_kernels(where, dtype, checkpoint.config)
         if engine == "kernels" and lacking is not None:
-            raise UserError(f"the kernels cannot run: {lacking}; set runtime.engine=auto")
+            remedies = ["runtime.engine=auto"] if bits != "gguf" else []
+            if where.type == "cuda" and dtype not in GPU_PRECISIONS:
+                remedies.append("runtime.dtype=bfloat16")
+            remedy = " or ".join(remedies) or "runtime.weights=null"
+            raise UserError(f"the kernels cannot run: {lacking}; set {remedy}")
         if bits != "gguf" or lacking is None:
             module = HuggingFaceModel(checkpoint, where, dtype)
             return NativeModel(
@@ -385,11 +393,10 @@ def load_model(
             )
         reason = lacking
     if bits is not None:
-        remedy = (
-            "runtime.engine=kernels"
-            if bits == "gguf" and engine == "auto" and where.type == "cuda"
-            else "runtime.weights=null pair.draft_weights=null"
-        )
+        remedy = "runtime.weights=null pair.draft_weights=null"
+        if bits == "gguf" and where.type == "cuda":
+            precision = "" if dtype in GPU_PRECISIONS else " runtime.dtype=bfloat16"
+            remedy = f"runtime.engine=kernels{precision}"
         raise UserError(
             f"only our own decoders run weights={bits}, gguf the kernels alone, and they cannot run"
             f" {path}{f', as {reason}' if reason else ''}; set {remedy}"

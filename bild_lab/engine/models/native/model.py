@@ -95,6 +95,13 @@ class NativeModel:
         decoder.head_bias = head_bias(self.checkpoint, self.dtype, self.device)
         return decoder
 
+    @property
+    def _rounded_for(self) -> tuple[bool, int | str] | None:
+        """Whether Triton runs the decoder's matrices, and their bits; None where the decoder has the
+        weights as they are read.
+        """
+        return None if self._packs or self.bits is None else (self.triton, self.bits)
+
     def _quantize(self, decoder: Decoder) -> None:
         """Have a decoder's matrices in this model's bits. Its layers are new ones."""
         rounded = quantized_by(self.bits, self.triton, self.device, self.dtype)
@@ -181,12 +188,13 @@ class NativeModel:
         """Nothing to check, as for the layers."""
 
     def with_backend(self, **backend: Any) -> NativeModel:
-        """A model of the same weights in memory that another backend runs. backend: keywords of
-        `NativeModel`; without any, PyTorch runs it. Triton's of 8 or 4 bits are rounded from these.
+        """A model of the same weights that another backend runs: in memory, unless these are rounded
+        otherwise. backend: keywords of `NativeModel`; without any, PyTorch runs it.
         """
         model = NativeModel(self.transformers, **backend)
-        model.decoder = self.decoder
-        if model.triton and model.bits != self.bits:
+        if model._rounded_for == self._rounded_for:
+            model.decoder = self.decoder
+        elif self._rounded_for is None and "gguf" not in (self.bits, model.bits):
             model.decoder = copy.copy(self.decoder)
             model._quantize(model.decoder)
         return model

@@ -21,6 +21,7 @@ from bild_lab.errors import UserError
 GROUP = 32  # inputs whose states are rounded together
 PAIR = 2 * GROUP  # inputs whose scales share a word
 BLOCK = 256  # inputs of a block of Q4_K and Q6_K
+CHUNK = 8192  # outputs that are rounded or unpacked at a time, so that few are in float32
 LEAST_STATE = 1e-30  # smaller ones count as zeros
 WORDS = 4  # that a copy of 16 bytes takes; a line of scales has a multiple of these
 FOUR_BITS = (Type.Q4_0, Type.Q4_K)  # the others are kept in 8
@@ -56,10 +57,12 @@ class BlockMatrix:
     @classmethod
     def rounded(cls, matrix: Float[Tensor, "out in"], bits: int) -> BlockMatrix:
         """Round a matrix, whose inputs are a multiple of 64, as GGML makes Q8_0, of 8 bits, or Q4_0."""
-        outputs = matrix.shape[0]
-        scales, numbers = quantized(matrix.view(outputs, -1, GROUP), bits)
-        type = Type.Q8_0 if bits == 8 else Type.Q4_0
-        return cls._of(type, numbers.to(torch.int8).flatten(1), scales.view(outputs, -1))
+        type, parts = Type.Q8_0 if bits == 8 else Type.Q4_0, []
+        for rows in matrix.split(CHUNK):
+            scales, numbers = quantized(rows.view(len(rows), -1, GROUP), bits)
+            numbers = numbers.to(torch.int8).flatten(1)
+            parts.append(cls._of(type, numbers, scales.view(len(rows), -1)))
+        return joined(parts)
 
     @classmethod
     def stored(cls, tensor: PackedTensor, device: torch.device) -> BlockMatrix:
@@ -123,7 +126,15 @@ class BlockMatrix:
         return linear(states.flatten(-2).to(x.dtype), self.numbers(x.dtype))
 
     def numbers(self, dtype: torch.dtype) -> Float[Tensor, "out in"]:
-        """What the numbers stand for, rounded."""
+        """What the numbers stand for, rounded to this precision."""
+        found = torch.empty(self.shape, dtype=dtype, device=self.packed.device)
+        for start in range(0, self.shape[0], CHUNK):
+            rows = slice(start, start + CHUNK)
+            found[rows] = self[rows]._exact_numbers()
+        return found
+
+    def _exact_numbers(self) -> Float[Tensor, "out in"]:
+        """What the numbers stand for, in float32."""
         outputs, inputs = self.shape
         whole = self.packed
         if self.type in FOUR_BITS:
@@ -146,10 +157,10 @@ class BlockMatrix:
             values *= scales
         else:
             values = (values + ZEROS[self.type]) * scales - minima.reshape(outputs, -1, 1)
-        return values.to(dtype).view(outputs, inputs)
+        return values.view(outputs, inputs)
 
-    def __getitem__(self, outputs: Int[Tensor, " n"]) -> BlockMatrix:
-        """A copy of these outputs' numbers."""
+    def __getitem__(self, outputs: Int[Tensor, " n"] | slice) -> BlockMatrix:
+        """The matrix of these outputs alone."""
         nested = None if self.block_scales is None else self.block_scales[outputs]
         return BlockMatrix(self.type, self.packed[outputs], self.scales[outputs], nested)
 
@@ -171,7 +182,7 @@ def in_blocks(
     if isinstance(matrix, Tensor):
         return matrix
     if matrix[0].shape[1] % PAIR:
-        return numbers_of(matrix, dtype).to(device)
+        return torch.cat([numbers_of(part, dtype).to(device) for part in matrix])
     parts = [
         part if isinstance(part, Tensor) else BlockMatrix.stored(part, device) for part in matrix
     ]
@@ -239,7 +250,8 @@ class ProductWeights(NamedTuple):
 
 
 def several_types(parts: Sequence[ProductWeights]) -> UserError:
-    types = " and ".join(Type(part.type).name if part.type else "numbers" for part in parts)
+    types = [Type(part.type).name if part.type else "numbers" for part in parts]
     return UserError(
-        f"matrices whose outputs share a tile are stored as {types}; set runtime.weights=null"
+        f"matrices whose outputs share a tile are stored as {' and '.join(dict.fromkeys(types))};"
+        " set runtime.weights=null pair.draft_weights=null"
     )

@@ -57,13 +57,13 @@ class TritonDecoder:
     @property
     def weight_bytes(self) -> int:
         """Of all weights that a token's forward reads, of keys and values none."""
-        layers = self.stack.layers
-        per_layer = sum(
+        in_layers = sum(
             bytes_of(weight.matrix)
-            for field in fields(layers[0])
-            if isinstance(weight := getattr(layers[0], field.name), Weight)
+            for layer in self.stack.layers
+            for field in fields(layer)
+            if isinstance(weight := getattr(layer, field.name), Weight)
         )
-        return len(layers) * per_layer + bytes_of(self.stack.head)
+        return in_layers + bytes_of(self.stack.head)
 
     @property
     def captures(self) -> int:

@@ -163,6 +163,10 @@ class ForwardPlan:
         self.inputs = PassInputs(stack.heads // stack.kv_heads, self.device)
         self.buffers = self._make_buffers()
         self.scores_of(self.heads.of(None))
+        for layer in stack.layers:  # refused now rather than at the first forward
+            self.parts_of(layer.qkv, self.projected, layer.head_norm is not None)
+            for weight in (layer.out, layer.inner, layer.outer):
+                ProductWeights.whole(weight.matrix)
         self.nothing = torch.zeros(16, dtype=self.dtype, device=self.device)
         empty = torch.zeros(1, 0, stack.head_dim, device=self.device)
         self.cos, self.sin = empty, empty
@@ -185,8 +189,32 @@ class ForwardPlan:
             return block_tiling(inputs, outputs, head_dim)
         return tiling_of(product, inputs, outputs, self.capability, head_dim)
 
+    def parts_of(
+        self, weight: Weight, outputs: int, normed_heads: bool
+    ) -> list[tuple[ProductWeights, Tiling]]:
+        """The parts of a projection, each with its tiling.
+
+        Raises UserError where a tile would have outputs of two.
+        """
+        head_dim = self.stack.head_dim if normed_heads else None
+        weights = list(ProductWeights.parts(weight.matrix))
+        parts = [
+            (each, self.tiling("project", self.dim, outputs, each.type, head_dim))
+            for each in weights
+        ]
+        for part, tiling in parts:
+            stop = part.first + part.outputs
+            if part.first % tiling.block_n or (stop < outputs and stop % tiling.block_n):
+                raise several_types(weights)
+        return parts
+
     def score_tiling(self, head: Head) -> Tiling:
         return self.tiling("score", self.dim, head.vocab, head.weights.type)
+
+    @property
+    def projected(self) -> int:
+        """How many queries, keys and values a row has."""
+        return (self.stack.heads + 2 * self.stack.kv_heads) * self.stack.head_dim
 
     @property
     def rotary(self) -> bool:
@@ -231,9 +259,8 @@ class ForwardPlan:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        projected = (stack.heads + 2 * stack.kv_heads) * stack.head_dim
         inner = stack.hidden * (1 + stack.layers[0].inner.gated)
-        widest = max(projected, inner, self.dim)
+        widest = max(self.projected, inner, self.dim)
         scratch_parts = 8
         return Buffers(
             x=zeros(MAX_ROWS, self.dim),
@@ -482,17 +509,7 @@ class _Forward:
             "MAX_ROWS": MAX_ROWS,
             "FILLS": self.shape.exits and not crosses,
         }
-        parts = list(ProductWeights.parts(weight.matrix))
-        for weights in parts:
-            tiling = plan.tiling(
-                "project",
-                plan.dim,
-                outputs,
-                weights.type,
-                None if head_norm is None else stack.head_dim,
-            )
-            if weights.first % tiling.block_n:
-                raise several_types(parts)
+        for weights, tiling in plan.parts_of(weight, outputs, head_norm is not None):
             stop = weights.first + weights.outputs
             if first_output >= stop:
                 continue
