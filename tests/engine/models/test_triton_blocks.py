@@ -23,7 +23,7 @@ from bild_lab.engine.models.native.stack import numbers_of
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ChainSpec
 from bild_lab.lab.point.load import load_model
-from tests.engine.models.test_gguf_blocks import KINDS, as_q4_k_m, opened
+from tests.engine.models.test_gguf_blocks import KINDS, REAL, as_q4_k_m, opened
 from tests.engine.models.test_gguf_file import MODELS, PROMPT, tiny, write
 from tests.engine.models.test_triton import build, chains, close, tickets_left
 from tests.sessions import native_session
@@ -167,3 +167,37 @@ def test_states_are_rounded_to_the_nearest_number_and_what_is_none_stays_none() 
     assert torch.isclose(steps[0], step)
     assert steps[1:3].isnan().all()
     assert steps[3] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL, reason="BILD_LAB_REAL_MODELS names no folder of models")
+@pytest.mark.parametrize("name", ["gemma-270m", "qwen-0.5b", "qwen-1.5b"])
+@torch.inference_mode()
+def test_a_real_file_takes_its_own_size_and_has_the_tokens_of_a_cpu(name: str) -> None:
+    """The prompt's path, by PyTorch; the interpreter takes minutes for a token."""
+    path = Path(REAL) / f"{name}.gguf"
+    model, on_cpu = by_triton(path, torch.bfloat16), opened(path, "gguf", torch.bfloat16)
+    # five and six bits take eight
+    assert model.packed.weight_bytes < 1.15 * path.stat().st_size
+    source = Source(tuple(model.checkpoint.tokenizer("def fibonacci(n):\n    ").input_ids))
+    ours, theirs = (
+        session.extend(source.prompt[-1:]).logits[-1].float()
+        for session in (native_session(model.decoder, source, 16), on_cpu.start(source, 16))
+    )
+    assert torch.equal(ours.topk(3).indices, theirs.topk(3).indices)
+    load_model.cache_clear()  # which would hold gigabytes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL, reason="BILD_LAB_REAL_MODELS names no folder of models")
+@torch.inference_mode()
+def test_a_real_file_scores_by_the_kernels_as_by_pytorch() -> None:
+    model = by_triton(Path(REAL) / "qwen-0.5b.gguf", torch.float16)
+    source = Source(tuple(model.checkpoint.tokenizer("def f").input_ids))
+    found, expected = (
+        session.extend(source.prompt[-1:]).logits[-1].float()
+        for session in (model.start(source, 8), native_session(model.decoder, source, 8))
+    )
+    assert close(found, expected, 0.2)
+    assert torch.equal(found.topk(3).indices, expected.topk(3).indices)
+    load_model.cache_clear()
