@@ -43,7 +43,6 @@ from bild_lab.engine.models.native.gpu.block_matrix import (
     BLOCK,
     FOUR_BITS,
     PAIR,
-    WORDS,
     BlockMatrix,
 )
 from bild_lab.engine.models.native.layers import Decoder, NativeLayers
@@ -601,22 +600,20 @@ def matrix_in_blocks(matrix: Tensor, type: int) -> tuple[BlockMatrix]:
     outputs, inputs = matrix.shape
     if type in (Type.Q8_0, Type.Q4_0) or inputs % BLOCK:
         return (BlockMatrix.rounded(matrix, 4 if type in FOUR_BITS else 8),)
-    bytes_of = partial(torch.randint, device=matrix.device, dtype=torch.int8)
-    words = -(-inputs // PAIR // WORDS) * WORDS
+    random_bytes = partial(torch.randint, device=matrix.device, dtype=torch.int8)
     if type == Type.Q4_K:
-        packed = bytes_of(-128, 128, (outputs, inputs // 2))
-        steps = bytes_of(20, 40, (outputs, words, 2))
+        numbers = random_bytes(-8, 8, (outputs, inputs))
+        steps = random_bytes(20, 40, (outputs, inputs // PAIR, 2))
         scales = torch.cat([steps, steps], 2)  # a minimum is as many steps, each of 7.5 numbers
         largest, of_scales = 7.5 * 30, (1.0, 7.5)
     else:
-        packed = bytes_of(-32, 32, (outputs, inputs))
-        scales = bytes_of(60, 120, (outputs, words, 4))
+        numbers = random_bytes(-32, 32, (outputs, inputs))
+        scales = random_bytes(60, 120, (outputs, inputs // PAIR, 4))
         largest, of_scales = 32 * 90, (1.0, 0.0)
     size = 2 * float(matrix.float().std()) / largest
-    block_scales = torch.tensor(of_scales, device=matrix.device) * size
-    block_scales = block_scales.half().repeat(outputs, inputs // BLOCK)
-    as_words = [each.view(torch.int32) for each in (scales.flatten(1), block_scales)]
-    return (BlockMatrix(type, packed, *as_words),)
+    block_scales = (torch.tensor(of_scales, device=matrix.device) * size).half()
+    block_scales = block_scales.repeat(outputs, inputs // BLOCK)
+    return (BlockMatrix.of_numbers(type, numbers, scales.flatten(1), block_scales),)
 
 
 def as_q4_k_m(layer: Layer, key_count: int) -> Layer:

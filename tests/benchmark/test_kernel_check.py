@@ -20,27 +20,25 @@ from tests.triton_interpreter import (
 
 pytestmark = [needs_triton, pytest.mark.slow, pytest.mark.usefixtures("interpreter")]
 CPU = torch.device("cpu")
+
+
+def tiny_llama(width: int, inner: int, spread: float) -> PreTrainedModel:
+    """spread: of the random weights."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=width,
+            intermediate_size=inner,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            initializer_range=spread,
+        )
+    )
+
+
 TINY: dict[str, Callable[[], PreTrainedModel]] = {
-    "llama": lambda: LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            initializer_range=0.3,
-        )
-    ),
-    "llama in blocks": lambda: LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64,
-            hidden_size=64,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            initializer_range=0.2,
-        )
-    ),
+    "llama": lambda: tiny_llama(32, 48, 0.3),
+    "llama in blocks": lambda: tiny_llama(64, 64, 0.2),
     "t5": lambda: T5(
         T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=48, num_layers=2, num_heads=2)
     ),

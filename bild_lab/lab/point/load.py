@@ -394,7 +394,11 @@ def load_model(
         reason = lacking
     if bits is not None:
         remedy = "runtime.weights=null pair.draft_weights=null"
-        if bits == "gguf" and where.type == "cuda":
+        if (
+            bits == "gguf"
+            and where.type == "cuda"
+            and why_not_native(checkpoint.config, dtype) is None
+        ):
             precision = "" if dtype in GPU_PRECISIONS else " runtime.dtype=bfloat16"
             remedy = f"runtime.engine=kernels{precision}"
         raise UserError(

@@ -286,9 +286,10 @@ def product(
     bias: Float[Tensor, " out"] | None = None,
 ) -> Float[Tensor, "m out"]:
     """A linear layer's outputs. matrix: as in `Weight`."""
-    parts = matrix if isinstance(matrix, tuple) else (matrix,)
-    if any(hasattr(part, "product") for part in parts):
-        out = cat([product_of(x, part) for part in parts], -1)
+    if isinstance(matrix, Tensor):  # the hot path
+        return linear(x, matrix, bias)
+    if any(hasattr(part, "product") for part in matrix):
+        out = cat([product_of(x, part) for part in matrix], -1)
         return out if bias is None else out + bias
     return linear(x, numbers_of(matrix, x.dtype), bias)
 

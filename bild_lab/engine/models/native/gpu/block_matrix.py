@@ -61,7 +61,7 @@ class BlockMatrix:
         for rows in matrix.split(CHUNK):
             scales, numbers = quantized(rows.view(len(rows), -1, GROUP), bits)
             numbers = numbers.to(torch.int8).flatten(1)
-            parts.append(cls._of(type, numbers, scales.view(len(rows), -1)))
+            parts.append(cls.of_numbers(type, numbers, scales.view(len(rows), -1)))
         return joined(parts)
 
     @classmethod
@@ -87,7 +87,7 @@ class BlockMatrix:
             scale, steps = scales
             block_scales = torch.cat([scale, torch.zeros_like(scale)], 1)
         of_blocks = None if block_scales is None else block_scales.view(outputs, -1)
-        return cls._of(
+        return cls.of_numbers(
             KEPT_AS.get(tensor.type, tensor.type),
             signed.view(outputs, -1).to(device),
             steps.reshape(outputs, -1).to(device),
@@ -95,14 +95,16 @@ class BlockMatrix:
         )
 
     @classmethod
-    def _of(
+    def of_numbers(
         cls,
         type: int,
         numbers: Int8[Tensor, "out in"],
         scales: Tensor,
         block_scales: Tensor | None = None,
     ) -> BlockMatrix:
-        """scales, block_scales: of each output, one after the other."""
+        """Pack signed whole numbers. scales, block_scales: of each output, one after the other, in the
+        file's precision.
+        """
         packed = numbers
         if type in FOUR_BITS:
             halves = numbers.unflatten(1, (-1, 2, GROUP))
@@ -127,11 +129,11 @@ class BlockMatrix:
 
     def numbers(self, dtype: torch.dtype) -> Float[Tensor, "out in"]:
         """What the numbers stand for, rounded to this precision."""
-        found = torch.empty(self.shape, dtype=dtype, device=self.packed.device)
+        numbers = torch.empty(self.shape, dtype=dtype, device=self.packed.device)
         for start in range(0, self.shape[0], CHUNK):
             rows = slice(start, start + CHUNK)
-            found[rows] = self[rows]._exact_numbers()
-        return found
+            numbers[rows] = self[rows]._exact_numbers()
+        return numbers
 
     def _exact_numbers(self) -> Float[Tensor, "out in"]:
         """What the numbers stand for, in float32."""

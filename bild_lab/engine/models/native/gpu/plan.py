@@ -199,8 +199,8 @@ class ForwardPlan:
         head_dim = self.stack.head_dim if normed_heads else None
         weights = list(ProductWeights.parts(weight.matrix))
         parts = [
-            (each, self.tiling("project", self.dim, outputs, each.type, head_dim))
-            for each in weights
+            (part, self.tiling("project", self.dim, outputs, part.type, head_dim))
+            for part in weights
         ]
         for part, tiling in parts:
             stop = part.first + part.outputs
@@ -695,15 +695,15 @@ class _Forward:
     def score(self) -> None:
         stack, plan, buffers = self.stack, self.plan, self.buffers
         head = plan.heads.of(self.shape.vocabulary)
-        scores = plan.scores_of(head)
+        weights, scores = head.weights, plan.scores_of(head)
         tiling = plan.score_tiling(head)
         arguments = (
             self.running,
             buffers.scaled,
             buffers.squares,
-            head.weights.numbers,
-            head.weights.scales,
-            head.weights.block_scales,
+            weights.numbers,
+            weights.scales,
+            weights.block_scales,
             plan.nothing if head.bias is None else head.bias,
             self.inputs.scored_rows,
             scores.logits,
@@ -728,7 +728,7 @@ class _Forward:
             plan.dim,
             head.vocab,
             self.shape.scored,
-            head.weights.type,
+            weights.type,
         )
 
     def add_product(
