@@ -28,6 +28,7 @@ from bild_lab.engine.logits_processors import STOP_STRINGS, score_settings, sear
 from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
 from bild_lab.engine.models.checkpoint.vocabulary import shares_token_ids, tokens_without_embedding
 from bild_lab.engine.models.hf.model import HuggingFaceModel
+from bild_lab.engine.models.hf.module_layers import cache_name
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
@@ -337,7 +338,7 @@ def cache_option(target: HuggingFaceModel) -> dict[str, EncoderDecoderCache]:
     """
     if target.depth == target.checkpoint.config.get_text_config().num_hidden_layers:
         return {}
-    return {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())}
+    return {cache_name(target.module): EncoderDecoderCache(DynamicCache(), DynamicCache())}
 
 
 def plain_generation_config(target: HuggingFaceModel, request: Request) -> GenerationConfig:

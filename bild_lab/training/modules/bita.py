@@ -25,6 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from bild_lab.engine.methods.bita import BitaAdapter
 from bild_lab.engine.models.hf.admission import input_device
+from bild_lab.engine.models.hf.module_layers import cache_name
 from bild_lab.errors import UserError, require_flag, require_whole
 from bild_lab.training.modules.predictors import Predictors
 from bild_lab.training.modules.states import ModuleSpec, SmallModule
@@ -129,7 +130,7 @@ class BitaModule(SmallModule):
         base, masks, device = self.base, self.weights.masks, input_ids.device
         (batch, groups), count, tokens = contexts.shape, masks.shape[0], input_ids.shape[1]
         cache = DynamicCache(config=base.config)
-        options = {"past_key_values": cache, "use_cache": True}
+        options = {cache_name(base): cache, "use_cache": True}
         with torch.no_grad():
             base.base_model(input_ids, bita_prompt=PromptRows(None, None), **options)
         shallow, prompt = self._prompt()
@@ -171,9 +172,11 @@ def require_reached(base: PreTrainedModel) -> None:
         AttentionInterface.register(ATTENTION, attend_with_prompt)
         base.set_attn_implementation(ATTENTION)
         token_ids = torch.ones(1, 1, dtype=torch.long, device=input_device(base))
+        # without a cache some look at values, which a model without memory has not
+        cached = {cache_name(base): DynamicCache(config=config), "use_cache": True}
         # the model may not take the extra argument
         with torch.no_grad(), suppress(TypeError, ValueError):
-            base(input_ids=token_ids, use_cache=False, bita_prompt=reached)
+            base(input_ids=token_ids, bita_prompt=reached, **cached)
     if len(reached.layers) != config.num_hidden_layers:
         raise UserError(
             f"bi-directional tuning cannot reach into a {config.model_type} model: {cause}; "

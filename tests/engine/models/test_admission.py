@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from bild_lab.engine.models.hf.admission import (
 )
 from bild_lab.engine.models.hf.layer_control import Branches
 from bild_lab.engine.models.hf.model import open_session
-from bild_lab.engine.models.hf.module_layers import ModuleLayers
+from bild_lab.engine.models.hf.module_layers import ModuleLayers, cache_name
 from bild_lab.engine.models.hf.slot_cache import SNAPSHOTS, SlotCache, Snapshots
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import DraftShape, Scores
@@ -256,3 +257,14 @@ def test_rows_that_run_again_are_counted() -> None:
     session.extend([12])
     session.extend([7, 8])
     assert [(each.cached, each.rows) for each in session.forwards] == [(0, 3), (3, 1), (4, 1)]
+
+
+def test_a_cache_is_handed_over_by_the_name_of_each_transformers() -> None:
+    def module_with(forward: Callable[..., None]) -> SimpleNamespace:
+        return SimpleNamespace(forward=forward, config=SimpleNamespace(model_type="own"))
+
+    assert cache_name(module_with(lambda input_ids, cache: None)) == "cache"  # from 5.24 on
+    assert cache_name(module_with(lambda past_key_values: None)) == "past_key_values"
+    assert cache_name(module_with(lambda cache_params: None)) == "cache_params"
+    with pytest.raises(UserError, match="takes no cache"):
+        cache_name(module_with(lambda input_ids: None))

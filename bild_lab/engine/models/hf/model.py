@@ -33,7 +33,12 @@ from bild_lab.engine.models.hf.layer_control import (
     logits_equal,
     wrap_blocks,
 )
-from bild_lab.engine.models.hf.module_layers import NO_SINGLE_LAYERS, ModuleLayers, additive
+from bild_lab.engine.models.hf.module_layers import (
+    NO_SINGLE_LAYERS,
+    ModuleLayers,
+    additive,
+    cache_name,
+)
 from bild_lab.engine.models.hf.slot_cache import SlotCache
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
@@ -209,7 +214,7 @@ class HuggingFaceModel:
             inputs_embeds=embeddings[None],
             attention_mask=additive(among, embeddings.dtype)[None, None],
             position_ids=torch.zeros(1, count, dtype=torch.long, device=embeddings.device),
-            past_key_values=cache,
+            **{cache_name(self.module): cache},
             use_cache=True,
         )
         parts = (

@@ -39,6 +39,9 @@ NO_SINGLE_LAYERS = (
     " that runs whole models, such as speculative or prompt_lookup"
 )
 
+# the second and third until transformers 5.23, and in models that bring their own code
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+
 
 class ModuleLayers(Layers):
     """A module's decoder layers and the cache of one sequence. A prefix fills the cache's first
@@ -246,9 +249,9 @@ class ModuleLayers(Layers):
 
 
 def cache_name(module: PreTrainedModel) -> str:
-    """The parameter that takes a module's cache. Raises UserError if there is none."""
+    """The parameter of its forward that takes a module's cache. Raises UserError if there is none."""
     inputs = inspect.signature(module.forward).parameters
-    name = next((name for name in ("past_key_values", "cache_params") if name in inputs), None)
+    name = next((name for name in CACHE_NAMES if name in inputs), None)
     if name is None:
         raise UserError(
             f"a {module.config.model_type} takes no cache, so no row can be added to a text that"

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from bild_lab.engine.methods.bita import BitaAdapter
+from bild_lab.engine.models.hf.module_layers import cache_name
 from tests.stubs import NextLogits
 
 MaskLogits = Callable[[list[int]], Tensor]  # [M, vocab] of a group behind these tokens
@@ -53,7 +54,7 @@ def uncached_masks(module: PreTrainedModel, adapter: BitaAdapter) -> MaskLogits:
             inputs_embeds=rows[None],
             attention_mask=hidden.masked_fill(visible, 0.0)[None, None],
             position_ids=torch.tensor([positions]),
-            past_key_values=cache,
+            **{cache_name(module): cache},
         )
         return out.logits[0, -config.mask_tokens :]
 
