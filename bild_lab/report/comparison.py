@@ -38,6 +38,7 @@ from bild_lab.report.paired_comparison import (
     MetricComparison,
     PointComparison,
 )
+from bild_lab.report.phrases import TIME_BATCHES_TWICE
 from bild_lab.report.provenance import scored_differently, unreliable
 from bild_lab.report.tables import TableCell, plain_table
 from bild_lab.report.terminal import WIDTH, latex_table
@@ -97,7 +98,7 @@ def notes(
     pairs = zip(results_a, results_b, strict=True)
     remarks += dict.fromkeys(way for pair in pairs for way in scored_differently(pair))
     remarks += _missing_examples(compared)
-    remarks += _too_few_examples(compared)
+    remarks += _without_verdicts(compared)
     for sweep, results in unmatched.items():
         if results:
             policies = ", ".join(dict.fromkeys(result.policy for result in results))
@@ -135,15 +136,20 @@ def _missing_examples(compared: Sequence[PointComparison]) -> list[str]:
     ]
 
 
-def _too_few_examples(compared: Sequence[PointComparison]) -> list[str]:
-    """Where no side is called faster or better."""
-    enough = [comparison.enough_timed and comparison.quality.enough for comparison in compared]
-    if all(enough):
-        return []
-    return [
-        f"Below {ENOUGH_EXAMPLES} examples intervals are too narrow, so nothing is called faster,"
-        " better or no worse there."
-    ]
+def _without_verdicts(compared: Sequence[PointComparison]) -> list[str]:
+    """Where no side is called faster or better, and why."""
+    sentences = []
+    if not all(each.enough_answered and each.quality.enough for each in compared):
+        sentences.append(
+            f"Below {ENOUGH_EXAMPLES} examples intervals are too narrow, so nothing is called"
+            " faster, better or no worse there."
+        )
+    if not all(each.clock_is_known for each in compared):
+        sentences.append(
+            "Texts of a batch share their clock, so nothing is called faster where they were timed"
+            f" once: {TIME_BATCHES_TWICE}."
+        )
+    return sentences
 
 
 def comparison_table(compared: Sequence[PointComparison]) -> Table:

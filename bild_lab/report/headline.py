@@ -32,6 +32,7 @@ from bild_lab.lab.store.groups import (
     telling_knobs,
 )
 from bild_lab.report.phrases import (
+    TIME_BATCHES_TWICE,
     cautions,
     quality_change,
     quality_claim,
@@ -87,7 +88,7 @@ def best_group(groups: Sequence[Group]) -> Group | None:
 
     def key(group: Group) -> tuple[bool, float]:
         best = group.best(0.0)
-        return group.has_enough_examples, 0.0 if best is None else best.speedup.value
+        return group.has_enough_timings, 0.0 if best is None else best.speedup.value
 
     return max(groups, key=key, default=None)
 
@@ -100,7 +101,7 @@ def _one_of_settings(group: Group, n_groups: int, keys: Sequence[str]) -> str:
     values = {key: group.setting.get(key) for key in keys if key not in HASH_KEYS}
     named = [f"{key} {short_name(value)}" for key, value in values.items() if value is not None]
     words = ", ".join(named[:_NAMED_KEYS]) or f"which differ in {', '.join(keys)}"
-    which = "Best of" if group.has_enough_examples and REGIME not in keys else "One of"
+    which = "Best of" if group.has_enough_timings and REGIME not in keys else "One of"
     return f"{which} {n_groups} settings ({words})"
 
 
@@ -162,8 +163,8 @@ def _timed_findings(group: Group) -> list[str]:
     possible = [result for result in points if not result.impossible]
     if not possible:
         return [_impossible_speedup(group, points[0])]
-    if not group.has_enough_examples:
-        return [_too_few_examples(group, possible)]
+    if not group.has_enough_timings:
+        return [_without_verdict(group, possible)]
     claims = _claims(group, possible)
     if len(points) > 1 and group.best(1.0) is not None:
         claims.append(_corrected_for_choice(group, len(points)))
@@ -310,14 +311,20 @@ def _corrected_for_choice(group: Group, n_points: int) -> str:
     return f"{choice} Corrected for that choice (Bonferroni), {corrected}."
 
 
-def _too_few_examples(group: Group, results: list[Result]) -> str:
-    """The fastest point's numbers, without a verdict."""
+def _without_verdict(group: Group, results: list[Result]) -> str:
+    """Why no point is called faster, and the fastest point's numbers."""
     n_examples, fastest = group.setting.n_examples, results[0]
     examples = "1 example is" if n_examples == 1 else f"{n_examples} examples are"
+    reason = (
+        "Texts of a batch share their clock, and these were timed once, so how far it is off is not"
+        f" known: {TIME_BATCHES_TWICE}."
+        if group.has_enough_examples
+        else f"{examples} too few to say which point is faster or better, as intervals are too"
+        f" narrow below {ENOUGH_EXAMPLES}."
+    )
     more = f", and {len(results) - 1} more in the table" if len(results) > 1 else ""
     return (
-        f"{examples} too few to say which point is faster or better, as intervals are too narrow"
-        f" below {ENOUGH_EXAMPLES}. Measured: {group.label(fastest)} {speedup_interval(fastest)},"
+        f"{reason} Measured: {group.label(fastest)} {speedup_interval(fastest)},"
         f" {quality_change(group, fastest)}{cautions(fastest)}{more}."
     )
 
@@ -328,5 +335,5 @@ def _without_comparison(group: Group) -> str:
     quality = f"{group.metric} {number(fastest.quality.value)}"
     fact = f"{group.label(fastest)}, {duration(fastest.latency_s.median)} an example (median)"
     reason = "Only the baseline was measured" if group.relative else "No baseline was measured"
-    rank = "Fastest" if group.has_enough_examples and len(timed) > 1 else "Measured"
+    rank = "Fastest" if group.has_enough_timings and len(timed) > 1 else "Measured"
     return f"{reason}, so there is no speedup to report. {rank}: {fact}, {quality}."

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from bild_lab.lab.schema.statistics import (
     ENOUGH_EXAMPLES,
     conversations_of,
     paired_ratio,
+    with_clock_noise,
 )
 from bild_lab.report.matching import MatchedPoint, differences, point_text
 
@@ -89,7 +91,8 @@ class PointComparison:
     why latencies are not compared. metric_comparisons: every metric, the leading one first.
     relative_latency_ratio: the first ratio over the second, in which a machine that has become
     slower does not count; with a baseline of the same code and setting it is also `latency_ratio`.
-    enough_timed: whether enough of the examples were timed for a verdict.
+    enough_answered: whether enough of the examples were timed for a verdict. clock_is_known:
+    whether the timings of both say how far the clock may be off.
     """
 
     pair: MatchedPoint
@@ -101,7 +104,8 @@ class PointComparison:
     not_compared_reason: str | None
     metric_comparisons: tuple[MetricComparison, ...]
     relative_latency_ratio: Speedup | None = None
-    enough_timed: bool = True
+    enough_answered: bool = True
+    clock_is_known: bool = True
 
     @property
     def speed_verdict(self) -> str:
@@ -111,7 +115,7 @@ class PointComparison:
         if self.latency_ratio is None:
             return NOT_COMPARED
         verdict = _verdict_of(self.latency_ratio)
-        if verdict != SAME and not self.enough_timed:
+        if verdict != SAME and not (self.enough_answered and self.clock_is_known):
             return TOO_FEW
         relative_verdict = _verdict_of(self.relative_latency_ratio or self.latency_ratio)
         if SAME not in (verdict, relative_verdict) and verdict != relative_verdict:
@@ -174,13 +178,14 @@ def compare_point(
         seconds_a, seconds_b = a.latency_s(answered), b.latency_s(answered)
         baseline_a, baseline_b = a.baseline_s(answered), b.baseline_s(answered)
         conversations = conversations_of([keys[place][0] for place in answered])
-        baseline_latency = _ratio([baseline_b], [baseline_a], conversations)
-        relative_latency = _ratio([seconds_b, baseline_a], [seconds_a, baseline_b], conversations)
+        ratio = partial(_ratio, conversations=conversations, clocks=[pair.a, pair.b])
+        baseline_latency = ratio([baseline_b], [baseline_a])
+        relative_latency = ratio([seconds_b, baseline_a], [seconds_a, baseline_b])
         same_baseline = set(differences([pair])) <= METHOD_KEYS
         if relative_latency is not None and same_baseline:
             latency = relative_latency
         else:
-            latency = _ratio([seconds_b], [seconds_a], conversations)
+            latency = ratio([seconds_b], [seconds_a])
     return PointComparison(
         pair=pair,
         n_examples=len(keys),
@@ -194,7 +199,8 @@ def compare_point(
             for place, metric in enumerate((pair.a.setting.metric, *further))
         ),
         relative_latency_ratio=relative_latency,
-        enough_timed=_are_enough([keys[place] for place in answered]),
+        enough_answered=_are_enough([keys[place] for place in answered]),
+        clock_is_known=pair.a.clock_is_known and pair.b.clock_is_known,
     )
 
 
@@ -231,7 +237,7 @@ class _Side:
         answered = [place for place, example in enumerate(self.examples) if not example.failed]
         conversations = conversations_of([self.examples[place].id for place in answered])
         seconds, baseline_s = self.latency_s(answered), self.baseline_s(answered)
-        return _ratio([baseline_s], [seconds], conversations) or Speedup()
+        return _ratio([baseline_s], [seconds], conversations, [self.result]) or Speedup()
 
     @property
     def writing(self) -> Writing:
@@ -327,19 +333,23 @@ def _ratio(
     numerators: Sequence[Seconds],
     denominators: Sequence[Seconds],
     conversations: Sequence[int] | None,
+    clocks: Sequence[Result],
 ) -> Speedup | None:
     """A product of total seconds over another; the median of an example's repeats counts.
 
-    None without an example, and if one was not timed.
+    clocks: the results that the seconds are of; of one in batches the clock's error is added. None
+    without an example, and if one was not timed.
     """
     every_seconds = (*numerators, *denominators)
     if not all(seconds and all(seconds) for seconds in every_seconds):
         return None
-    return paired_ratio(
+    ratio = paired_ratio(
         [_medians(seconds) for seconds in numerators],
         [_medians(seconds) for seconds in denominators],
         conversations=conversations,
     )
+    noises = [result.speedup.noise for result in clocks if result.in_batches]
+    return with_clock_noise(ratio, [noise for noise in noises if noise is not None])
 
 
 def _medians(seconds: Seconds) -> np.ndarray:

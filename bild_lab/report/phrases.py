@@ -14,6 +14,8 @@ from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT, best_at_loss
 from bild_lab.lab.store.groups import Group
 from bild_lab.report.provenance import disturbance
 
+# what to do where no repeat says how far the clock of a batch is off
+TIME_BATCHES_TWICE = "set measure.repeats=2 or more"
 # of the time of `vanilla`: from there on the loop itself shapes the speedups
 LARGE_LOOP_SHARE = 0.1
 

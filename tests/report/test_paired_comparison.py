@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
@@ -245,9 +246,28 @@ def test_few_examples_make_no_side_faster_or_better(count: int) -> None:
     assert found.quality.verdict == {1: "no difference", 2: "no difference"}.get(
         count, "too few" if count < 20 else "better"
     )
-    assert (found.enough_timed, found.quality.enough) == (count >= 20,) * 2
+    assert (found.enough_answered, found.quality.enough) == (count >= 20,) * 2
     in_turns = [[replace(one, id="all", turn=int(one.id) + 1) for one in side] for side in (a, b)]
     assert compared(*in_turns).speed_verdict == "too few"
+
+
+def test_a_batch_is_compared_with_the_error_of_its_clock() -> None:
+    """Its texts share their clock: timed once, nothing says how far that is off."""
+    a, b = decoded([1.0] * 30), [replace(one, latency_s=[0.9]) for one in decoded([1.0] * 30)]
+
+    def found(batch: int, noise: float | None, repeats: int) -> PointComparison:
+        side = bild(setting={"batch": batch})
+        timed = replace(side, speedup=replace(side.speedup, noise=noise, repeats=repeats))
+        return compare_point(MatchedPoint(timed, timed, {}), a, b, None)
+
+    assert found(1, None, 1).speed_verdict == "faster"
+    assert found(8, None, 1).speed_verdict == "too few"
+    steady, shaken = found(8, 0.01, 3), found(8, 0.2, 3)
+    assert steady.speed_verdict == "faster" and shaken.speed_verdict == "no difference"
+    # the errors of both sides, in logarithms, as squares
+    width = np.log1p(0.01) * np.sqrt(2)
+    assert steady.latency_ratio.high == pytest.approx(0.9 * np.exp(width))
+    assert steady.latency_ratio.low == pytest.approx(0.9 * np.exp(-width))
 
 
 def test_turns_of_a_conversation_are_compared_as_one() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -183,12 +182,14 @@ def speed(
         **fields,
         "baseline_tokens_per_s": baseline_rate,
         "tokens_per_s_ratio": method_rate / baseline_rate if baseline_rate else None,
-        "speedup": replace(
-            paired_speedup(*pair, seed, conversations),
-            noise=clock_noise(*pair),
-            repeats=pair[0].shape[1],
-        ),
+        "speedup": paired_speedup(*pair, seed, conversations, blocks_of(timed[METHOD])),
     }
+
+
+def blocks_of(timed: Sequence[Timed]) -> list[int] | None:
+    """The block that each text was timed in; None outside of batches."""
+    numbers = [text.block for text in timed]
+    return None if None in numbers else numbers
 
 
 def is_too_noisy(timed: Mapping[str, Sequence[Timed]], measure: MeasureSpec) -> bool:
@@ -200,7 +201,8 @@ def is_too_noisy(timed: Mapping[str, Sequence[Timed]], measure: MeasureSpec) -> 
     indices = answered_indices(timed)
     if not indices:
         return False
-    noise = clock_noise(latencies(timed[BASELINE])[indices], latencies(timed[METHOD])[indices])
+    baseline, method = ([timed[name][index] for index in indices] for name in (BASELINE, METHOD))
+    noise = clock_noise(latencies(baseline), latencies(method), blocks_of(method))
     return noise is None or noise > measure.precision
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from statistics import median
 
 import torch
@@ -17,6 +16,7 @@ from bild_lab.engine.decode import PROGRAM_TOKENS, DraftThenVerify
 from bild_lab.engine.protocols import Method, Prepares, Streams
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import EngineReport, StageTrace, Trace
+from bild_lab.lab.measure.blocks import blocks, timed_blocks
 from bild_lab.lab.point.environment import no_garbage_collection
 from bild_lab.lab.store.progress import DECODING
 
@@ -35,9 +35,6 @@ PHASES = {  # the phases of a measurement, by their names in a result's `seconds
 # new tokens that each method decodes before timing: memory is touched, shapes are compiled, threads
 # are awake
 WARM_TOKENS = 32
-# batches of texts that are decoded by one method before the other: a batch drains at the end of
-# each
-BLOCK = 8
 # a clock and a pause for scores change less than a thousandth of a round so long, and the loop's
 # share of it is small
 LONG_ROUND_S = 0.01
@@ -70,7 +67,8 @@ class Timed:
 
     latency_s: in a batch, its share of the batch's seconds. waited_s: in a batch, from its place to
     its end. joules: as latency_s; empty where no counter can be read. All three are empty if
-    nothing was timed. reports: what another engine told in every repeat; empty for our own.
+    nothing was timed. block: in a batch, the number of the block of texts that it was timed with.
+    reports: what another engine told in every repeat; empty for our own.
     """
 
     token_ids: list[int]
@@ -78,6 +76,7 @@ class Timed:
     trace: Trace
     waited_s: list[float] = field(default_factory=list)
     joules: list[float] = field(default_factory=list)
+    block: int | None = None
     reports: list[EngineReport] = field(default_factory=list)
 
     @property
@@ -160,17 +159,19 @@ def time_methods(
     timed = {name: [] for name in methods} if earlier is None else earlier
     first_repeat = 0 if earlier is None else repeats_of(earlier)
     end_repeat = first_repeat + repeats
-    block_size = BLOCK * options.batch if options.batch > 1 else 1
     share = 1 / (repeats * len(methods))  # one decoding is so much of a text's work
     with no_garbage_collection():
-        for turn, block in enumerate(blocks(len(requests), block_size)):
+        for turn, block in enumerate(timed_blocks(len(requests), options.batch)):
             for repeat in range(first_repeat, end_repeat):
                 for name in order(list(methods), turn, repeat, end_repeat):
                     texts, joules = _decode_block(
                         methods[name], requests, block, options, share, is_first=repeat == 0
                     )
                     if repeat == 0:
-                        timed[name] += [Timed(text.token_ids, [], text.trace) for text in texts]
+                        number = turn if options.batch > 1 else None
+                        timed[name] += [
+                            Timed(text.token_ids, [], text.trace, block=number) for text in texts
+                        ]
                     block_joules = _shared_out(joules, texts)
                     for index, text, text_joules in zip(block, texts, block_joules, strict=True):
                         timed[name][index].latency_s.append(text.share_s)
@@ -407,11 +408,3 @@ def order(names: Sequence[str], index: int, repeat: int, repeats: int) -> list[s
     start = turn // 2 % len(names)
     rotated = [*names[start:], *names[:start]]
     return rotated if turn % 2 == 0 else rotated[::-1]
-
-
-def blocks(count: int, size: int) -> Iterator[range]:
-    """Ranges of about so many examples. A short remainder belongs to the range before it."""
-    starts = list(range(0, count, size))
-    if len(starts) > 1 and count - starts[-1] < size // 2:
-        starts.pop()
-    yield from (range(start, stop) for start, stop in pairwise([*starts, count]))

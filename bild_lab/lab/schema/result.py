@@ -287,6 +287,18 @@ class Result:
         return self.latency_s is not None
 
     @property
+    def in_batches(self) -> bool:
+        """Whether several texts were decoded at once, so that they share their clock."""
+        return self.setting.get("batch") > 1
+
+    @property
+    def clock_is_known(self) -> bool:
+        """Whether its timings say how far the clock may be off: not for a batch that was timed
+        once, as what disturbs its clock disturbs all texts alike.
+        """
+        return not self.in_batches or self.speedup.repeats != 1
+
+    @property
     def is_baseline(self) -> bool:
         """Whether this is the baseline that the others of its setting are compared with."""
         return self.same_as_baseline

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float
@@ -38,14 +39,33 @@ def paired_speedup(
     method_s: Float[np.ndarray, "examples repeats"],
     seed: int = 0,
     conversations: Sequence[int] | None = None,
+    blocks: Sequence[int] | None = None,
 ) -> Speedup:
     """The speedup of the method over the baseline. Both are timed in seconds on the same examples
     in the same run.
 
     The median of an example's repeats counts. Bootstrap resampling keeps the pairs together, and
-    the turns of a conversation. conversations: as `conversations_of` numbers them.
+    the turns of a conversation. conversations: as `conversations_of` numbers them. blocks: in a
+    batch, the block that each example was timed in. What disturbs the clock there disturbs all
+    texts of a block, which resampling texts does not see: its error is added, as far as repeats
+    show it.
     """
-    return paired_ratio([baseline_s], [method_s], seed, conversations)
+    speedup = paired_ratio([baseline_s], [method_s], seed, conversations)
+    noise = clock_noise(baseline_s, method_s, blocks)
+    if blocks is not None and noise is not None:
+        speedup = with_clock_noise(speedup, [noise])
+    return replace(speedup, noise=noise, repeats=baseline_s.shape[1])
+
+
+def with_clock_noise(ratio: Speedup, noises: Sequence[float]) -> Speedup:
+    """The ratio with its interval wider by errors of the clock, each as `clock_noise` gives it.
+
+    Independent errors add as squares, of the logarithms.
+    """
+    clock = [math.log1p(noise) for noise in noises]
+    below = math.hypot(math.log(ratio.value / ratio.low), *clock)
+    above = math.hypot(math.log(ratio.high / ratio.value), *clock)
+    return replace(ratio, low=ratio.value * math.exp(-below), high=ratio.value * math.exp(above))
 
 
 def paired_ratio(
@@ -111,19 +131,28 @@ def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> Latency
 def clock_noise(
     baseline_s: Float[np.ndarray, "examples repeats"],
     method_s: Float[np.ndarray, "examples repeats"],
+    blocks: Sequence[int] | None = None,
 ) -> float | None:
     """How far the speedup on these texts may be off, as a share: half its 95 % interval over the
     repeats.
 
     Each repeat of all texts gives a ratio of total times; Student's t over their logarithms, as for
-    any few repeated timings (Georges et al., 2007, §3.2). None for a single repeat.
+    any few repeated timings (Georges et al., 2007, §3.2). blocks: of a batch, as `paired_speedup`
+    takes them. Each has ratios of its own, whose variances about its mean are pooled: all repeats
+    of all blocks then say how noisy one timing is. None for a single repeat.
     """
-    log_ratios = np.log(baseline_s.sum(axis=0) / method_s.sum(axis=0))  # [repeats]
-    repeats = len(log_ratios)
+    repeats = baseline_s.shape[1]
     if repeats < 2:
         return None
-    quantile = stdtrit(repeats - 1, 0.975)
-    return float(np.expm1(quantile * log_ratios.std(ddof=1) / math.sqrt(repeats)))
+    in_one = np.zeros(len(baseline_s), dtype=int)
+    numbers = in_one if blocks is None else np.unique(blocks, return_inverse=True)[1]
+    members = np.eye(numbers.max() + 1)[numbers]  # [examples, blocks]
+    baseline_by_block, method_by_block = members.T @ baseline_s, members.T @ method_s
+    log_ratios = np.log(baseline_by_block / method_by_block)  # [blocks, repeats]
+    deviation = math.sqrt(log_ratios.var(axis=1, ddof=1).mean())  # of one timing of a block
+    shares = method_by_block.sum(1) / method_by_block.sum()  # what a block has of all seconds
+    error = deviation * math.sqrt((shares**2).sum() / repeats)
+    return float(np.expm1(stdtrit(len(shares) * (repeats - 1), 0.975) * error))
 
 
 def judged_by_position(rounds: list[tuple[int, int]]) -> list[list[int]]:

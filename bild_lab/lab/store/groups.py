@@ -60,8 +60,13 @@ class Group:
 
     @property
     def has_enough_examples(self) -> bool:
-        """Whether there are enough examples to say which point is best."""
+        """Whether there are enough examples to say which point is better."""
         return self.setting.n_examples >= ENOUGH_EXAMPLES
+
+    @property
+    def has_enough_timings(self) -> bool:
+        """Whether there are enough timings to say which point is fastest."""
+        return self.has_enough_examples and all(result.clock_is_known for result in self.results)
 
     @property
     def baseline_quality(self) -> float | None:

@@ -19,6 +19,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.files import file_digest, write_atomically
 from bild_lab.lab.config.compose import config_dir
+from bild_lab.lab.measure.blocks import block_numbers
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.formatting import duration
 from bild_lab.lab.schema.result import Result
@@ -101,13 +102,20 @@ def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:
     """
     examples, speedup = read_examples(result.folder), result.speedup
     yield "examples", result.setting.n_examples, len(examples)
+    blocks = block_numbers(len(examples), result.setting.get("batch"))
+    if blocks is not None:
+        blocks = [
+            number for number, example in zip(blocks, examples, strict=True) if not example.failed
+        ]
     examples = [example for example in examples if not example.failed]
     yield "tokens", result.tokens, sum(len(example.token_ids) for example in examples)
     if speedup.value is not None:
         baseline_s = np.array([example.baseline_latency_s for example in examples])
         latency_s = np.array([example.latency_s for example in examples])
         conversations = conversations_of([example.id for example in examples])
-        recomputed = paired_speedup(baseline_s, latency_s, result.setting.seed, conversations)
+        recomputed = paired_speedup(
+            baseline_s, latency_s, result.setting.seed, conversations, blocks
+        )
         yield from (
             (f"speedup {end}", getattr(speedup, end), getattr(recomputed, end))
             for end in ("value", "low", "high")

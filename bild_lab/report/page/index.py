@@ -28,7 +28,7 @@ from bild_lab.lab.store.records import RESULT
 from bild_lab.ranks import launched
 
 PAGE = "index.html"
-_TOO_FEW = "too few examples"
+_TOO_FEW_EXAMPLES, _TIMED_ONCE = "too few examples", "batches timed once"
 _SPEEDUP_ENDS = ("speedup_low", "speedup_high")
 
 
@@ -132,17 +132,28 @@ def _run(folder: Path) -> Run:
     )
 
 
+def _batches_timed_once(rows: pd.DataFrame) -> pd.Series:
+    """Of each point whether nothing says how far its clock is off (`Result.clock_is_known`)."""
+    once = pd.Series(False, rows.index)
+    if {"batch", "repeats"} <= set(rows.columns):
+        once |= (rows["batch"] > 1) & (rows["repeats"] == 1)
+    return once
+
+
 def _best(rows: pd.DataFrame, folder: Path, loss: float) -> str:
     """The fastest point of all settings that lost at most so many points of quality, with its
-    interval. An impossible speedup does not count.
+    interval, or why none is called so. An impossible speedup does not count.
     """
     if rows.empty:
         return MISSING
     compared = rows.dropna(subset=["speedup", "quality_difference"])
     enough = compared[compared["n_examples"] >= ENOUGH_EXAMPLES]
+    if enough.empty:
+        return MISSING if compared.empty else _TOO_FEW_EXAMPLES
+    enough = enough[~_batches_timed_once(enough)]
+    if enough.empty:
+        return _TIMED_ONCE
     allowed = enough[enough["quality_difference"] >= -loss - TOLERANCE]
-    if allowed.empty:
-        return _TOO_FEW if enough.empty and not compared.empty else MISSING
     fastest_first = allowed.sort_values("speedup", ascending=False, kind="stable")
     possible = (row for _, row in fastest_first.iterrows() if not _is_impossible(folder, row))
     best = next(possible, None)

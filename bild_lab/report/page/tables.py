@@ -81,7 +81,7 @@ def best_table(group: Group) -> Table:
     No rows without a baseline, or with too few examples to call a point the fastest.
     """
     columns = [column_of("speedup"), *quality_columns(group), column_of("agreement_with_target")]
-    if not group.relative or not group.has_enough_examples:
+    if not group.relative or not group.has_enough_timings:
         return Table([], [])
     rows = []
     for title, loss in (("no loss measured", 0.0), ("one point of loss", 1.0)):

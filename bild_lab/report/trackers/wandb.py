@@ -229,7 +229,7 @@ class WandbLogger:
                 artifact.add_file(str(sweep.folder / name))
         run.log_artifact(artifact)
         headline_group = best_group(groups)
-        if headline_group.has_enough_examples:
+        if headline_group.has_enough_timings:
             self._name_best_points(run, headline_group)
         self._end(run, self._logged(SWEEP))
 

@@ -21,10 +21,10 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import EngineReport, StageTrace, Trace
 from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.measure import timing
+from bild_lab.lab.measure.blocks import BLOCK, block_numbers
 from bild_lab.lab.measure.score import stages_of
 from bild_lab.lab.measure.summary import is_too_noisy
 from bild_lab.lab.measure.timing import (
-    BLOCK,
     Timed,
     TimingOptions,
     loop_share,
@@ -362,6 +362,8 @@ def test_in_batches_methods_take_turns_with_blocks_and_each_text_has_its_own_see
         for several in found.values()
         for one in several
     )
+    numbers = [[one.block for one in several] for several in found.values()]
+    assert numbers == [[0] * size + [1] * rest] * 2 == [block_numbers(size + rest, batch=2)] * 2
 
 
 def test_a_method_with_batches_of_its_own_gets_so_many_texts_at_a_time() -> None:

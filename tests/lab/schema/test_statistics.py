@@ -115,3 +115,45 @@ def test_the_error_of_the_clock_is_half_the_interval_over_the_repeats_and_not_ov
     # 0, 1 and 2 steps
     assert shaken == pytest.approx(1.1 ** (4.30265 / np.sqrt(3)) - 1, rel=1e-5)
     assert clock_noise(work, method) is None
+
+
+def test_the_clock_of_a_batch_is_as_good_as_all_repeats_of_all_its_blocks_show() -> None:
+    rng = np.random.default_rng(1)
+    blocks = [0, 0, 0, 1, 1, 2]
+    method = rng.uniform(1, 2, size=(6, 1)) * np.ones(4)
+    shaken = method * rng.lognormal(0, 0.1, size=(3, 4))[blocks]
+    ratios = np.log(
+        np.array([shaken[[0, 3, 5], repeat] for repeat in range(4)]) / method[[0, 3, 5], 0]
+    )
+    shares = np.array([method[:3].sum(), method[3:5].sum(), method[5:].sum()]) / method.sum()
+    squares = (ratios - ratios.mean(0)) ** 2
+    variance = (
+        squares.sum() / 9 * (shares**2).sum() / 4
+    )  # three blocks have nine degrees of freedom
+    found = clock_noise(shaken, method, blocks)
+    assert found == pytest.approx(np.exp(2.26216 * np.sqrt(variance)) - 1, rel=1e-4)
+
+
+def test_the_interval_of_a_batch_covers_the_truth_although_its_texts_share_their_clock() -> None:
+    """A timing of a block is off by two percent, for all of its texts alike."""
+    rng = np.random.default_rng(0)
+    blocks = np.repeat([0, 1], 50)
+    covered = {"in blocks": 0, "each for itself": 0}
+    for trial in range(200):
+        work = rng.uniform(0.5, 2.0, size=(100, 1))
+        baseline, method = (
+            work / speed * rng.lognormal(0, 0.02, size=(2, 3))[blocks] for speed in (1, 1.5)
+        )
+        intervals = {
+            "in blocks": paired_speedup(baseline, method, trial, blocks=blocks),
+            "each for itself": paired_speedup(baseline, method, trial),
+        }
+        for name, speedup in intervals.items():
+            covered[name] += speedup.low <= 1.5 <= speedup.high
+    assert covered["in blocks"] > 180 > 140 > covered["each for itself"]
+
+
+def test_a_batch_that_was_timed_once_has_the_interval_of_its_texts() -> None:
+    work, method = np.array([[1.0], [9.0]]), np.array([[1.0], [3.0]])
+    once = paired_speedup(work, method, blocks=[0, 0])
+    assert once == paired_speedup(work, method) and (once.noise, once.repeats) == (None, 1)

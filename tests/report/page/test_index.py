@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -33,6 +34,8 @@ def listed(command: Command, *words: str) -> tuple[int, str]:
 IMPOSSIBLE = sample_result(
     "bild", {"window": 3}, 9.0, drafted=9, tokens_per_target_call=2.0, tokens_per_s_ratio=9.0
 )
+IN_A_BATCH = sample_result("bild", {}, 1.8, setting={"batch": 8})
+TIMED_ONCE = replace(IN_A_BATCH, speedup=replace(IN_A_BATCH.speedup, repeats=1))
 ATTACK = "<img src=x> 50% of #1?"
 
 
@@ -91,6 +94,7 @@ def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path)
             *["bild 1.80× [1.75, 1.85], GPU slowed by heat"] * 2,
         ),
         (sample_sweep(setting={"n_examples": 19}), "too few examples", "too few examples"),
+        ([TIMED_ONCE], "batches timed once", "batches timed once"),
         ([sample_result("bild", {}, 2.0, -0.5)], "–", "bild 2.00× [1.95, 2.05]"),
         ([sample_result("bild", {}, 2.0, -3.0)], "–", "–"),
         ([sample_result("bild", {}, None, setting={"baseline": None})], "–", "–"),
@@ -101,6 +105,7 @@ def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path)
         "nothing but an impossible speedup",
         "a slowed GPU",
         "too few examples",
+        "a batch",
         "a small loss",
         "a loss",
         "no baseline",
