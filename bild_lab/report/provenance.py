@@ -76,6 +76,7 @@ def unreliable(results: Sequence[Result]) -> list[str]:
     used = load_elsewhere(busy) if busy else ""
     slowed = [result for result in results if result.environment.gpu_slowed_by]
     causes = [cause for result in slowed for cause in result.environment.gpu_slowed_by.split(", ")]
+    compiling = sum(bool(result.environment.compiled_texts) for result in results)
     idle = "On an idle machine (or a free core, runtime.threads=1)"
     reasons = (
         (len(shared), "beside other jobs on the same device", "Alone"),
@@ -86,6 +87,7 @@ def unreliable(results: Sequence[Result]) -> list[str]:
             f"on a GPU slowed by {' and '.join(dict.fromkeys(causes))}",
             "At its full clock",
         ),
+        (compiling, "while steps were compiled, each time anew", "In smaller batches"),
     )
     points = counted(len(results), "point")
     doubts = Counter((result.doubt, _remedy(result)) for result in results if result.doubt)
@@ -129,6 +131,8 @@ def disturbance(result: Result) -> str:
         words.append("device shared")
     if environment.gpu_slowed_by:
         words.append(f"GPU slowed by {environment.gpu_slowed_by}")
+    if environment.compiled_texts:
+        words.append(f"compiling in {counted(environment.compiled_texts, 'text')}")
     return ", ".join(words)
 
 

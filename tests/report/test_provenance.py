@@ -7,7 +7,7 @@ import pytest
 
 from bild_lab.lab.schema.numbers import Quality
 from bild_lab.lab.schema.result import Result, Setting
-from bild_lab.report.provenance import caption, notes, scored_differently, sources
+from bild_lab.report.provenance import caption, disturbance, notes, scored_differently, sources
 from tests.report.sample import ENVIRONMENT, sample_result
 
 
@@ -111,6 +111,16 @@ def test_points_on_a_gpu_that_was_slowed_down_are_counted_with_the_causes() -> N
         " resume=false, they can be timed anew."
     ]
     assert caption(results) == "2 of 3 points timed unreliably"
+
+
+def test_points_that_were_compiling_while_they_were_timed_are_counted() -> None:
+    results = [measured(0.2, compiled_texts=12), measured(0.4)]
+    assert notes(results) == [
+        "1 of 2 points was timed while steps were compiled, each time anew: do not rely on"
+        " their latencies and speedups; their quality is valid. In smaller batches, with"
+        " resume=false, they can be timed anew."
+    ]
+    assert disturbance(results[0]) == "compiling in 12 texts"
 
 
 def test_a_figure_is_captioned_with_how_many_of_its_points_were_disturbed():

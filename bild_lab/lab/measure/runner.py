@@ -167,6 +167,8 @@ def _time_quietly(
             time_methods(methods, requests, 1, options, timed)
         load_facts["busy_elsewhere_percent"] = round(other_load.percent(), 1)
         load_facts |= clock.facts
+        if compiling := sum(any(text.compiled) for texts in timed.values() for text in texts):
+            load_facts["compiled_texts"] = compiling
         servers = {
             name: method.about() for name, method in methods.items() if isinstance(method, Served)
         }

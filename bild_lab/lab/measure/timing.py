@@ -35,6 +35,9 @@ PHASES = {  # the phases of a measurement, by their names in a result's `seconds
 # new tokens that each method decodes before timing: memory is touched, shapes are compiled, threads
 # are awake
 WARM_TOKENS = 32
+# how often a block is decoded at most until no step is compiled meanwhile: a batch whose steps have
+# more shapes than are kept compiles some each time
+MOST_DECODINGS = 4
 # a clock and a pause for scores change less than a thousandth of a round so long, and the loop's
 # share of it is small
 LONG_ROUND_S = 0.01
@@ -68,7 +71,8 @@ class Timed:
     latency_s: in a batch, its share of the batch's seconds. waited_s: in a batch, from its place to
     its end. joules: as latency_s; empty where no counter can be read. All three are empty if
     nothing was timed. block: in a batch, the number of the block of texts that it was timed with.
-    reports: what another engine told in every repeat; empty for our own.
+    compiled: of each repeat whether its seconds include compiling. reports: what another engine
+    told in every repeat; empty for our own.
     """
 
     token_ids: list[int]
@@ -77,6 +81,7 @@ class Timed:
     waited_s: list[float] = field(default_factory=list)
     joules: list[float] = field(default_factory=list)
     block: int | None = None
+    compiled: list[bool] = field(default_factory=list)
     reports: list[EngineReport] = field(default_factory=list)
 
     @property
@@ -149,9 +154,10 @@ def time_methods(
 
     With more than two methods another begins every second time. The time covers a whole example
     including encoder and prefill, the device synchronized before and after, without a method's
-    preparation (`Prepares`). An example is decoded again if a step was compiled meanwhile. In
-    batches methods take turns with blocks of examples, whose seconds are shared out among the
-    texts: see `Timed`.
+    preparation (`Prepares`). An example is decoded again if a step was compiled meanwhile, at most
+    `MOST_DECODINGS` times in all; `Timed.compiled` says where that was not enough. In batches
+    methods take turns with blocks of examples, whose seconds are shared out among the texts: see
+    `Timed`.
 
     earlier: the texts of earlier repeats, to which these repeats are added. Raises RuntimeError,
     naming the example, if a method fails.
@@ -164,7 +170,7 @@ def time_methods(
         for turn, block in enumerate(timed_blocks(len(requests), options.batch)):
             for repeat in range(first_repeat, end_repeat):
                 for name in order(list(methods), turn, repeat, end_repeat):
-                    texts, joules = _decode_block(
+                    texts, joules, compiled = _decode_block(
                         methods[name], requests, block, options, share, is_first=repeat == 0
                     )
                     if repeat == 0:
@@ -175,6 +181,7 @@ def time_methods(
                     block_joules = _shared_out(joules, texts)
                     for index, text, text_joules in zip(block, texts, block_joules, strict=True):
                         timed[name][index].latency_s.append(text.share_s)
+                        timed[name][index].compiled.append(compiled)
                         if options.batch > 1:
                             timed[name][index].waited_s.append(text.latency_s)
                         if text_joules is not None:
@@ -193,17 +200,16 @@ def _decode_block(
     options: TimingOptions,
     share: float,
     is_first: bool,
-) -> tuple[list[BatchedText], float | None]:
+) -> tuple[list[BatchedText], float | None, bool]:
     """Decode a block of examples, and again if a step was compiled meanwhile, as the time would
     include compilation.
 
-    Returns the texts and their joules.
+    Returns the texts, their joules, and whether a step was compiled in the last decoding too.
     """
     first_trace = options.first_trace if is_first else Trace
     if is_first and options.rehearses:
         _rehearse(method, requests, block, options)
-    steps = -1
-    while steps != options.compiled_steps():
+    for _ in range(MOST_DECODINGS):
         steps = options.compiled_steps()
         seeded_requests = [seeded(requests[index], options.seed, index) for index in block]
         if options.batch > 1:
@@ -212,7 +218,9 @@ def _decode_block(
             texts = [_decode_text(method, seeded_requests[0], options, first_trace, block[0])]
         joules = options.joules()
         options.after_block()
-    return texts, joules
+        if steps == options.compiled_steps():
+            return texts, joules, False
+    return texts, joules, True
 
 
 def _shared_out(joules: float | None, texts: Sequence[BatchedText]) -> list[float | None]:

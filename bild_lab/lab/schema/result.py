@@ -140,6 +140,13 @@ class Environment(Record):
             label="GPU slowed by",
         ),
         Column(
+            "How many texts, of the point and of its baseline, were timed while steps were compiled,"
+            " each time anew. Do not rely on the timings then; smaller batches have fewer shapes.",
+            "compiled_texts",
+            label="texts timed while compiling",
+            digits=0,
+        ),
+        Column(
             "Seconds that timing waited for other programs to end.", "waited_s", unit="s", digits=0
         ),
     )

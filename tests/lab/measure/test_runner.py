@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import prepare as points
 from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.point.prepare import Point, prepare
+from bild_lab.lab.schema import statistics
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep, to_frame
@@ -228,6 +230,16 @@ def test_a_point_in_batches_has_the_texts_of_batch_1_and_certificates(
     assert result.latency_s.total > sum(one.latency_s[0] for one in found)
 
 
+def test_texts_whose_time_includes_compiling_are_counted(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = count()
+    monkeypatch.setattr(runner, "compiled_steps", lambda decoders: next(steps))
+    few = ["dataset.limit=2", "measure.repeats=1", "measure.traced_examples=0"]
+    result = run_point(prepare(compose_config([*words, *few])), Sweep(tmp_path))
+    assert result.environment.compiled_texts == 4  # two texts, by the policy and by the baseline
+
+
 def test_what_was_not_asked_for_is_not_measured(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,8 +317,9 @@ def test_repeats_until_the_speedup_is_known_and_waits_are_told(
         "dataset.limit=2",
     ]
     point = prepare(compose_config([*words, *asked, "measure.traced_examples=0"]))
-    known = lambda slow, fast: 0.005 if slow.shape[1] >= 4 else 0.2  # noqa: E731
-    monkeypatch.setattr(summary, "clock_noise", known)
+    known = lambda slow, fast, blocks: 0.005 if slow.shape[1] >= 4 else 0.2  # noqa: E731
+    for user in (summary, statistics):
+        monkeypatch.setattr(user, "clock_noise", known)
     monkeypatch.setattr(runner, "wait_for_quiet", lambda most_s, helpers_s: most_s - 2)
     stages: list[str] = []
     result = run_point(point, Sweep(tmp_path), stage=stages.append)

@@ -264,6 +264,16 @@ def test_a_text_during_which_a_step_was_compiled_is_timed_again() -> None:
     notes.pop()
     assert len(notes) == 4  # three times for the first repeat, in two of which a step was compiled
     assert timed.token_ids == [3] and len(timed.latency_s) == 2
+    assert timed.compiled == [False, False]
+
+
+def test_a_text_that_compiles_each_time_is_timed_so_and_told() -> None:
+    """As a batch does that has more shapes than graphs are kept."""
+    methods, notes, requests = noted(examples=1)
+    options = TimingOptions(compiled_steps=lambda: len(notes))
+    (timed,) = time_methods({"method": methods["method"]}, requests, 2, options)["method"]
+    assert len(notes) == 2 * timing.MOST_DECODINGS
+    assert timed.compiled == [True, True] and len(timed.latency_s) == 2
 
 
 def test_a_method_that_fails_says_at_which_example() -> None:
