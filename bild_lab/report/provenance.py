@@ -29,7 +29,7 @@ _SOURCE = (
 
 def notes(results: Sequence[Result], older: int = 0) -> list[str]:
     """Return what a reader must know before trusting the numbers, a sentence each; usually none."""
-    remarks = unreliable(results)
+    remarks = [*certified(results), *unreliable(results)]
     if older:
         measurements = (
             f"{counted(older, 'older measurement')} of these points {'is' if older == 1 else 'are'}"
@@ -45,6 +45,40 @@ def notes(results: Sequence[Result], older: int = 0) -> list[str]:
     for group in by_setting(results):
         ways |= dict.fromkeys(scored_differently(group.results))
     return [*remarks, *ways]
+
+
+def certified(results: Sequence[Result]) -> list[str]:
+    """Return what certificates found of the points that say that they are lossless: those that are
+    not, those that could not be judged, and how many texts of the others are the target's own.
+    """
+    remarks, equal, ties, exact_points = [], 0, 0, 0
+    for result in results:
+        certificate = result.certificate
+        if certificate is None or not certificate.claimed or result.is_baseline:
+            continue
+        judged = certificate.equal + certificate.ties + certificate.defects
+        if certificate.defects:
+            texts = counted(judged, "text")
+            remarks.append(
+                f"{result.composition} says that it is lossless, and {certificate.defects} of its"
+                f" {texts} differ from the target’s own by more than rounding: the policy or an"
+                " engine has a defect."
+            )
+        elif not judged:
+            remarks.append(
+                f"{result.composition} says that it is lossless, which no certificate could judge:"
+                " the distribution that it emits is not known (output_distribution)."
+            )
+        else:
+            equal, ties = equal + certificate.equal, ties + certificate.ties
+            exact_points += 1
+    if exact_points:
+        rounding = f", {ties} more up to rounding" if ties else ""
+        remarks.append(
+            f"Certified: {counted(equal, 'text')} of {counted(exact_points, 'lossless point')}"
+            f" {'is' if equal == 1 else 'are'} the target’s own{rounding}."
+        )
+    return remarks
 
 
 def scored_differently(results: Sequence[Result]) -> list[str]:

@@ -113,6 +113,26 @@ def test_points_on_a_gpu_that_was_slowed_down_are_counted_with_the_causes() -> N
     assert caption(results) == "2 of 3 points timed unreliably"
 
 
+def test_a_defect_of_a_policy_that_says_it_is_lossless_is_told() -> None:
+    def point(policy: str, **counts: Any) -> Result:
+        return sample_result(policy, {}, 1.5, certificate={"claimed": True, **counts})
+
+    exact = point("speculative", equal=98, ties=2, defects=0)
+    broken = point("own_rule", equal=10, ties=0, defects=14)
+    unknown = point("other_rule", equal=0, ties=0, defects=0, unjudged=24)
+    lossy = sample_result(
+        "bild", {}, 1.5, certificate={"claimed": False, "equal": 0, "ties": 0, "defects": 24}
+    )
+    assert notes([exact, broken, unknown, lossy]) == [
+        "own_rule() says that it is lossless, and 14 of its 24 texts differ from the target’s own"
+        " by more than rounding: the policy or an engine has a defect.",
+        "other_rule() says that it is lossless, which no certificate could judge: the distribution"
+        " that it emits is not known (output_distribution).",
+        "Certified: 98 texts of 1 lossless point are the target’s own, 2 more up to rounding.",
+    ]
+    assert notes([lossy, sample_result("bild", {}, 1.5)]) == []
+
+
 def test_points_that_were_compiling_while_they_were_timed_are_counted() -> None:
     results = [measured(0.2, compiled_texts=12), measured(0.4)]
     assert notes(results) == [

@@ -417,8 +417,8 @@ def total_variation(p: Distribution, q: Distribution) -> float:
     return float((p.double() - q.double()).abs().sum().nan_to_num(nan=2.0)) / 2
 
 
-def count_verdicts(certificates: Sequence[Certificate]) -> CertificateCounts:
-    """How many examples have each verdict."""
+def count_verdicts(certificates: Sequence[Certificate], claimed: bool) -> CertificateCounts:
+    """How many examples have each verdict. claimed: whether the method says that it is lossless."""
     verdicts = Counter(certificate.verdict for certificate in certificates)
     outputs = [certificate.output for certificate in certificates if certificate.output is not None]
     rounding: dict[int, float] = {}
@@ -434,4 +434,5 @@ def count_verdicts(certificates: Sequence[Certificate]) -> CertificateCounts:
         unjudged=unjudged if sampled or unjudged else None,
         output=max(outputs) if outputs else None,
         rounding={str(rows): rounding[rows] for rows in sorted(rounding)} or None,
+        claimed=claimed,
     )

@@ -134,7 +134,11 @@ def result_of(
             agreement_with_target=(
                 agreement(answered_timed) if baseline_is_target(point) else None
             ),
-            certificate=None if certificates is None else count_verdicts(certificates),
+            certificate=(
+                None
+                if certificates is None
+                else count_verdicts(certificates, decoder.method.lossless(point.sampling))
+            ),
             **truncation_rates(timed, texts, requests),
             **_engine_facts(point),
             baseline_loop_share=baseline_loop_share,

@@ -320,7 +320,8 @@ class CertificateCounts:
 
     output: the largest total variation between what the rule emits and the target's distribution.
     rounding: by the number of rows in a forward, the largest total variation between the target's
-    distribution in it and one row after another. The last three are None for greedy texts.
+    distribution in it and one row after another. The last three are None for greedy texts. claimed:
+    whether the method says that it is lossless; None in older results.
     """
 
     equal: int = required(
@@ -341,6 +342,7 @@ class CertificateCounts:
         " any context."
     )
     rounding: Mapping[str, float] | None = None
+    claimed: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

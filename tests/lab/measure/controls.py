@@ -317,7 +317,7 @@ def on_trained_models(family: str) -> Iterator[dict[str, object]]:
                     method = decoder(target, draft, shape == "trees", fault, greedy=True)
                     text, own = emitted(method, request), emitted(vanilla, request)
                     greedy.append(certify(method.target, request, text, own, method))
-            counts = [count_verdicts(several) for several in (sampled, greedy)]
+            counts = [count_verdicts(several, claimed=True) for several in (sampled, greedy)]
             checks = {found.check for found in sampled if found.check is not None}
             yield {
                 "control": fault or "none",

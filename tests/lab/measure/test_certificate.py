@@ -71,7 +71,7 @@ def test_what_counts_as_a_tie_is_what_the_targets_own_scores_vary_by() -> None:
     assert certify(by_width({2: 0.006}, torch.bfloat16), *texts).verdict == TIE
     found = certify(by_width({2: 0.006}), *texts)  # no rounding in float32 comes to so much
     assert found.verdict == SESSION_DEFECT == "defect of the model's session"
-    assert count_verdicts([found]) == CertificateCounts(equal=0, ties=0, defects=1)
+    assert count_verdicts([found], claimed=True).defects == 1
 
 
 def test_scores_of_two_tokens_vary_by_their_rounding_at_least() -> None:
@@ -106,7 +106,9 @@ def test_a_forbidden_token_is_a_defect_and_forbidden_ones_are_no_scores() -> Non
 
 def test_verdicts_are_counted() -> None:
     each = [Certificate(EQUAL), Certificate(EQUAL), Certificate(TIE), Certificate(DEFECT)]
-    assert count_verdicts(each) == CertificateCounts(equal=2, ties=1, defects=1)
+    assert count_verdicts(each, claimed=False) == CertificateCounts(
+        equal=2, ties=1, defects=1, claimed=False
+    )
 
 
 def by_width(off: dict[int, float], dtype: torch.dtype = torch.float32) -> StubModel:

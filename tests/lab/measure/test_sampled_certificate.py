@@ -246,10 +246,10 @@ def test_sampled_verdicts_are_counted_with_the_largest_variations() -> None:
         Certificate(SESSION_DEFECT, 3, check=LOGITS, output=0.0, rounding={3: 0.2}),
         Certificate(NO_FORM, rounding={3: 0.1}),
     ]
-    counts = count_verdicts(several)
+    counts = count_verdicts(several, claimed=True)
     rounding = {"2": 0.0, "3": 0.2, "4": 1e-4}
     assert counts == CertificateCounts(
-        equal=1, ties=1, defects=1, unjudged=1, output=1e-8, rounding=rounding
+        equal=1, ties=1, defects=1, unjudged=1, output=1e-8, rounding=rounding, claimed=True
     )
     assert list(counts.rounding) == ["2", "3", "4"]
 
