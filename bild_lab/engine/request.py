@@ -129,3 +129,16 @@ class Request:
         """The request with at most so many new tokens."""
         count = min(max_new_tokens, self.limits.max_new_tokens)
         return replace(self, limits=replace(self.limits, max_new_tokens=count))
+
+    def seeded(self, seed: int, index: int) -> Request:
+        """The request with its own generator if it is sampled: each text draws for itself, and the
+        same seed and place give the same tokens.
+
+        index: the text's place among those decoded with this seed.
+        """
+        if self.sampling.greedy:
+            return self
+        generator = torch.Generator(self.source.device).manual_seed(
+            (seed * 1_000_003 + index) % 2**63
+        )
+        return replace(self, generator=generator)

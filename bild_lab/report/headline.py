@@ -176,7 +176,8 @@ def _impossible_speedup(group: Group, result: Result) -> str:
     return (
         f"{group.label(result)} emits {tokens_per_call} tokens per call of the target. Its measured"
         f" speedup of {speedup_interval(result)} is more than that allows, so there is no speedup to"
-        " report: time it again with resume=false on an idle machine, or with runtime.threads=1."
+        " report: time it again with resume=false on an idle machine, or with runtime.threads=1. If it"
+        " stays so, the policy remembers earlier repeats: begin each text anew (`begin`)."
     )
 
 

@@ -40,7 +40,6 @@ from bild_lab.lab.measure.timing import (
     TimedTexts,
     TimingOptions,
     loop_share,
-    seeded,
     token_count,
     total_s,
     traced_pass,
@@ -301,7 +300,7 @@ def _certified(point: Point, requests: list[Request], timed: TimedTexts) -> list
     texts = [text.token_ids for text in timed[METHOD]]
     if not point.sampling.greedy:
         return [
-            certify_sampled(method, target, seeded(request, point.seed, index), text)
+            certify_sampled(method, target, request.seeded(point.seed, index), text)
             for index, (request, text) in enumerate(zip(requests, texts, strict=True))
         ]
     target_texts = [text.token_ids for text in timed[BASELINE]]

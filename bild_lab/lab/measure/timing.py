@@ -211,7 +211,7 @@ def _decode_block(
         _rehearse(method, requests, block, options)
     for _ in range(MOST_DECODINGS):
         steps = options.compiled_steps()
-        seeded_requests = [seeded(requests[index], options.seed, index) for index in block]
+        seeded_requests = [requests[index].seeded(options.seed, index) for index in block]
         if options.batch > 1:
             texts = _decode_batch(method, seeded_requests, options, share)
         else:
@@ -235,7 +235,7 @@ def _rehearse(
 ) -> None:
     """Decode the first token of each text of a block, together if they are timed together."""
     untimed = replace(options, synchronize=no_wait, joules=no_joules, advance=no_progress)
-    block_requests = [seeded(requests[index], options.seed, index) for index in block]
+    block_requests = [requests[index].seeded(options.seed, index) for index in block]
     if options.batch > 1:
         first_tokens = [request.shorter(1) for request in block_requests]
         _decode_batch(method, first_tokens, untimed, share=0.0)
@@ -296,7 +296,7 @@ def warm_up(
     tokens_each = WARM_TOKENS if batch > 1 else -(-WARM_TOKENS // max(1, count))
     for block in blocks(count, batch):
         for method in methods.values():
-            seeded_requests = [seeded(requests[index], options.seed, index) for index in block]
+            seeded_requests = [requests[index].seeded(options.seed, index) for index in block]
             if batch == 1 and isinstance(method, Streams):
                 verify_s += _warm_up_stream(method, seeded_requests[0], tokens_each)
                 continue
@@ -334,7 +334,7 @@ def traced_pass(
             return
         prepare_method(method, [request], options.synchronize)
         trace = StageTrace(synchronize=options.synchronize)
-        text = method.decode(seeded(request, options.seed, index), trace)
+        text = method.decode(request.seeded(options.seed, index), trace)
         options.synchronize()
         yield trace, time.perf_counter() - trace.started
         tokens -= len(text) - request.limits.prompt_length
@@ -370,16 +370,6 @@ def timed_rounds(rounds: Iterator[list[int]]) -> tuple[float, list[list[int]]]:
     started = time.perf_counter()
     tokens_by_round = list(rounds)
     return time.perf_counter() - started, tokens_by_round
-
-
-def seeded(request: Request, seed: int, index: int) -> Request:
-    """The request with its own generator, so that the same seed and example give the same
-    tokens.
-    """
-    if request.sampling.greedy:
-        return request
-    device = request.source.device
-    return replace(request, generator=torch.Generator(device).manual_seed(seed * 1_000_003 + index))
 
 
 def prepare_method(

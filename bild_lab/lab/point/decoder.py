@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
-import torch
-
 from bild_lab.engine.batch_decoding import (
     auto_batch_size,
     decode_batch,
@@ -136,13 +134,16 @@ class Decoder:
         seed: int = 0,
         max_source_tokens: int | None = None,
         stop: Sequence[str] | None = None,
+        index: int = 0,
     ) -> Request:
         """Tokenize a prompt (text, token ids or messages) and set its limits and sampling.
 
-        stop: stop strings; None for those of the decoder. Raises UserError for a prompt that cannot
+        stop: stop strings; None for those of the decoder. index: its place among the prompts that
+        are sampled with this seed. Raises UserError for a prompt that cannot
         be decoded.
         """
         require_whole("max_new_tokens", max_new_tokens, 1)
+        require_whole("seed", seed, 0)
         sampling = sampling or Sampling()
         self.require_sampling(sampling)
         if isinstance(prompt, SourcePrompt) and max_source_tokens is not None:
@@ -163,10 +164,7 @@ class Decoder:
         if self.processors:
             processors = self.processors.for_text(source, limits, self.target.checkpoint.config)
             source = replace(source, processors=processors)
-        generator = (
-            None if sampling.greedy else torch.Generator(self.target.device).manual_seed(seed)
-        )
-        request = Request(source, limits, sampling, generator)
+        request = Request(source, limits, sampling).seeded(seed, index)
         if isinstance(self.method, Replays):
             self.method.require_answer(request)
         return request
@@ -178,7 +176,10 @@ class Decoder:
 
         Warns of texts longer than a model was trained for.
         """
-        requests = [self.request(prompt, max_new_tokens, *options) for prompt in prompts]
+        requests = [
+            self.request(prompt, max_new_tokens, *options, index=index)
+            for index, prompt in enumerate(prompts)
+        ]
         # the last token is never read
         lengths = [len(request.source.prompt) + max_new_tokens - 1 for request in requests]
         for model in self.running:
@@ -293,7 +294,7 @@ class Decoder:
         and its stages.
 
         prompt: text, token ids, or the messages of a chat; or a list of such prompts, which gives a
-        list.
+        list. Sampled, each of a list draws for itself, the same prompt too.
         max_source_tokens: a longer prompt is cut to so many tokens, of a chat the last message;
         None: never.
         stop: one or several stop strings; the text ends before the first of them. None: those of
@@ -301,6 +302,8 @@ class Decoder:
         batch: how many of several prompts to decode at once, to the same texts; their traces then
         have no stages. None: as many as pay where nobody times, one for what decodes no batches.
         """
+        if batch is not None:
+            require_whole("batch", batch, 1)
         prompt = plain_prompt(prompt)
         strings = self.stop if stop is None else stop_strings(stop)
         options = (

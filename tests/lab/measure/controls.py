@@ -53,7 +53,6 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.measure.certificate import certify, certify_sampled, count_verdicts
 from bild_lab.lab.measure.recorder import RowByRow
-from bild_lab.lab.measure.timing import seeded
 from tests.checkpoints import SHARED
 
 WINDOW = 3
@@ -308,9 +307,9 @@ def on_trained_models(family: str) -> Iterator[dict[str, object]]:
             for index, prompt in enumerate(prompts):
                 request = decoded_by.request(prompt, LENGTH, Sampling(1.0))
                 method = decoder(target, draft, shape == "trees", fault)
-                text = emitted(method, seeded(request, 0, index))
+                text = emitted(method, request.seeded(0, index))
                 sampled.append(
-                    certify_sampled(method, method.target, seeded(request, 0, index), text)
+                    certify_sampled(method, method.target, request.seeded(0, index), text)
                 )
                 if fault in (None, *TARGET_FAULTS):
                     request = decoded_by.request(prompt, LENGTH)

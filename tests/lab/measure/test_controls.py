@@ -26,7 +26,6 @@ from bild_lab.lab.measure.certificate import (
     certify,
     certify_sampled,
 )
-from bild_lab.lab.measure.timing import seeded
 from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
 from tests.lab.measure.controls import TARGET_FAULTS, decoder, emitted
 from tests.policies import FAMILIES, in_memory
@@ -63,8 +62,8 @@ def sampled(family: str, shape: str, fault: str | None, texts: int = 1) -> Certi
     target, draft = models(family)
     for request in requests(family, 0.8, texts, LENGTH):
         method = decoder(target, draft, shape == "trees", fault)
-        tokens = emitted(method, seeded(request, 1, 0))
-        found = certify_sampled(method, method.target, seeded(request, 1, 0), tokens)
+        tokens = emitted(method, request.seeded(1, 0))
+        found = certify_sampled(method, method.target, request.seeded(1, 0), tokens)
         if found.verdict != EXACT:
             break
     return found

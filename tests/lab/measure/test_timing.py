@@ -30,7 +30,6 @@ from bild_lab.lab.measure.timing import (
     loop_share,
     order,
     repeats_of,
-    seeded,
     time_methods,
     traced_pass,
     warm_up,
@@ -210,8 +209,8 @@ def test_each_example_has_a_seed_of_its_own_that_repeats_and_methods_share() -> 
         (7 + i, 5 * 1_000_003 + i) for i in range(3)
     }
     assert (
-        seeded(requests[0], 0, 1).generator.initial_seed()
-        != seeded(requests[0], 1, 0).generator.initial_seed()
+        requests[0].seeded(0, 1).generator.initial_seed()
+        != requests[0].seeded(1, 0).generator.initial_seed()
     )
 
 

@@ -98,6 +98,19 @@ def test_every_policy_samples_reproducibly(checkpoints: Path, policy: str) -> No
     assert texts[0] != texts[2]
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_each_prompt_of_a_list_draws_for_itself(checkpoints: Path, batch: int) -> None:
+    """Samples of one prompt are no copies; the first is the prompt's own alone."""
+    decoder = load(checkpoints, "llama", "speculative")
+    sampled = {"max_new_tokens": 25, "temperature": 1.0, "seed": 3}
+    several = [one.token_ids for one in decoder.generate([PROMPT] * 4, batch=batch, **sampled)]
+    assert several[0] == decoder.generate(PROMPT, **sampled).token_ids
+    assert len(set(map(tuple, several))) == 4
+    for wrong in ({"seed": -1}, {"seed": 1.5}, {"batch": 0}):
+        with pytest.raises(UserError, match=f"{next(iter(wrong))} .*whole number"):
+            decoder.generate([PROMPT], **wrong)
+
+
 def test_a_result_tells_text_tokens_rounds_and_stages(checkpoints: Path) -> None:
     result = load(checkpoints, "t5", "bild", fallback=0.2, rollback=1.5).generate(
         PROMPT, max_new_tokens=16

@@ -106,7 +106,7 @@ def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None
         # in a process of its own, never imported
         ("lab/metrics/program_worker.py", "import ", "NEW = 1\nimport "),
         ("lab/data/prompts.py", "        + answers[earlier]\n", ""),
-        ("lab/measure/score.py", "seeded(request, point.seed, index)", "seeded(request, 0, index)"),
+        ("lab/measure/score.py", "request.seeded(point.seed, index)", "request.seeded(0, index)"),
     ],
 )
 def test_code_that_measures_changes_the_hash(
