@@ -281,6 +281,14 @@ def test_the_table_of_policies_has_each_policy_and_says_what_is_lossless_what_sa
         for policy, row in told.items()
         if row[2].startswith(("yes", "at")) != is_lossless(policy)
     ] == []
+    greedily = {policy for policy, row in told.items() if "greedily" in row[2]}
+    sampled = told.keys() - GREEDY_ONLY
+    assert [policy for policy in sampled & greedily if is_lossless(policy, temperature=1.0)] == []
+    assert [
+        policy
+        for policy in sampled - greedily
+        if told[policy][2].startswith("yes") and not is_lossless(policy, temperature=1.0)
+    ] == []
     assert {policy for policy, row in told.items() if "greedy" in row[3]} == GREEDY_ONLY
     assert {policy for policy, row in told.items() if row[3].startswith("decoder-only")} == {
         *(policy for policy, family in DECODER_ONLY if family == "t5"),
