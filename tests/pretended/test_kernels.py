@@ -6,7 +6,7 @@ caught.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import ChainSpec
+from bild_lab.engine.session import ChainSpec, TreeSpec
 from bild_lab.engine.trace import Trace
 from tests.engine.lossless.test_random_models import NEVER, random_target
 from tests.policies import in_memory
@@ -175,6 +175,21 @@ def test_kernels_race_for_what_an_address_leads_to(machine: Machine, kernels: Mo
         target.tolist()
 
 
+@pytest.mark.parametrize("turns", [True, False])
+@pytest.mark.parametrize("programs", [1, 2])
+def test_programs_of_a_launch_race_unless_they_take_turns(
+    programs: int, turns: bool, machine: Machine, kernels: ModuleType
+) -> None:
+    running = torch.full((1,), programs, device=DEVICE)
+    ended = torch.zeros(2, dtype=torch.bool, device=DEVICE)
+    race = nullcontext()
+    if programs > 1 and not turns:
+        race = pytest.raises(CudaFault, match="count_down reads what another one of the same")
+    with race:
+        kernels.count_down[(programs,)](running, ended, AFTER_ITS_TURN=turns)
+    assert running.item() == 0
+
+
 def test_graphs_of_one_pool_do_not_run_at_once(machine: Machine) -> None:
     pool, aside = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     graphs, tensors = [], [numbers(1, 2), numbers(3, 4)]
@@ -275,6 +290,25 @@ def test_a_chain_is_drafted_with_one_wait_or_none(
         drafted = session.draft([5], chain)
     assert len(counted) == waits, by_line(counted)
     assert drafted.forwards == 2
+
+
+def test_texts_that_end_at_different_steps_do_not_race(
+    machine: Machine, model: NativeModel
+) -> None:
+    """While one of them ends, the program of another chooses what it drafts."""
+    sessions = [start(model) for _ in range(3)]
+    sessions[0].extend([5])  # makes the rotations
+    tokens = [[START, 14, 3], [START, 14], [START]]
+    texts = [
+        session.layers.text_rows(0, len(fed)) for session, fed in zip(sessions, tokens, strict=True)
+    ]
+    chains = [ChainSpec(steps, frozenset(), threshold=0.0) for steps in (2, 1, 3)]
+    chains_drafted = model.packed.draft(tokens, texts, chains)
+    assert [chain.forwards for chain in chains_drafted] == [2, 1, 3]
+    ends = frozenset[int]()
+    tree_specs = [TreeSpec(99, depth, width=2, children=2, end_tokens=ends) for depth in (2, 1, 3)]
+    trees = model.packed.grow(tokens, texts, tree_specs)
+    assert [len(tree.forwards) for tree in trees] == [2, 1, 3]
 
 
 def start(model: NativeModel, room: int = 8) -> CachedSession:

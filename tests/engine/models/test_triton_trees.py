@@ -353,3 +353,21 @@ def test_trees_without_a_program() -> None:
     assert has_program([[5] * 64, [5]], [FREE, replace(FREE, depth=64)])
     # of 256 rows and 1024 children
     assert has_program([[5]], [replace(FREE, depth=5, width=64, children=16)])
+
+
+@torch.inference_mode()
+def test_a_tree_that_has_ended_stays_so_whatever_an_earlier_one_left_there() -> None:
+    _, decoder, source = build("llama", torch.float16)
+    first = triton_session(decoder, source, 64)
+    tree_specs = [replace(TINY, depth=1), replace(TINY, depth=4)]
+    expected = [
+        triton_session(decoder, source, 64, like=first).grow([source.prompt[-1]], tree_spec)
+        for tree_spec in tree_specs
+    ]
+    packed, prompt = first.layers.packed, list(source.prompt)
+    for _ in range(2):
+        sessions = [triton_session(decoder, source, 64, like=first) for _ in tree_specs]
+        texts = [session.layers.text_rows(0, len(prompt)) for session in sessions]
+        assert packed.grow([prompt, prompt], texts, tree_specs) == expected
+        for levels in packed._trees._grown_levels.values():
+            levels._memory.zero_()  # leaves of every level, with children

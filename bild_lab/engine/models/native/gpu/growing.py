@@ -167,7 +167,8 @@ def next_level(
     Grid: (texts). The leaves are the WIDTH most likely children of the level that has run, of
     equally likely ones the first, in the order grown. Rows of a text without a leaf are padding,
     without a slot, and before every position, so that attention has nothing to do. `running` counts
-    the trees that grow on.
+    the trees that grow on; since the programs of this launch write it, none of them reads it. A tree
+    that has ended is one whose last level had no leaves, and has none in the next level either.
 
     depths, min_probs: of each text, as in `TreeSpec`. end_tokens: as in `choose`. leaves, tokens,
     chances: as in `add_children`. paths: as in `attend`. level_paths: [2, MAX_ROWS, MAX_DEPTH], the
@@ -177,9 +178,6 @@ def next_level(
     """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
-    if not FIRST:
-        if tl.load(running, cache_modifier=".cg") == 0:
-            return
     text = tl.program_id(0)
     first_row = text * WIDTH
     row = tl.arange(0, ROWS)
@@ -195,6 +193,9 @@ def next_level(
     else:
         leaf = tl.load(level_leaves + row, mask=row < WIDTH, other=NO_LEAF, cache_modifier=".cg")
         level_rows = tl.sum((leaf >= 0).to(tl.int32), 0)
+        if level_rows == 0:
+            tl.store(next_leaves + row, NO_LEAF, mask=row < WIDTH)
+            return
         tree_rows = tl.load(fields + TEXT_FRESH, cache_modifier=".cg") - tree_start + level_rows
     # 2. the children that may grow
     child = tl.arange(0, CANDIDATES)
@@ -244,5 +245,5 @@ def next_level(
     tl.store(next_path + level, in_tree, mask=is_leaf)
     # 6. the text
     tl.store(fields + TEXT_FRESH, tree_start + tree_rows)
-    if (level_rows > 0) & (leaf_count == 0):
+    if leaf_count == 0:
         tl.atomic_add(running, -1, sem="acq_rel")
