@@ -360,6 +360,38 @@ def test_texts_draft_side_by_side_what_each_drafts_alone() -> None:
         assert found.confidences == alone.confidences
 
 
+@torch.inference_mode()
+def test_a_chain_without_a_program_leaves_the_others_theirs() -> None:
+    """A text drafts what it drafts alone, whoever stands beside it: chains that are drawn otherwise
+    are another program.
+    """
+    _, decoder, source = build("llama", torch.float16)
+    first = triton_session(decoder, source, 64)
+    first.extend([5])  # makes the rotations
+    fed = [list(source.prompt), [5] * 65, list(source.prompt), list(source.prompt[2:]), [6]]
+    plain = ChainSpec(2, frozenset(), threshold=0.0)
+    drawn = replace(plain, temperature=0.7, uniforms=torch.tensor([0.2, 0.9]))
+    too_long = replace(plain, steps=65)
+    chains = [plain, plain, drawn, plain, too_long]
+
+    def drafted(places: list[int]) -> list[tuple[list[int], list[float]] | None]:
+        sessions = [triton_session(decoder, source, 64, like=first) for _ in places]
+        texts = [
+            session.layers.text_rows(0, len(fed[place]))
+            for session, place in zip(sessions, places, strict=True)
+        ]
+        results = first.layers.packed.draft(
+            [fed[place] for place in places], texts, [chains[place] for place in places]
+        )
+        return [
+            None if result is None else (result.tokens, result.confidences) for result in results
+        ]
+
+    together = drafted([0, 1, 2, 3, 4])
+    assert together == [drafted([place])[0] for place in range(5)]
+    assert [result is None for result in together] == [False, True, False, False, True]
+
+
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_drawn_chain_has_its_distributions() -> None:

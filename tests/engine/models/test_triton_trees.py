@@ -347,12 +347,37 @@ def test_trees_without_a_program() -> None:
         replace(FREE, depth=64, width=5),
         replace(FREE, end_tokens=ends),
     ):
-        assert not has_program([[5]], [tree_spec])
-    assert not has_program([[5] * 65], [FREE])
-    assert not has_program([[5], [5]], [FREE, replace(FREE, width=4)])
-    assert has_program([[5] * 64, [5]], [FREE, replace(FREE, depth=64)])
+        assert not has_program([5], tree_spec)
+    assert not has_program([5] * 65, FREE)
+    assert has_program([5] * 64, FREE)
+    assert has_program([5], replace(FREE, depth=64))
     # of 256 rows and 1024 children
-    assert has_program([[5]], [replace(FREE, depth=5, width=64, children=16)])
+    assert has_program([5], replace(FREE, depth=5, width=64, children=16))
+
+
+@torch.inference_mode()
+def test_a_tree_without_a_program_leaves_the_others_theirs() -> None:
+    """A text grows what it grows alone, whoever stands beside it: other sizes are another program."""
+    _, decoder, source = build("llama", torch.float16)
+    first = triton_session(decoder, source, 64)
+    first.extend([5])  # makes the rotations
+    fed = [list(source.prompt), [5] * 65, list(source.prompt), list(source.prompt[2:])]
+    small = replace(TINY, depth=2)
+    tree_specs = [small, small, replace(small, width=1), small]
+
+    def grown(places: list[int]) -> list[GrownTree | None]:
+        sessions = [triton_session(decoder, source, 64, like=first) for _ in places]
+        texts = [
+            session.layers.text_rows(0, len(fed[place]))
+            for session, place in zip(sessions, places, strict=True)
+        ]
+        return first.layers.packed.grow(
+            [fed[place] for place in places], texts, [tree_specs[place] for place in places]
+        )
+
+    together = grown([0, 1, 2, 3])
+    assert together == [*grown([0]), *grown([1]), *grown([2]), *grown([3])]
+    assert [tree is None for tree in together] == [False, True, False, False]
 
 
 @torch.inference_mode()

@@ -112,8 +112,8 @@ class KernelDecoder(Protocol):
         texts: Sequence[SequenceSlice],
         chains: Sequence[ChainSpec],
     ) -> Sequence[ChainResult | None]:
-        """Run the rows of each text and a chain after them, in one call, side by side; None where
-        there is no program for them.
+        """Run the rows of each text and a chain after them, in one call, side by side; None for a
+        text that has no program, whoever stands beside it.
 
         All chains are of the same layers and of one vocabulary.
         """
@@ -125,5 +125,5 @@ class KernelDecoder(Protocol):
         tree_specs: Sequence[TreeSpec],
     ) -> Sequence[GrownTree | None]:
         """Run the rows of each text and grow a tree after them, of one vocabulary, in one call,
-        side by side; None where there is no program for them.
+        side by side; None for a text that has no program, whoever stands beside it.
         """

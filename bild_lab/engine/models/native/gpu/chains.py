@@ -18,8 +18,8 @@ from bild_lab.engine.models.native.gpu.plan import ForwardPlan, Launch, PassShap
 from bild_lab.engine.models.native.gpu.programs import (
     MAX_END_TOKENS,
     MAX_STEPS,
+    draft_by_kind,
     fill_first,
-    parts_of,
     steps_for,
     write_end_tokens,
 )
@@ -119,13 +119,20 @@ class ChainPrograms:
         texts: Sequence[SequenceSlice],
         chains: Sequence[ChainSpec],
     ) -> Sequence[ChainResult | None]:
-        """Run the rows of each text, and a chain after them; None where they have no program."""
-        if not self._has_program(tokens, chains):
-            return [None] * len(texts)
-        results: list[ChainResult] = []
-        for part in parts_of([len(text_tokens) for text_tokens in tokens]):
-            results += self._draft_together(tokens[part], texts[part], chains[part])
-        return results
+        """Run the rows of each text, and a chain after them; None for a text that has no program."""
+
+        def draft_some(places: Sequence[int]) -> list[ChainResult]:
+            return self._draft_together(
+                [tokens[place] for place in places],
+                [texts[place] for place in places],
+                [chains[place] for place in places],
+            )
+
+        kinds = [
+            (chain.temperature, chain.keeps_probs) if has_program(fed, chain) else None
+            for fed, chain in zip(tokens, chains, strict=True)
+        ]
+        return draft_by_kind(kinds, [len(fed) for fed in tokens], draft_some)
 
     def _draft_together(
         self,
@@ -161,19 +168,6 @@ class ChainPrograms:
         self._graphs.run(program, lambda: self.launches(program))
         # 3. what was drafted
         return self._results(program, texts, chains)
-
-    def _has_program(self, tokens: Sequence[Sequence[int]], chains: Sequence[ChainSpec]) -> bool:
-        """Whether the chains are alike, and each text's rows fit one forward."""
-        first = chains[0]
-        return (
-            max(map(len, tokens)) <= MAX_ROWS
-            and max(chain.steps for chain in chains) <= MAX_STEPS
-            and max(len(chain.end_tokens) for chain in chains) <= MAX_END_TOKENS
-            and all(
-                (chain.temperature, chain.keeps_probs) == (first.temperature, first.keeps_probs)
-                for chain in chains
-            )
-        )
 
     def launches(self, program: ChainShape) -> list[Callable[[], Any]]:
         """All forwards of a program, each with the choice of its tokens."""
@@ -329,6 +323,15 @@ class ChainPrograms:
         first = states[first_row : first_row + text.count]
         later = states[MAX_ROWS + index :: program.texts][: forwards - 1]
         return torch.cat([first, later])
+
+
+def has_program(tokens: Sequence[int], chain: ChainSpec) -> bool:
+    """Whether a text's rows, and its chain, fit a forward and tables."""
+    return (
+        len(tokens) <= MAX_ROWS
+        and chain.steps <= MAX_STEPS
+        and len(chain.end_tokens) <= MAX_END_TOKENS
+    )
 
 
 def is_read(chain: ChainSpec) -> bool:

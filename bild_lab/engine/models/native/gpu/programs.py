@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from bild_lab.engine.models.native.packed_pass import SequenceSlice
 STEP_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 MAX_STEPS = STEP_COUNTS[-1]
 MAX_END_TOKENS = 16
+
+Drafted = TypeVar("Drafted")
 
 
 def steps_for(count: int) -> int:
@@ -53,3 +56,25 @@ def parts_of(counts: Sequence[int]) -> Iterator[slice]:
             start, rows = index, 0
         rows += count
     yield slice(start, len(counts))
+
+
+def draft_by_kind(
+    kinds: Sequence[Hashable | None],
+    counts: Sequence[int],
+    draft: Callable[[Sequence[int]], Sequence[Drafted]],
+) -> list[Drafted | None]:
+    """What each text drafts, in programs of texts of one kind.
+
+    kinds: of each text; None has no program, so None is what it drafts. That is the text's own
+    matter: whoever stands beside it has a program all the same. counts: how many rows each text has
+    in a forward. draft: drafts by one program for the texts at these places.
+    """
+    results: list[Drafted | None] = [None] * len(kinds)
+    for kind in dict.fromkeys(kinds):
+        if kind is None:
+            continue
+        places = [place for place, other in enumerate(kinds) if other == kind]
+        for part in parts_of([counts[place] for place in places]):
+            for place, drafted in zip(places[part], draft(places[part]), strict=True):
+                results[place] = drafted
+    return results

@@ -19,8 +19,8 @@ from bild_lab.engine.models.native.gpu.plan import ForwardPlan, Launch, PassShap
 from bild_lab.engine.models.native.gpu.programs import (
     MAX_END_TOKENS,
     MAX_STEPS,
+    draft_by_kind,
     fill_first,
-    parts_of,
     steps_for,
     write_end_tokens,
 )
@@ -136,13 +136,28 @@ class TreePrograms:
         texts: Sequence[SequenceSlice],
         tree_specs: Sequence[TreeSpec],
     ) -> Sequence[GrownTree | None]:
-        """Run the rows of each text, and grow a tree after them; None where they have no program."""
-        if not has_program(tokens, tree_specs):
-            return [None] * len(texts)
-        trees: list[GrownTree] = []
-        for part in parts_of([max(len(fed), tree_specs[0].width) for fed in tokens]):
-            trees += self._grow_together(tokens[part], texts[part], tree_specs[part])
-        return trees
+        """Run the rows of each text, and grow a tree after them; None for a text that has no
+        program.
+        """
+
+        def grow_some(places: Sequence[int]) -> list[GrownTree]:
+            return self._grow_together(
+                [tokens[place] for place in places],
+                [texts[place] for place in places],
+                [tree_specs[place] for place in places],
+            )
+
+        kinds = [
+            (tree_spec.width, tree_spec.children, tree_spec.temperature)
+            if has_program(fed, tree_spec)
+            else None
+            for fed, tree_spec in zip(tokens, tree_specs, strict=True)
+        ]
+        counts = [
+            max(len(fed), tree_spec.width)
+            for fed, tree_spec in zip(tokens, tree_specs, strict=True)
+        ]
+        return draft_by_kind(kinds, counts, grow_some)
 
     def _grow_together(
         self,
@@ -301,21 +316,15 @@ class TreePrograms:
         return self._grown_levels[program.sizes]
 
 
-def has_program(tokens: Sequence[Sequence[int]], tree_specs: Sequence[TreeSpec]) -> bool:
-    """Whether the trees are alike, and their rows fit forwards and tables."""
-    first = tree_specs[0]
+def has_program(tokens: Sequence[int], tree_spec: TreeSpec) -> bool:
+    """Whether a text's rows, and those of its tree, fit forwards and tables."""
     return (
-        max(map(len, tokens)) <= MAX_ROWS
-        and first.width <= MAX_ROWS
-        and first.width * first.children <= MAX_CANDIDATES
-        and all(
-            (tree_spec.width, tree_spec.children, tree_spec.temperature)
-            == (first.width, first.children, first.temperature)
-            and 1 <= tree_spec.depth <= MAX_STEPS
-            and (tree_spec.depth - 1) * tree_spec.width <= MAX_TREE
-            and len(tree_spec.end_tokens) <= MAX_END_TOKENS
-            for tree_spec in tree_specs
-        )
+        len(tokens) <= MAX_ROWS
+        and tree_spec.width <= MAX_ROWS
+        and tree_spec.width * tree_spec.children <= MAX_CANDIDATES
+        and 1 <= tree_spec.depth <= MAX_STEPS
+        and (tree_spec.depth - 1) * tree_spec.width <= MAX_TREE
+        and len(tree_spec.end_tokens) <= MAX_END_TOKENS
     )
 
 
