@@ -392,6 +392,38 @@ def test_a_chain_without_a_program_leaves_the_others_theirs() -> None:
     assert [result is None for result in together] == [False, True, False, False, True]
 
 
+def test_distributions_of_all_shapes_share_their_memory() -> None:
+    from bild_lab.engine.models.native.gpu.chains import KeptProbs
+
+    kept = KeptProbs(torch.device("cpu"))
+    places = {texts: kept.of(4, texts, 100) for texts in range(1, 33)}
+    pieces = {place.untyped_storage() for place in places.values()}
+    sizes = {piece.data_ptr(): piece.nbytes() for piece in pieces}
+    largest = places[32].numel() * places[32].element_size()
+    assert sum(sizes.values()) <= 4 * largest
+    # graphs write where they did when they were made
+    assert all(kept.of(4, texts, 100) is place for texts, place in places.items())
+    # a batch that begins with its most texts has one piece
+    kept = KeptProbs(torch.device("cpu"))
+    pieces = {kept.of(4, texts, 100).untyped_storage().data_ptr() for texts in range(32, 0, -1)}
+    assert len(pieces) == 1
+
+
+@torch.inference_mode()
+def test_a_drawn_chain_finds_its_distributions_after_a_longer_one() -> None:
+    _, decoder, source = build("llama", torch.float16)
+    uniforms = torch.tensor([0.2, 0.9, 0.4])
+    chain = ChainSpec(1, frozenset(), None, 0.7, uniforms[:1], keeps_probs=True)
+    session = triton_session(decoder, source, 64)
+    expected = session.draft([source.prompt[-1]], chain)
+    triton_session(decoder, source, 64, like=session).draft(
+        [7], replace(chain, steps=3, uniforms=uniforms)
+    )
+    again = triton_session(decoder, source, 64, like=session).draft([source.prompt[-1]], chain)
+    assert torch.equal(again.probs, expected.probs)
+    assert torch.equal(again.unscaled_probs, expected.unscaled_probs)
+
+
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_drawn_chain_has_its_distributions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +29,6 @@ from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.sampling import pick
 from bild_lab.engine.session import ChainProgress, ChainResult, ChainSpec
 
-# distributions of each step, [steps, texts, vocab], by their shape
-ProbsStore = dict[tuple[int, int, int], Tensor]
-
 
 @dataclass(frozen=True)
 class ChainShape:
@@ -48,6 +46,46 @@ class ChainShape:
     temperature: float
     keeps_probs: bool
     keeps_states: bool
+
+
+class KeptProbs:
+    """Where programs leave the distributions of each step.
+
+    Programs of all shapes share one piece of memory, as one of them runs at a time and its results
+    are copied. For a shape that needs more, a piece of at least twice the size is made. A shape
+    stays where it was first put, since graphs write there, so all pieces together are at most twice
+    as large as the last.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._memory = torch.empty(0, device=device)
+        self._places: dict[tuple[int, int, int], Tensor] = {}
+
+    def of(self, steps: int, texts: int, vocab: int) -> Float[Tensor, "steps texts vocab"]:
+        """The distributions of a program of so many steps and texts."""
+        shape = (steps, texts, vocab)
+        if shape not in self._places:
+            size = math.prod(shape)
+            if size > len(self._memory):
+                self._memory = self._memory.new_empty(max(size, 2 * len(self._memory)))
+            self._places[shape] = self._memory[:size].view(shape)
+        return self._places[shape]
+
+
+class KeptStates:
+    """Where programs leave the states of their rows after the last layer that ran.
+
+    first: [MAX_ROWS, dim], of the first forward. The forwards after it have one row a text.
+    """
+
+    def __init__(self, dim: int, device: torch.device) -> None:
+        self.first = torch.zeros(MAX_ROWS, dim, device=device)
+        self._later = torch.zeros((MAX_STEPS - 1) * MAX_ROWS * dim, device=device)
+
+    def later(self, steps: int, texts: int) -> Float[Tensor, "later texts dim"]:
+        """Of the forwards after the first, in a program of so many steps and texts."""
+        shape = (steps - 1, texts, self.first.shape[1])
+        return self._later[: math.prod(shape)].view(shape)
 
 
 class ChainTables:
@@ -70,9 +108,7 @@ class ChainTables:
         self._drafted = torch.zeros(MAX_STEPS, 2, MAX_ROWS, dtype=torch.int64, device=device)
         self.tokens = self._drafted[:, 0]
         self.confidences = self._drafted.view(torch.float64)[:, 1]
-        self.probs: ProbsStore = {}
-        self.unscaled_probs: ProbsStore = {}
-        self.states: Tensor | None = None
+        self.probs, self.unscaled_probs = KeptProbs(device), KeptProbs(device)
 
     def fill(self, chains: Sequence[ChainSpec], running: Int[Tensor, "1"]) -> None:
         """Write the chains' rules, and that all of them run. The host does not wait."""
@@ -112,6 +148,7 @@ class ChainPrograms:
         # of the forwards after the first
         self._inputs = PassInputs(plan.stack.heads // plan.stack.kv_heads, plan.device)
         self._tables = ChainTables(plan.device)
+        self._kept_states: KeptStates | None = None
 
     def draft(
         self,
@@ -188,15 +225,16 @@ class ChainPrograms:
         tables, plan, texts = self._tables, self._plan, program.texts
         logits = scores.logits[:texts]
         launches: list[Callable[[], Any]] = []
-        if program.keeps_states:
-            shape = program.first if step == 0 else program.step._replace(rows=texts)
-            start = 0 if step == 0 else MAX_ROWS + (step - 1) * texts
-            launches.append(plan.copy_of_stream(self._states(program)[start:], shape))
+        if program.keeps_states and step == 0:
+            launches.append(plan.copy_of_stream(self._states.first, program.first))
+        elif program.keeps_states:
+            states = self._states.later(program.steps, texts)[step - 1]
+            launches.append(plan.copy_of_stream(states, program.step._replace(rows=texts)))
         if program.keeps_probs:
-            unscaled_probs = self._kept(tables.unscaled_probs, program, head)[step]
+            unscaled_probs = tables.unscaled_probs.of(program.steps, texts, head.vocab)[step]
             launches.append(lambda: torch.softmax(logits, -1, out=unscaled_probs))
         if program.temperature > 0:
-            probs = self._kept(tables.probs, program, head)[step]
+            probs = tables.probs.of(program.steps, texts, head.vocab)[step]
             temperature, uniforms = program.temperature, tables.uniforms[step, :texts]
 
             def draw() -> None:
@@ -280,26 +318,16 @@ class ChainPrograms:
             first_row += text.count
         return results
 
-    def _kept(
-        self, store: ProbsStore, program: ChainShape, head: Head
-    ) -> Float[Tensor, "steps texts vocab"]:
-        """Where the distributions of such a program are kept."""
-        shape = (program.steps, program.texts, head.vocab)
-        if shape not in store:
-            store[shape] = torch.empty(shape, device=self._plan.device)
-        return store[shape]
-
-    def _states(self, program: ChainShape) -> Float[Tensor, "rows dim"]:
-        """Where the rows' states are kept: of the first forward, then of each step."""
-        tables, plan = self._tables, self._plan
-        if tables.states is None:
-            rows = MAX_ROWS + MAX_STEPS * MAX_ROWS
-            tables.states = torch.zeros(rows, plan.dim, device=plan.device)
-        return tables.states
+    @property
+    def _states(self) -> KeptStates:
+        """Made once a program keeps them, as few methods ask for them."""
+        if self._kept_states is None:
+            self._kept_states = KeptStates(self._plan.dim, self._plan.device)
+        return self._kept_states
 
     def _probs(
         self,
-        store: ProbsStore,
+        store: KeptProbs,
         program: ChainShape,
         index: int,
         count: int,
@@ -310,7 +338,7 @@ class ChainPrograms:
             return None
         heads = self._plan.heads
         head = heads.of(program.step.vocabulary)
-        probs = self._kept(store, program, head)[:count, index]
+        probs = store.of(program.steps, program.texts, head.vocab)[:count, index]
         return heads.widened(probs, head, 0.0)
 
     def _chain_states(
@@ -319,9 +347,8 @@ class ChainPrograms:
         """The states of a text's rows that ran, if they are kept."""
         if not program.keeps_states:
             return None
-        states = self._states(program)
-        first = states[first_row : first_row + text.count]
-        later = states[MAX_ROWS + index :: program.texts][: forwards - 1]
+        first = self._states.first[first_row : first_row + text.count]
+        later = self._states.later(program.steps, program.texts)[: forwards - 1, index]
         return torch.cat([first, later])
 
 
