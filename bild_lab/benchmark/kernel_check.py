@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -47,12 +47,13 @@ from bild_lab.engine.models.native.gpu.block_matrix import (
 )
 from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.models.native.llama import LlamaDecoder
+from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.models.native.quantized_matrix import quantize_weights
 from bild_lab.engine.models.native.stack import Layer, Weight
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import Sampling, pick
-from bild_lab.engine.session import ChainSpec, GrownTree, OutputSpec, Rows, TreeSpec
+from bild_lab.engine.session import ChainResult, ChainSpec, GrownTree, OutputSpec, Rows, TreeSpec
 
 ROW_COUNTS = (2, 3, 8, 9, 16, 24, 33, 64)  # that must have the bits of one row
 PROMPT = 40  # tokens, few enough to run by the kernels
@@ -64,6 +65,7 @@ TEMPERATURE = 0.8
 VOCABULARY_STEP = 4  # between the tokens of a draft vocabulary
 # EAGLE-2's width and children
 TREE = TreeSpec(nodes=60, depth=6, width=10, children=10, end_tokens=frozenset())
+MOST_DRAFTED = 64  # rows of a chain or a tree, and those before it
 ROOM = 1024
 MOST_OF_ERROR = 2000  # the last characters of its traceback
 # how much larger the kernels' mean error may be than PyTorch's in the same precision
@@ -248,6 +250,7 @@ class KernelCheck:
             self.drawn_program_is_loop,
             self.narrow_program_is_loop,
             self.tree_program_is_loop,
+            self.programs_side_by_side,
             self.exit_is_loop,
             self.repeats_are_equal,
             self.graph_is_eager,
@@ -432,6 +435,40 @@ class KernelCheck:
         return outcome(f"a tree of {TREE.depth} levels in one program", right)
 
     @torch.inference_mode()
+    def programs_side_by_side(self) -> Finding:
+        """Texts of different lengths draft together, each time, the chains and trees that each
+        drafts alone, though they end at different steps; their keys and values have the same bits.
+        """
+        sessions = [self.session(), self.session(), self.long_session()]
+        sessions[1].extend(self.tokens[:3])
+        tokens = [self.tokens[:count] for count in (2, 1, 3)]
+        texts = [
+            session.layers.text_rows(session.layers.reserved + session.length, len(fed))
+            for session, fed in zip(sessions, tokens, strict=True)
+        ]
+        all_steps, depths = (CHAIN_STEPS, CHAIN_STEPS // 2, 1), (1, TREE.depth, TREE.depth - 1)
+        chains = [ChainSpec(steps, frozenset(), threshold=0.0) for steps in all_steps]
+        trees = [replace(TREE, depth=depth) for depth in depths]
+        differing = []
+        for name, program, specs in (
+            ("chains", self.kernels.draft, chains),
+            ("trees", self.kernels.grow, trees),
+        ):
+            alone = [
+                drafted_rows(program, [fed], [text], [spec])[0]
+                for fed, text, spec in zip(tokens, texts, specs, strict=True)
+            ]
+            for _ in range(REPEATS):
+                together = drafted_rows(program, tokens, texts, specs)
+                if not all(map(same_rows, together, alone)):
+                    differing.append(name)
+                    break
+        text = f"{REPEATS} times chains and trees of {len(texts)} texts in one program: "
+        if differing:
+            return Finding(f"{text}OTHER BITS of {' and '.join(differing)}", right=False)
+        return Finding(f"{text}the same bits", right=True)
+
+    @torch.inference_mode()
     def exit_is_loop(self) -> Finding:
         """A row that leaves early in one program is the row that runs layer by layer."""
         program, loop = self.session(), self.session()
@@ -586,6 +623,57 @@ def raised(what: str, error: Exception) -> Finding:
 def same(result: Any, other: Any) -> bool:
     """Whether two results are equal, tensors to the last bit."""
     return torch.equal(result, other) if isinstance(result, torch.Tensor) else result == other
+
+
+@dataclass(frozen=True)
+class DraftedRows:
+    """What a text drafts; and the keys and values of the rows that ran for it, each [layers, heads,
+    rows, dim].
+    """
+
+    draft: ChainResult | GrownTree | None
+    keys: Tensor
+    values: Tensor
+
+
+def drafted_rows(
+    program: Callable[..., Sequence[ChainResult | GrownTree | None]],
+    tokens: Sequence[Sequence[int]],
+    texts: Sequence[SequenceSlice],
+    specs: Sequence[ChainSpec | TreeSpec],
+) -> list[DraftedRows]:
+    """What these texts draft together, none of whose rows lie in their caches before.
+
+    program: as `KernelDecoder.draft` or `KernelDecoder.grow`.
+    """
+    for text in texts:
+        for store in (text.cache.keys, text.cache.values):
+            store[:, :, text.start : text.start + MOST_DRAFTED].zero_()
+    results = []
+    for fed, text, draft in zip(tokens, texts, program(tokens, texts, specs), strict=True):
+        stop = text.start + rows_run(draft, len(fed))
+        keys, values = (
+            store[:, :, text.start : stop].clone() for store in (text.cache.keys, text.cache.values)
+        )
+        results.append(DraftedRows(draft, keys, values))
+    return results
+
+
+def rows_run(draft: ChainResult | GrownTree | None, fed: int) -> int:
+    """How many rows ran for a draft, the ones that were fed among them."""
+    if draft is None:
+        return 0
+    return sum(draft.forwards) if isinstance(draft, GrownTree) else fed + draft.forwards - 1
+
+
+def same_rows(rows: DraftedRows, others: DraftedRows) -> bool:
+    """Whether they are equal to the last bit, and there is a draft at all."""
+    return (
+        rows.draft is not None
+        and rows.draft == others.draft
+        and torch.equal(rows.keys, others.keys)
+        and torch.equal(rows.values, others.values)
+    )
 
 
 def decoder_of(module: PreTrainedModel) -> Decoder:

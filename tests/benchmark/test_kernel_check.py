@@ -113,6 +113,30 @@ def test_rows_that_change_with_their_number_are_found(monkeypatch: pytest.Monkey
     assert any("other bits with [9]" in text for text in wrong)
 
 
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", ["chains", "trees"])
+def test_texts_that_end_with_the_first_of_their_program_are_found(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bild_lab.benchmark.kernel_check import KernelCheck
+    from bild_lab.engine.models.native.gpu.chains import ChainTables
+    from bild_lab.engine.models.native.gpu.trees import TreeRules
+
+    tables = {"chains": ChainTables, "trees": TreeRules}[kind]
+    fill = tables.fill
+
+    def one_runs(self: Any, specs: Any, running: torch.Tensor) -> None:
+        fill(self, specs, running)
+        running.fill_(1)
+
+    check = KernelCheck(TINY["llama"], CPU, torch.float16)
+    assert check.programs_side_by_side().right is True
+    monkeypatch.setattr(tables, "fill", one_runs)
+    finding = check.programs_side_by_side()
+    assert finding.right is False
+    assert finding.text.endswith(f"in one program: OTHER BITS of {kind}")
+
+
 def test_kernels_that_give_other_results_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from bild_lab.benchmark import kernel_check
 
