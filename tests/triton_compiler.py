@@ -202,6 +202,7 @@ def resources(launch: Launch) -> dict[str, Any]:
         "stack": int(stack),
         "shared": compiled.metadata.shared,
         "wgmma": ptx.count("wgmma.mma_async"),
+        "tcgen05": ptx.count("tcgen05.mma"),
         "mma": ptx.count("mma.sync"),
         "whole_mma": ptx.count("m16n8k32.row.col.satfinite.s32.s8.s8.s32"),
         "wide_copies": ptx.count("cp.async.cg"),

@@ -17,7 +17,12 @@ from tests.triton_interpreter import needs_triton
 
 ROOT = Path(__file__).resolve().parents[3]
 # of one program, by compute capability
-SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
+SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+# of a kernel whose weights are not in blocks; at 12.0 the compiler leaves some in kernels of 40
+# registers, too
+STACK_BYTES = {80: 0, 86: 0, 90: 0, 100: 0, 120: 16}
+# the instructions of the matrix units by which all warps share a sum
+SHARED_SUMS = {90: "wgmma", 100: "tcgen05", 120: "mma"}
 
 
 @needs_triton
@@ -49,7 +54,8 @@ def test_kernels_compile_without_spills(capability: int) -> None:
         "score",
         "leave_if_confident",
     }
-    assert [kernel for kernel in kernels if kernel["stack"] and not kernel["TYPE"]] == []
+    most = STACK_BYTES[capability]
+    assert [kernel for kernel in kernels if kernel["stack"] > most and not kernel["TYPE"]] == []
     # a head of 256 in blocks, which is one tile where heads are normed, has too many sums
     spilling = [kernel for kernel in kernels if kernel["stack"] > 8]
     assert {(kernel["kernel"], kernel["BLOCK_N"]) for kernel in spilling} <= {("project", 256)}
@@ -65,4 +71,5 @@ def test_kernels_compile_without_spills(capability: int) -> None:
     assert all(kernel["whole_mma"] for kernel in in_blocks)
     if capability >= 90:
         assert all(kernel["waits"] for kernel in kernels)
-        assert all(kernel["wgmma"] for kernel in streaming if kernel["WAYS"] == 1)
+        instruction = SHARED_SUMS[capability]
+        assert all(kernel[instruction] for kernel in streaming if kernel["WAYS"] == 1)
