@@ -392,8 +392,27 @@ def test_a_chain_without_a_program_leaves_the_others_theirs() -> None:
     assert [result is None for result in together] == [False, True, False, False, True]
 
 
+@torch.inference_mode()
+def test_a_batch_that_loses_a_text_keeps_its_graph() -> None:
+    """The places of texts that are gone have no chain, whatever was there before."""
+    _, decoder, source = build("llama", torch.float16)
+    first = triton_session(decoder, source, 64)
+    first.extend([5])  # makes the rotations
+    packed, chain = first.layers.packed, ChainSpec(3, frozenset(), threshold=0.0)
+    found, made = [], []
+    for count in (4, 3, 1):
+        sessions = [triton_session(decoder, source, 64, like=first) for _ in range(count)]
+        texts = [session.layers.text_rows(0, 1) for session in sessions]
+        results = packed.draft([[7 + index] for index in range(count)], texts, [chain] * count)
+        found.append([(result.tokens, result.confidences) for result in results])
+        made.append(packed.graphs.made)
+        assert int(packed.plan.buffers.running) == 0
+    assert found[0][:3] == found[1] and found[1][:1] == found[2]
+    assert made[0] == made[1] == made[2] - 1
+
+
 def test_distributions_of_all_shapes_share_their_memory() -> None:
-    from bild_lab.engine.models.native.gpu.chains import KeptProbs
+    from bild_lab.engine.models.native.gpu.chains import KeptProbs  # late: needs Triton
 
     kept = KeptProbs(torch.device("cpu"))
     places = {texts: kept.of(4, texts, 100) for texts in range(1, 33)}

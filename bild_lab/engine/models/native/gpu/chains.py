@@ -15,7 +15,7 @@ from torch import Tensor
 from bild_lab.engine.models.native.gpu.graphs import GraphCache
 from bild_lab.engine.models.native.gpu.heads import Head, ScoreBuffers
 from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, CopiedTables, PassInputs
-from bild_lab.engine.models.native.gpu.plan import ForwardPlan, Launch, PassShape
+from bild_lab.engine.models.native.gpu.plan import ForwardPlan, Launch, PassShape, padded
 from bild_lab.engine.models.native.gpu.programs import (
     MAX_END_TOKENS,
     MAX_STEPS,
@@ -34,9 +34,9 @@ from bild_lab.engine.session import ChainProgress, ChainResult, ChainSpec
 class ChainShape:
     """What decides a program: programs of one shape share a CUDA graph.
 
-    first, step: of the forward of the fed rows, and of those after it. texts: how many chains.
-    steps: at most. temperature, keeps_probs: as in `ChainSpec`. keeps_states: return the rows'
-    states after the last layer that ran.
+    first, step: of the forward of the fed rows, and of those after it. texts, steps: how many at
+    most; a place without a chain is as one that has ended. temperature, keeps_probs: as in
+    `ChainSpec`. keeps_states: return the rows' states after the last layer that ran.
     """
 
     first: PassShape
@@ -115,6 +115,7 @@ class ChainTables:
         count = len(chains)
         rules, thresholds, end_tokens, running_chains = self._rules.next()
         rules = rules.reshape(2, MAX_ROWS)
+        rules[0] = 0
         rules[0, :count] = [chain.steps for chain in chains]
         rules[1, :count] = [chain.threshold is not None for chain in chains]
         thresholds.view(np.float64)[:count] = [chain.threshold or 0.0 for chain in chains]
@@ -196,7 +197,7 @@ class ChainPrograms:
         program = ChainShape(
             first=plan.sized(shape, texts, tiles),
             step=plan.sized(shape._replace(stoppable=True), last_rows, step_tiles),
-            texts=len(texts),
+            texts=padded(len(texts)),
             steps=steps_for(max(chain.steps for chain in chains)),
             temperature=chain.temperature,
             keeps_probs=chain.keeps_probs,
