@@ -186,7 +186,7 @@ def resources(launch: Launch) -> dict[str, Any]:
     """What a compiled kernel takes, and some of its instructions."""
     arguments = [
         MockTensor(argument.dtype) if isinstance(argument, Tensor) else argument
-        for argument in launch.arguments
+        for argument in launch.values
     ]
     compiled = launch.kernel.warmup(*arguments, grid=launch.grid, **launch.constants)
     ptx = compiled.asm["ptx"]

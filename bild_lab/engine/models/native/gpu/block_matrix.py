@@ -229,6 +229,15 @@ class ProductWeights(NamedTuple):
     first: int
     outputs: int
 
+    @property
+    def arguments(self) -> dict[str, Tensor]:
+        """Those of a product's kernel."""
+        return {
+            "weights": self.numbers,
+            "scales": self.scales,
+            "block_scales": self.block_scales,
+        }
+
     @classmethod
     def parts(cls, matrix: Tensor | tuple[Tensor | BlockMatrix, ...]) -> Iterator[ProductWeights]:
         """Each part of a matrix, which is as `Weight` holds it."""

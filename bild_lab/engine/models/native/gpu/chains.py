@@ -264,23 +264,23 @@ class ChainPrograms:
             **plan.flow(False),
         }
         del constants["STOPPABLE"]  # it is what ends a chain
-        arguments = (
-            plan.buffers.running,
-            scores.tile_best,
-            scores.tile_tokens,
-            scores.tile_sums,
-            tables.picked,
-            tables.picked if head.tokens is None else head.tokens,
-            tables.chains,
-            tables.thresholds,
-            tables.end_tokens,
-            tables.tokens,
-            tables.confidences,
-            self._inputs.row_table,
-            self._inputs.text_table,
-            scores.tiles,
-            step,
-        )
+        arguments = {
+            "running": plan.buffers.running,
+            "tile_best": scores.tile_best,
+            "tile_tokens": scores.tile_tokens,
+            "tile_sums": scores.tile_sums,
+            "picked": tables.picked,
+            "head_tokens": tables.picked if head.tokens is None else head.tokens,
+            "chain_table": tables.chains,
+            "thresholds": tables.thresholds,
+            "end_tokens": tables.end_tokens,
+            "drafted": tables.tokens,
+            "confidences": tables.confidences,
+            "row_table": self._inputs.row_table,
+            "text_table": self._inputs.text_table,
+            "tiles": scores.tiles,
+            "step": step,
+        }
         return Launch(choose, (program.texts,), arguments, constants)
 
     def _results(

@@ -97,7 +97,7 @@ class GraphCache:
             launch()
         elif (binary := launch.binary) not in self._loaded:
             kernel, grid = launch.kernel, launch.grid
-            compiled = kernel.warmup(*launch.arguments, grid=grid, **launch.constants)
+            compiled = kernel.warmup(*launch.values, grid=grid, **launch.constants)
             _ = compiled.run  # loads it onto the GPU
             self._loaded.add(binary)
 

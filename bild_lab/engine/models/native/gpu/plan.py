@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -87,23 +88,37 @@ class PassShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a kernel. constants: its compile-time arguments, and how it is launched."""
+    """One launch of a kernel.
+
+    arguments: those that may change from launch to launch, by the names of the kernel's parameters.
+    constants: its compile-time arguments, and how it is launched. Raises ValueError for arguments
+    that are not the kernel's.
+    """
 
     kernel: Any
     grid: tuple[int, ...]
-    arguments: Sequence[Any]
+    arguments: Mapping[str, Any]
     constants: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        asked = [name for name in self.kernel.arg_names if name not in self.constants]
+        if set(asked) != self.arguments.keys():
+            differing = sorted(set(asked) ^ self.arguments.keys())
+            raise ValueError(f"{self.kernel.__name__} and its launch differ in {differing}")
+
+    @property
+    def values(self) -> list[Any]:
+        """The arguments in the order of the kernel's parameters."""
+        return [self.arguments[name] for name in self.kernel.arg_names if name in self.arguments]
 
     @property
     def binary(self) -> Hashable:
         """What decides how the kernel is compiled."""
-        arguments = tuple(
-            (argument.dtype, argument.data_ptr() % 16 == 0)
-            if isinstance(argument, Tensor)
-            else argument
-            for argument in self.arguments
+        values = tuple(
+            (value.dtype, value.data_ptr() % 16 == 0) if isinstance(value, Tensor) else value
+            for value in self.values
         )
-        return self.kernel, arguments, tuple(self.constants.items())
+        return self.kernel, values, tuple(self.constants.items())
 
     @property
     def in_turn(self) -> Launch:
@@ -112,7 +127,7 @@ class Launch:
         return replace(self, constants=constants)
 
     def __call__(self) -> None:
-        self.kernel[self.grid](*self.arguments, **self.constants)
+        self.kernel[self.grid](*self.values, **self.constants)
 
 
 @dataclass
@@ -318,7 +333,13 @@ class ForwardPlan:
     def copy_of_stream(self, target: Float[Tensor, "rows dim"], shape: PassShape) -> Launch:
         """The launch that copies the residual stream of a forward's rows."""
         grid = (-(-shape.rows // STREAM_ROWS), -(-self.dim // STREAM_BLOCK))
-        arguments = (self.running(shape), self.buffers.x, target, shape.rows, self.dim)
+        arguments = {
+            "running": self.running(shape),
+            "source": self.buffers.x,
+            "target": target,
+            "m": shape.rows,
+            "dim": self.dim,
+        }
         flow = self.flow(shape.stoppable or shape.exits)
         constants = {"ROWS": STREAM_ROWS, "BLOCK_N": STREAM_BLOCK, **flow}
         return Launch(copy_rows, grid, arguments, constants)
@@ -351,6 +372,17 @@ def padded(count: int) -> int:
     return next((rows for rows in ROW_COUNTS if rows >= count), count) if count else 0
 
 
+class Block(NamedTuple):
+    """A part of a layer that begins with a norm of its input.
+
+    norm: None for what takes the stream as it is. add: adds the block's launches, given the norm
+    for which it leaves the stream.
+    """
+
+    norm: Tensor | None
+    add: Callable[[Tensor], None]
+
+
 class _Forward:
     """The launches of one forward."""
 
@@ -371,123 +403,108 @@ class _Forward:
                 self.begin(layer.norm)
                 self.project(index, layer, keys_only=True)
             return self.launched
-        # 1. the blocks in order, each with the norm of its input
-        blocks: list[tuple[Tensor, Callable[[Tensor], None]]] = []
-        layers = self.stack.layers
-        for place, index in enumerate(self.shape.layers):
-            layer = layers[index]
-            if self.shape.exits:
-                blocks.append((None, self._leave_if_confident(place)))
-            if index not in self.shape.skipped.attention:
-                blocks.append((layer.norm, self._attention(index, layer)))
-                if layer.cross_query is not None:
-                    blocks.append((layer.cross_norm, self._cross_attention(index, layer)))
-            if index not in self.shape.skipped.feed_forward:
-                blocks.append((layer.feed_norm, self._feed_forward(layer)))
-            if self.shape.hidden:
-                blocks.append((None, self._copy_hidden(place)))
-        if self.shape.exits:
-            blocks.append((None, self._leave_if_confident(len(self.shape.layers))))
-        # 2. each block leaves the stream for the norm of the next one, the last for the head
-        norms = [norm for norm, _ in blocks]
-        following = self.stack.final_norm
-        next_norms = []
-        for norm in reversed(norms):
-            next_norms.append(following)
-            following = following if norm is None else norm
-        self.begin(following)
-        for (_, run_block), next_norm in zip(blocks, reversed(next_norms), strict=True):
-            run_block(next_norm)
+        # each block leaves the stream for the norm of the next one, the last for the head
+        blocks = list(self.blocks())
+        first_norm, *next_norms = norms_to_come(blocks, self.stack.final_norm)
+        self.begin(first_norm)
+        for block, next_norm in zip(blocks, next_norms, strict=True):
+            block.add(next_norm)
         if self.shape.scored:
             self.score()
         return list(after_measurements(self.launched))
 
+    def blocks(self) -> Iterator[Block]:
+        """What the layers do, in order."""
+        for place, index in enumerate(self.shape.layers):
+            layer = self.stack.layers[index]
+            if self.shape.exits:
+                yield Block(None, partial(self.leave_if_confident, place))
+            if index not in self.shape.skipped.attention:
+                yield Block(layer.norm, partial(self.attention_block, index, layer))
+                if layer.cross_query is not None:
+                    yield Block(layer.cross_norm, partial(self.cross_block, index, layer))
+            if index not in self.shape.skipped.feed_forward:
+                yield Block(layer.feed_norm, partial(self.feed_forward_block, layer))
+            if self.shape.hidden:
+                yield Block(None, partial(self.copy_hidden, place))
+        if self.shape.exits:
+            yield Block(None, partial(self.leave_if_confident, len(self.shape.layers)))
+
+    def attention_block(self, index: int, layer: Layer, next_norm: Tensor) -> None:
+        self.project(index, layer)
+        self.attend(index, layer)
+        self.residual(self.buffers.mixed, layer.out, layer.out_norm, next_norm)
+
+    def cross_block(self, index: int, layer: Layer, next_norm: Tensor) -> None:
+        self.project(index, layer, crosses=True)
+        self.attend(index, layer, crosses=True)
+        self.residual(self.buffers.mixed, layer.cross_out, None, next_norm)
+
+    def feed_forward_block(self, layer: Layer, next_norm: Tensor) -> None:
+        self.feed_forward(layer.inner)
+        self.residual(self.buffers.inner, layer.outer, layer.feed_out_norm, next_norm)
+
+    def copy_hidden(self, place: int, next_norm: Tensor) -> None:
+        """Keep the layer's output; the stream goes on as it is."""
+        self.launched.append(self.plan.copy_of_stream(self.buffers.hidden[place], self.shape))
+
     # the kernels, in the order of a layer
 
     def begin(self, next_norm: Tensor) -> None:
-        plan, buffers = self.plan, self.buffers
-        grid = (-(-self.shape.rows // STREAM_ROWS), -(-plan.dim // STREAM_BLOCK))
-        stream = (next_norm, buffers.x, buffers.scaled, buffers.squares, self.shape.rows, plan.dim)
+        plan, buffers, masks = self.plan, self.buffers, self.masks
+        stream = {
+            "running": self.running,
+            "next_norm": next_norm,
+            "x": buffers.x,
+            "scaled": buffers.scaled,
+            "squares": buffers.squares,
+            "m": self.shape.rows,
+            "dim": plan.dim,
+        }
+        tokens = {
+            "row_table": self.inputs.row_table,
+            "embedding": self.stack.embedding,
+            "masks": plan.nothing if masks is None else masks,
+            "known": plan.known,
+            "scale": float(self.stack.embedding_scale),
+        }
         constants = {
             **self.stream,
             **plan.flow(self.shape.stoppable),
             "ROWS": STREAM_ROWS,
             "BLOCK_N": STREAM_BLOCK,
         }
+        grid = (-(-self.shape.rows // STREAM_ROWS), -(-plan.dim // STREAM_BLOCK))
         if self.shape.from_states:
-            self.add(resume, grid, (self.running, buffers.states, *stream), constants)
-            return
-        masks = self.masks
-        self.add(
-            embed,
-            grid,
-            (
-                self.running,
-                self.inputs.row_table,
-                self.stack.embedding,
-                plan.nothing if masks is None else masks,
-                *stream,
-                plan.known,
-                float(self.stack.embedding_scale),
-            ),
-            constants | {"HAS_MASKS": masks is not None, "MAX_ROWS": MAX_ROWS},
-        )
+            self.add(resume, grid, stream | {"states": buffers.states}, constants)
+        else:
+            constants |= {"HAS_MASKS": masks is not None, "MAX_ROWS": MAX_ROWS}
+            self.add(embed, grid, stream | tokens, constants)
 
-    def _attention(self, index: int, layer: Layer) -> Callable[[Tensor], None]:
-        def run(next_norm: Tensor) -> None:
-            self.project(index, layer)
-            self.attend(index, layer)
-            self.residual(self.buffers.mixed, layer.out, layer.out_norm, next_norm)
-
-        return run
-
-    def _cross_attention(self, index: int, layer: Layer) -> Callable[[Tensor], None]:
-        def run(next_norm: Tensor) -> None:
-            self.project(index, layer, crosses=True)
-            self.attend(index, layer, crosses=True)
-            self.residual(self.buffers.mixed, layer.cross_out, None, next_norm)
-
-        return run
-
-    def _feed_forward(self, layer: Layer) -> Callable[[Tensor], None]:
-        def run(next_norm: Tensor) -> None:
-            self.feed_forward(layer.inner)
-            self.residual(self.buffers.inner, layer.outer, layer.feed_out_norm, next_norm)
-
-        return run
-
-    def _leave_if_confident(self, layers_before: int) -> Callable[[Tensor], None]:
+    def leave_if_confident(self, layers_before: int, next_norm: Tensor) -> None:
         """The measurement before a layer, or after the last one."""
-
-        def run(next_norm: Tensor) -> None:
-            plan, buffers = self.plan, self.buffers
-            arguments = (
-                self.running,
-                buffers.layers_run,
-                buffers.exit_threshold,
-                buffers.layer_input,
-                next_norm,
-                buffers.x,
-                buffers.scaled,
-                buffers.squares,
-                layers_before,
-                len(self.shape.layers),
-                plan.dim,
-            )
-            constants = {
-                **self.stream,
-                **self.flow,
-                "BLOCK": max(int(SQUARES_COLUMNS), power_of_two(plan.dim)),
-                "num_warps": 8,
-            }
-            del constants["STOPPABLE"]  # it is what stops the others
-            self.add(leave_if_confident, (1,), arguments, constants)
-
-        return run
-
-    def _copy_hidden(self, place: int) -> Callable[[Tensor], None]:
-        hidden = self.buffers.hidden[place]
-        return lambda _: self.launched.append(self.plan.copy_of_stream(hidden, self.shape))
+        plan, buffers = self.plan, self.buffers
+        arguments = {
+            "running": self.running,
+            "layers_run": buffers.layers_run,
+            "threshold": buffers.exit_threshold,
+            "layer_input": buffers.layer_input,
+            "next_norm": next_norm,
+            "x": buffers.x,
+            "scaled": buffers.scaled,
+            "squares": buffers.squares,
+            "layers_before": layers_before,
+            "layers": len(self.shape.layers),
+            "dim": plan.dim,
+        }
+        constants = {
+            **self.stream,
+            **self.flow,
+            "BLOCK": max(int(SQUARES_COLUMNS), power_of_two(plan.dim)),
+            "num_warps": 8,
+        }
+        del constants["STOPPABLE"]  # it is what stops the others
+        self.add(leave_if_confident, (1,), arguments, constants)
 
     def project(
         self, index: int, layer: Layer, crosses: bool = False, keys_only: bool = False
@@ -514,31 +531,29 @@ class _Forward:
             if first_output >= stop:
                 continue
             first_tile = max(first_output, weights.first) // tiling.block_n
-            arguments = (
-                self.running,
-                buffers.scaled,
-                buffers.squares,
-                weights.numbers,
-                weights.scales,
-                weights.block_scales,
-                plan.nothing if weight.bias is None else weight.bias,
-                plan.nothing if head_norm is None else head_norm,
-                plan.cos,
-                plan.sin,
-                self.inputs.row_table,
-                self.inputs.text_table,
-                buffers.queries,
-                buffers.scratch,
-                buffers.tickets,
-                self.shape.rows,
-                plan.dim,
-                first_tile,
-                weights.first,
-                index,
-                layer.kind,
-                plan.cos.shape[1],
-                stack.epsilon,
-            )
+            arguments = {
+                "running": self.running,
+                "scaled": buffers.scaled,
+                "squares": buffers.squares,
+                **weights.arguments,
+                "bias": plan.nothing if weight.bias is None else weight.bias,
+                "head_norm": plan.nothing if head_norm is None else head_norm,
+                "cos": plan.cos,
+                "sin": plan.sin,
+                "row_table": self.inputs.row_table,
+                "text_table": self.inputs.text_table,
+                "queries": buffers.queries,
+                "scratch": buffers.scratch,
+                "tickets": buffers.tickets,
+                "m": self.shape.rows,
+                "K": plan.dim,
+                "first_tile": first_tile,
+                "first_line": weights.first,
+                "layer": index,
+                "kind": layer.kind,
+                "positions_count": plan.cos.shape[1],
+                "epsilon": stack.epsilon,
+            }
             self.add_product(
                 project,
                 arguments,
@@ -557,29 +572,29 @@ class _Forward:
         row_tiles = self.shape.rows * inputs.tiles_per_row
         programs = self.shape.tiles * chunks + row_tiles * tree_chunks
         warps = 8 if plan.head_block > 128 else 4
-        partial, statistics = plan.partial_results(chunks)
+        results, statistics = plan.partial_results(chunks)
         windowed = bool(layer.window) and not crosses
-        arguments = (
-            self.running,
-            inputs.row_table,
-            inputs.text_table,
-            inputs.tile_table,
-            inputs.paths,
-            plan.distance_bias,
-            buffers.queries,
-            buffers.mixed,
-            partial,
-            statistics,
-            buffers.tickets,
-            index,
-            layer.window,
-            plan.farthest,
-            plan.known,
-            float(stack.scale * LOG2_E),
-            self.shape.tiles,
-            chunks,
-            tree_chunks,
-        )
+        arguments = {
+            "running": self.running,
+            "row_table": inputs.row_table,
+            "text_table": inputs.text_table,
+            "tile_table": inputs.tile_table,
+            "paths": inputs.paths,
+            "distance_bias": plan.distance_bias,
+            "queries": buffers.queries,
+            "mixed": buffers.mixed,
+            "partial": results,
+            "statistics": statistics,
+            "tickets": buffers.tickets,
+            "layer": index,
+            "window": layer.window,
+            "farthest": plan.farthest,
+            "known": plan.known,
+            "scale": float(stack.scale * LOG2_E),
+            "tiles": self.shape.tiles,
+            "chunks": chunks,
+            "tree_chunks": tree_chunks,
+        }
         constants = {
             "HEADS": stack.heads,
             "KV_HEADS": stack.kv_heads,
@@ -608,25 +623,23 @@ class _Forward:
         plan, buffers = self.plan, self.buffers
         weights, inputs = ProductWeights.whole(weight.matrix), block_inputs.shape[1]
         tiling = plan.tiling("residual", inputs, plan.dim, weights.type)
-        arguments = (
-            self.running,
-            block_inputs,
-            weights.numbers,
-            weights.scales,
-            weights.block_scales,
-            plan.nothing if weight.bias is None else weight.bias,
-            next_norm,
-            buffers.x,
-            buffers.scaled,
-            buffers.squares,
-            buffers.block,
-            buffers.block_squares,
-            buffers.scratch,
-            buffers.tickets,
-            self.shape.rows,
-            inputs,
-            plan.dim,
-        )
+        arguments = {
+            "running": self.running,
+            "inputs": block_inputs,
+            **weights.arguments,
+            "bias": plan.nothing if weight.bias is None else weight.bias,
+            "next_norm": next_norm,
+            "x": buffers.x,
+            "scaled": buffers.scaled,
+            "squares": buffers.squares,
+            "block": buffers.block,
+            "block_squares": buffers.block_squares,
+            "scratch": buffers.scratch,
+            "tickets": buffers.tickets,
+            "m": self.shape.rows,
+            "K": inputs,
+            "dim": plan.dim,
+        }
         constants = {"HAS_BIAS": weight.bias is not None, "NORMED": block_norm is not None}
         self.add_product(
             residual,
@@ -640,19 +653,19 @@ class _Forward:
         )
         if block_norm is not None:
             grid = (-(-self.shape.rows // STREAM_ROWS), -(-plan.dim // STREAM_BLOCK))
-            arguments = (
-                self.running,
-                buffers.block,
-                buffers.block_squares,
-                block_norm,
-                next_norm,
-                buffers.x,
-                buffers.scaled,
-                buffers.squares,
-                self.shape.rows,
-                plan.dim,
-                self.stack.epsilon,
-            )
+            arguments = {
+                "running": self.running,
+                "block": buffers.block,
+                "block_squares": buffers.block_squares,
+                "block_norm": block_norm,
+                "next_norm": next_norm,
+                "x": buffers.x,
+                "scaled": buffers.scaled,
+                "squares": buffers.squares,
+                "m": self.shape.rows,
+                "dim": plan.dim,
+                "epsilon": self.stack.epsilon,
+            }
             constants = self.stream | self.flow | {"ROWS": STREAM_ROWS, "BLOCK_N": STREAM_BLOCK}
             self.add(add_normed, grid, arguments, constants)
 
@@ -660,22 +673,20 @@ class _Forward:
         stack, plan, buffers = self.stack, self.plan, self.buffers
         weights, outputs = ProductWeights.whole(weight.matrix), stack.hidden * (1 + weight.gated)
         tiling = plan.tiling("feed_forward", plan.dim, outputs, weights.type)
-        arguments = (
-            self.running,
-            buffers.scaled,
-            buffers.squares,
-            weights.numbers,
-            weights.scales,
-            weights.block_scales,
-            plan.nothing if weight.bias is None else weight.bias,
-            buffers.inner,
-            buffers.scratch,
-            buffers.tickets,
-            self.shape.rows,
-            plan.dim,
-            stack.hidden,
-            stack.epsilon,
-        )
+        arguments = {
+            "running": self.running,
+            "scaled": buffers.scaled,
+            "squares": buffers.squares,
+            **weights.arguments,
+            "bias": plan.nothing if weight.bias is None else weight.bias,
+            "inner": buffers.inner,
+            "scratch": buffers.scratch,
+            "tickets": buffers.tickets,
+            "m": self.shape.rows,
+            "K": plan.dim,
+            "hidden": stack.hidden,
+            "epsilon": stack.epsilon,
+        }
         constants = {
             "ACTIVATION": list(ACTIVATIONS).index(stack.activation),
             "GATED": weight.gated,
@@ -697,25 +708,23 @@ class _Forward:
         head = plan.heads.of(self.shape.vocabulary)
         weights, scores = head.weights, plan.scores_of(head)
         tiling = plan.score_tiling(head)
-        arguments = (
-            self.running,
-            buffers.scaled,
-            buffers.squares,
-            weights.numbers,
-            weights.scales,
-            weights.block_scales,
-            plan.nothing if head.bias is None else head.bias,
-            self.inputs.scored_rows,
-            scores.logits,
-            scores.tile_best,
-            scores.tile_tokens,
-            scores.tile_sums,
-            self.shape.scored,
-            plan.dim,
-            head.vocab,
-            float(stack.final_scale),
-            stack.epsilon,
-        )
+        arguments = {
+            "running": self.running,
+            "scaled": buffers.scaled,
+            "squares": buffers.squares,
+            **weights.arguments,
+            "bias": plan.nothing if head.bias is None else head.bias,
+            "scored_rows": self.inputs.scored_rows,
+            "logits": scores.logits,
+            "tile_best": scores.tile_best,
+            "tile_tokens": scores.tile_tokens,
+            "tile_sums": scores.tile_sums,
+            "m": self.shape.scored,
+            "K": plan.dim,
+            "vocab": head.vocab,
+            "scale": float(stack.final_scale),
+            "epsilon": stack.epsilon,
+        }
         self.add_product(
             score,
             arguments,
@@ -734,7 +743,7 @@ class _Forward:
     def add_product(
         self,
         kernel: Any,
-        arguments: Sequence[Any],
+        arguments: Mapping[str, Any],
         constants: Mapping[str, Any],
         tiling: Tiling,
         inputs: int,
@@ -762,10 +771,20 @@ class _Forward:
         self,
         kernel: Any,
         grid: tuple[int, ...],
-        arguments: Sequence[Any],
+        arguments: Mapping[str, Any],
         constants: Mapping[str, Any],
     ) -> None:
         self.launched.append(Launch(kernel, grid, arguments, constants))
+
+
+def norms_to_come(blocks: Sequence[Block], final_norm: Tensor) -> list[Tensor]:
+    """At the beginning, and after each block, the norm of the next block that has one; after the
+    last such block the final norm.
+    """
+    norms = [final_norm]
+    for block in reversed(blocks):
+        norms.append(norms[-1] if block.norm is None else block.norm)
+    return norms[::-1]
 
 
 def after_measurements(launches: Sequence[Launch]) -> Iterator[Launch]:

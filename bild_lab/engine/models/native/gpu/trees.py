@@ -253,21 +253,21 @@ class TreePrograms:
             "num_warps": warps,
             **self._flow(),
         }
-        arguments = (
-            plan.buffers.running,
-            scores.logits,
-            scores.tile_best,
-            scores.tile_sums,
-            grown.tokens if head.tokens is None else head.tokens,
-            self._rules.prune_confidences,
-            grown.leaves,
-            grown.tokens,
-            grown.chances,
-            head.vocab,
-            scores.tiles,
-            level,
-            program.temperature,
-        )
+        arguments = {
+            "running": plan.buffers.running,
+            "logits": scores.logits,
+            "tile_best": scores.tile_best,
+            "tile_sums": scores.tile_sums,
+            "head_tokens": grown.tokens if head.tokens is None else head.tokens,
+            "prune_confidences": self._rules.prune_confidences,
+            "leaves": grown.leaves,
+            "tokens": grown.tokens,
+            "chances": grown.chances,
+            "vocab": head.vocab,
+            "tiles": scores.tiles,
+            "level": level,
+            "temperature": program.temperature,
+        }
         grid = (sizes.texts, sizes.width if level else 1)
         return Launch(add_children, grid, arguments, constants)
 
@@ -287,20 +287,20 @@ class TreePrograms:
             "num_warps": 1 if candidates <= 256 else 4,
             **self._flow(),
         }
-        arguments = (
-            plan.buffers.running,
-            rules.depths,
-            rules.min_probs,
-            rules.end_tokens,
-            grown.leaves,
-            grown.tokens,
-            grown.chances,
-            self._inputs.row_table,
-            self._inputs.text_table,
-            self._inputs.paths,
-            self._level_paths,
-            level,
-        )
+        arguments = {
+            "running": plan.buffers.running,
+            "depths": rules.depths,
+            "min_probs": rules.min_probs,
+            "end_tokens": rules.end_tokens,
+            "leaves": grown.leaves,
+            "tokens": grown.tokens,
+            "chances": grown.chances,
+            "row_table": self._inputs.row_table,
+            "text_table": self._inputs.text_table,
+            "paths": self._inputs.paths,
+            "level_paths": self._level_paths,
+            "level": level,
+        }
         return Launch(next_level, (sizes.texts,), arguments, constants)
 
     def _flow(self) -> dict[str, bool]:
