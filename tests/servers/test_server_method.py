@@ -272,7 +272,9 @@ def test_sampling_settings_body_and_stop_strings_are_sent() -> None:
         decoder.generate(PROMPT, LIMIT, temperature=0.7, top_k=5, top_p=0.9, seed=3, stop="w7")
     sent = server.requests[0]
     assert (sent["temperature"], sent["top_k"], sent["top_p"]) == (0.7, 5, 0.9)
-    assert sent["seed"] == 3 * 1_000_003 and sent["stop"] == ["w7"] and sent["speculative.n_max"] == 0
+    assert (
+        sent["seed"] == 3 * 1_000_003 and sent["stop"] == ["w7"] and sent["speculative.n_max"] == 0
+    )
 
 
 def test_the_chat_endpoint_gets_the_prompt_as_a_message() -> None:

@@ -89,10 +89,12 @@ class Layers(Protocol):
 
     reserved: the first slots, which hold a prefix and never roll back. source: the number of
     encoder tokens, 0 for decoder-only models. supports_draft_vocab: its head can score the tokens
-    of a `DraftVocabulary` alone.
+    of a `DraftVocabulary` alone. program_rows: how many rows a program begins with at most; a
+    prompt that makes them more runs before.
     """
 
     supports_draft_vocab = False
+    program_rows = LONG_PROMPT
     config: PreTrainedConfig
     device: torch.device
     depth: int
@@ -296,7 +298,7 @@ class CachedSession:
         """These rows after the prompt's, unless it is long: a program holds all its rows in
         memory.
         """
-        if len(self._pending) > LONG_PROMPT:
+        if len(self._pending) + len(rows) > self.layers.program_rows:
             self.prefill()
         return [*self._pending, *rows]
 

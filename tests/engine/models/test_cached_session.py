@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.models import cached_session
 from bild_lab.engine.models.cached_session import CachedSession, ForwardPass
 from bild_lab.engine.session import (
     ChainResult,
@@ -47,6 +46,7 @@ class DigitLayers:
     again: int = 0  # how many rows before the asked ones run again
 
     config, depth, device = MODEL, 3, torch.device("cpu")
+    program_rows = 256
 
     def run(self, work: ForwardPass) -> Scores:
         self.passes.append(work)
@@ -146,9 +146,9 @@ def test_only_what_is_asked_for_covers_the_prompt() -> None:
     assert told(session.extend([7], OutputSpec(logits=0))) == (None, None, [])
 
 
-def test_a_long_prompt_runs_before_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cached_session, "LONG_PROMPT", 1)
+def test_a_long_prompt_runs_before_a_program() -> None:
     session, layers = opened([3, 4, 5])
+    layers.program_rows = 2  # and the prompt makes three with the row that is fed
     session.draft([5], CHAIN)
     assert ran(layers) == [(0, [3, 4], None, 1)] and layers.asked == [("draft", 2, [5], CHAIN)]
 

@@ -28,7 +28,7 @@ from bild_lab.engine.models.native.layers import Decoder
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import ChainSpec, OutputSpec, Prefix, Rows, Skipped
+from bild_lab.engine.session import ChainSpec, OutputSpec, Prefix, Rows, Skipped, TreeSpec
 from tests.engine.models.test_native import ARCHITECTURES, GEMMA3, SIZES, WINDOWS, randomized
 from tests.sessions import native_session, tree_rows
 from tests.triton_interpreter import (
@@ -320,6 +320,28 @@ def test_a_program_drafts_the_chain_that_the_loop_does(name: str) -> None:
         assert result.forwards == len(measured)
         assert result.fallback == (len(measured) > len(expected))
         assert tickets_left(session) == 0
+
+
+@pytest.mark.parametrize("length", [64, 65, 80])
+@torch.inference_mode()
+def test_a_text_drafts_by_a_program_from_its_first_draft_on(length: int) -> None:
+    """A prompt that is longer than a program's first forward runs before it."""
+    _, decoder, source = build("llama", torch.float16)
+    prompt = tuple((source.prompt * length)[:length])
+    chain = ChainSpec(4, frozenset(), threshold=0.0)
+    loop = triton_session(decoder, Source(prompt), 64)
+    expected, confidences = chains(loop, [prompt[-1]], chain)
+    for grows in (False, True):
+        session = triton_session(decoder, Source(prompt), 64, like=loop)
+        if grows:
+            tree = session.grow([prompt[-1]], TreeSpec(4, 2, 2, 2, frozenset()))
+            assert tree is not None
+        else:
+            found = session.draft([prompt[-1]], chain)
+            assert found.tokens == expected
+            assert found.confidences == pytest.approx(confidences, rel=1e-3)
+        prompts = [forward.rows for forward in session.forwards][:2]
+        assert prompts[0] == (length if length <= 64 else length - 1)
 
 
 def test_a_launch_names_what_its_kernel_takes() -> None:

@@ -175,6 +175,10 @@ class NativeLayers(Layers):
         run = run_rows if self.packed is None else run_packed
         return self._run_batched(kind, run, (self, forward_pass))
 
+    @property
+    def program_rows(self) -> int:
+        return LONG_PROMPT if self.packed is None or self.packed.runs_prompts else ALONE_ROWS
+
     def _rows_in_advance(self, forward_pass: ForwardPass) -> int:
         """How many of the prompt's rows run before the others, if it is long; 0 if not.
 
