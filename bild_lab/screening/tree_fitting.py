@@ -34,6 +34,7 @@ from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.point.environment import no_garbage_collection
+from bild_lab.lab.schema.formatting import percent
 
 # rounds to learn acceptance from; candidates of each depth; the most rows of a forward
 ROUNDS, WIDEST, MOST_ROWS = 1500, 10, 64
@@ -178,12 +179,20 @@ def fit_tree(
 
 
 def describe_tree(content: Mapping[str, Any]) -> str:
-    """One line about what was chosen."""
+    """What was chosen, in one line; and if that is to draft nothing, why."""
     rows, tokens, ms, alone_ms = (
         content["chosen"][key] for key in ("rows", "tokens", "ms", "alone_ms")
     )
     fast = f"{1000 * tokens / ms:.0f} tokens/s, {tokens * alone_ms / ms:.2f} times the target alone"
-    return f"{tokens:.2f} tokens in a round of {rows} rows and {ms:.2f} ms: {fast}"
+    chosen = f"{tokens:.2f} tokens in a round of {rows} rows and {ms:.2f} ms: {fast}"
+    if rows > 1:
+        return chosen
+    first_choice = content["acceptance"][0][0]
+    return (
+        f"{chosen}. No draft pays, as its first token is right in {percent(first_choice)} of the rounds:"
+        " with this tree nothing is drafted. If that is fewer than you expect, do dataset and"
+        " template ask the target as it was trained?"
+    )
 
 
 def collecting_drafter(drafter: CandidateDrafter, widest: int) -> CandidateDrafter:

@@ -35,6 +35,7 @@ from bild_lab.screening.tree_fitting import (
     best_tree,
     choices,
     collecting_drafter,
+    describe_tree,
 )
 from scripts import fit_tree as script
 from tests.checkpoints import write_data
@@ -260,3 +261,14 @@ def test_a_trees_file_counts_with_its_content(
     here = name_of(0, "here.json")
     assert name_of(0, "there.json") == here != name_of(1, "here.json")
     assert here != point(*base, "policy.tree=full_tree").id
+
+
+def test_a_tree_that_drafts_nothing_is_told_with_its_reason() -> None:
+    def told(rows: int) -> str:
+        chosen = {"rows": rows, "tokens": 1.5, "ms": 3.0, "alone_ms": 2.5}
+        return describe_tree({"chosen": chosen, "acceptance": [[0.0286, 0.01], [0.25, 0.08]]})
+
+    assert told(4) == (
+        "1.50 tokens in a round of 4 rows and 3.00 ms: 500 tokens/s, 1.25 times the target alone"
+    )
+    assert "No draft pays, as its first token is right in 3 % of the rounds" in told(1)
