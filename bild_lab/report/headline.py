@@ -75,7 +75,7 @@ def headline_sentences(results: Sequence[Result]) -> list[str]:
     return [
         *_counts_on_busy_machine(group),
         *_means_over_seeds(results),
-        f"{_one_of_settings(group, len(groups), keys)}: {first_finding}",
+        f"{_one_of_settings(group, groups, keys)}: {first_finding}",
         *further_findings,
         *([APART] if REGIME in keys else []),
     ]
@@ -93,7 +93,7 @@ def best_group(groups: Sequence[Group]) -> Group | None:
     return max(groups, key=key, default=None)
 
 
-def _one_of_settings(group: Group, n_groups: int, keys: Sequence[str]) -> str:
+def _one_of_settings(group: Group, groups: Sequence[Group], keys: Sequence[str]) -> str:
     """The setting among the others: `Best of 2 settings (draft t5-tiny)`.
 
     keys: in which the settings differ.
@@ -101,8 +101,8 @@ def _one_of_settings(group: Group, n_groups: int, keys: Sequence[str]) -> str:
     values = {key: group.setting.get(key) for key in keys if key not in HASH_KEYS}
     named = [f"{key} {short_name(value)}" for key, value in values.items() if value is not None]
     words = ", ".join(named[:_NAMED_KEYS]) or f"which differ in {', '.join(keys)}"
-    which = "Best of" if group.has_enough_timings and REGIME not in keys else "One of"
-    return f"{which} {n_groups} settings ({words})"
+    comparable = all(each.has_enough_timings for each in groups) and REGIME not in keys
+    return f"{'Best' if comparable else 'One'} of {len(groups)} settings ({words})"
 
 
 def _means_over_seeds(results: Sequence[Result]) -> list[str]:
@@ -317,8 +317,8 @@ def _without_verdict(group: Group, results: list[Result]) -> str:
     n_examples, fastest = group.setting.n_examples, results[0]
     examples = "1 example is" if n_examples == 1 else f"{n_examples} examples are"
     reason = (
-        "Texts of a batch share their clock, and these were timed once, so how far it is off is not"
-        f" known: {TIME_BATCHES_TWICE}."
+        "Texts of a batch share their clock, and nothing says how far it is off:"
+        f" {TIME_BATCHES_TWICE}."
         if group.has_enough_examples
         else f"{examples} too few to say which point is faster or better, as intervals are too"
         f" narrow below {ENOUGH_EXAMPLES}."

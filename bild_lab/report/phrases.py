@@ -15,7 +15,7 @@ from bild_lab.lab.store.groups import Group
 from bild_lab.report.provenance import disturbance
 
 # what to do where no repeat says how far the clock of a batch is off
-TIME_BATCHES_TWICE = "set measure.repeats=2 or more"
+TIME_BATCHES_TWICE = "set measure.repeats=2 or more, beside a baseline"
 # of the time of `vanilla`: from there on the loop itself shapes the speedups
 LARGE_LOOP_SHARE = 0.1
 

@@ -49,35 +49,38 @@ def notes(results: Sequence[Result], older: int = 0) -> list[str]:
 
 def certified(results: Sequence[Result]) -> list[str]:
     """Return what certificates found of the points that say that they are lossless: those that are
-    not, those that could not be judged, and how many texts of the others are the target's own.
+    not, those that were not judged, and how many texts of the others are as the target's own.
     """
-    remarks, equal, ties, exact_points = [], 0, 0, 0
+    remarks, greedy, sampled = [], Counter(), Counter()
     for result in results:
         certificate = result.certificate
         if certificate is None or not certificate.claimed or result.is_baseline:
             continue
         judged = certificate.equal + certificate.ties + certificate.defects
+        unjudged = (certificate.unjudged or 0) - result.failed_texts
         if certificate.defects:
-            texts = counted(judged, "text")
             remarks.append(
                 f"{result.composition} says that it is lossless, and {certificate.defects} of its"
-                f" {texts} differ from the target’s own by more than rounding: the policy or an"
-                " engine has a defect."
+                f" {counted(judged, 'text')} differ from the target’s own by more than rounding: the"
+                " policy or an engine has a defect."
             )
-        elif not judged:
+        if unjudged > 0:
             remarks.append(
-                f"{result.composition} says that it is lossless, which no certificate could judge:"
-                " the distribution that it emits is not known (output_distribution)."
+                f"{result.composition} says that it is lossless, and no certificate could judge"
+                f" {unjudged} of its {counted(judged + unjudged, 'text')}: the distribution that it"
+                " draws from is not known (output_distribution)."
             )
-        else:
-            equal, ties = equal + certificate.equal, ties + certificate.ties
-            exact_points += 1
-    if exact_points:
-        rounding = f", {ties} more up to rounding" if ties else ""
-        remarks.append(
-            f"Certified: {counted(equal, 'text')} of {counted(exact_points, 'lossless point')}"
-            f" {'is' if equal == 1 else 'are'} the target’s own{rounding}."
-        )
+        if judged and not certificate.defects:
+            kind = sampled if result.setting.temperature else greedy
+            kind.update(points=1, equal=certificate.equal, ties=certificate.ties)
+    for found, what in ((greedy, "the target’s own"), (sampled, "distributed as the target’s own")):
+        if found:
+            rounding = f", {found['ties']} more up to rounding" if found["ties"] else ""
+            remarks.append(
+                f"Certified: {counted(found['equal'], 'text')} of"
+                f" {counted(found['points'], 'lossless point')}"
+                f" {'is' if found['equal'] == 1 else 'are'} {what}{rounding}."
+            )
     return remarks
 
 

@@ -341,7 +341,8 @@ def _certificate_column() -> TableColumn:
             return TableCell(MISSING)
         defects = f"{certificate.defects} defects"
         if certificate.unjudged and not result.failed_texts:
-            return TableCell("not judged", "no closed form", certificate.defects)
+            words = f"{certificate.unjudged} not judged"
+            return TableCell(words, f"no closed form, {defects}", certificate.defects)
         if certificate.unjudged:
             defects += f", {certificate.unjudged} without a text"
         if certificate.rounding is None:  # greedy

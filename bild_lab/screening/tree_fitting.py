@@ -187,11 +187,11 @@ def describe_tree(content: Mapping[str, Any]) -> str:
     chosen = f"{tokens:.2f} tokens in a round of {rows} rows and {ms:.2f} ms: {fast}"
     if rows > 1:
         return chosen
-    first_choice = content["acceptance"][0][0]
+    first_choice = percent(content["acceptance"][0][0])
     return (
-        f"{chosen}. No draft pays, as its first token is right in {percent(first_choice)} of the rounds:"
-        " with this tree nothing is drafted. If that is fewer than you expect, do dataset and"
-        " template ask the target as it was trained?"
+        f"{chosen}. No draft pays, so with this tree nothing is drafted: a first token is right in"
+        f" {first_choice} of the rounds. If you expect more, do dataset and template ask the target"
+        " as it was trained?"
     )
 
 

@@ -126,9 +126,14 @@ def test_a_defect_of_a_policy_that_says_it_is_lossless_is_told() -> None:
     assert notes([exact, broken, unknown, lossy]) == [
         "own_rule() says that it is lossless, and 14 of its 24 texts differ from the target’s own"
         " by more than rounding: the policy or an engine has a defect.",
-        "other_rule() says that it is lossless, which no certificate could judge: the distribution"
-        " that it emits is not known (output_distribution).",
+        "other_rule() says that it is lossless, and no certificate could judge 24 of its 24 texts:"
+        " the distribution that it draws from is not known (output_distribution).",
         "Certified: 98 texts of 1 lossless point are the target’s own, 2 more up to rounding.",
+    ]
+    drawn = replace(exact, setting=Setting({**exact.setting, "decoding": {"temperature": 1.0}}))
+    assert notes([drawn]) == [
+        "Certified: 98 texts of 1 lossless point are distributed as the target’s own, 2 more up to"
+        " rounding."
     ]
     assert notes([lossy, sample_result("bild", {}, 1.5)]) == []
 

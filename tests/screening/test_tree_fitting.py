@@ -271,4 +271,4 @@ def test_a_tree_that_drafts_nothing_is_told_with_its_reason() -> None:
     assert told(4) == (
         "1.50 tokens in a round of 4 rows and 3.00 ms: 500 tokens/s, 1.25 times the target alone"
     )
-    assert "No draft pays, as its first token is right in 3 % of the rounds" in told(1)
+    assert "nothing is drafted: a first token is right in 3 % of the rounds" in told(1)

@@ -300,10 +300,10 @@ class Result:
 
     @property
     def clock_is_known(self) -> bool:
-        """Whether its timings say how far the clock may be off: not for a batch that was timed
-        once, as what disturbs its clock disturbs all texts alike.
+        """Whether its timings say how far the clock may be off: of batches only repeats beside a
+        baseline do, as what disturbs a batch's clock disturbs all its texts alike.
         """
-        return not self.in_batches or self.speedup.repeats != 1
+        return not self.in_batches or self.speedup.noise is not None
 
     @property
     def is_baseline(self) -> bool:

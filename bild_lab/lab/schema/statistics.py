@@ -63,8 +63,8 @@ def with_clock_noise(ratio: Speedup, noises: Sequence[float]) -> Speedup:
     Independent errors add as squares, of the logarithms.
     """
     clock = [math.log1p(noise) for noise in noises]
-    below = math.hypot(math.log(ratio.value / ratio.low), *clock)
-    above = math.hypot(math.log(ratio.high / ratio.value), *clock)
+    below = math.hypot(max(0.0, math.log(ratio.value / ratio.low)), *clock)
+    above = math.hypot(max(0.0, math.log(ratio.high / ratio.value)), *clock)
     return replace(ratio, low=ratio.value * math.exp(-below), high=ratio.value * math.exp(above))
 
 

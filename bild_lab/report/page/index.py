@@ -19,7 +19,7 @@ from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.console import console
 from bild_lab.lab.config.policies import changed_knobs
-from bild_lab.lab.schema.formatting import MISSING, interval, number, short_value, times
+from bild_lab.lab.schema.formatting import MISSING, counted, interval, number, short_value, times
 from bild_lab.lab.schema.result import BUSY_PERCENT, Result, Setting
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, TOLERANCE
 from bild_lab.lab.store.groups import data_title, pair_title
@@ -134,10 +134,10 @@ def _run(folder: Path) -> Run:
 
 def _batches_timed_once(rows: pd.DataFrame) -> pd.Series:
     """Of each point whether nothing says how far its clock is off (`Result.clock_is_known`)."""
-    once = pd.Series(False, rows.index)
-    if {"batch", "repeats"} <= set(rows.columns):
-        once |= (rows["batch"] > 1) & (rows["repeats"] == 1)
-    return once
+    unknown = pd.Series(False, rows.index)
+    if "batch" in rows.columns:
+        unknown |= (rows["batch"] > 1) & rows["speedup_noise"].isna()
+    return unknown
 
 
 def _best(rows: pd.DataFrame, folder: Path, loss: float) -> str:
@@ -169,6 +169,9 @@ def _best(rows: pd.DataFrame, folder: Path, loss: float) -> str:
     slowed_by = best.get("gpu_slowed_by")
     if pd.notna(slowed_by):
         words += f", GPU slowed by {slowed_by}"
+    compiling = best.get("compiled_texts")
+    if pd.notna(compiling) and compiling:
+        words += f", compiling in {counted(int(compiling), 'text')}"
     return words
 
 

@@ -78,7 +78,7 @@ def setting_tables(group: Group) -> dict[str, Table]:
 def best_table(group: Group) -> Table:
     """The fastest points where no loss was measured and within one point of loss.
 
-    No rows without a baseline, or with too few examples to call a point the fastest.
+    No rows without a baseline, or with too few timings to call a point the fastest.
     """
     columns = [column_of("speedup"), *quality_columns(group), column_of("agreement_with_target")]
     if not group.relative or not group.has_enough_timings:
@@ -165,9 +165,12 @@ def batch_table(curves: Sequence[BatchCurve]) -> Table:
     """What each policy did at every number of texts at once."""
     rows = []
     for curve in curves:
-        break_even = f"none up to {curve.points[-1].setting.batch}"
-        if curve.break_even is not None:
+        if not all(point.clock_is_known for point in curve.points):
+            break_even = "not known"
+        elif curve.break_even is not None:
             break_even = number(curve.break_even, 1)
+        else:
+            break_even = f"none up to {curve.points[-1].setting.batch}"
         for result in curve.points:
             rows.append(
                 {

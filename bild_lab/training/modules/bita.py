@@ -172,10 +172,11 @@ def require_reached(base: PreTrainedModel) -> None:
         AttentionInterface.register(ATTENTION, attend_with_prompt)
         base.set_attn_implementation(ATTENTION)
         token_ids = torch.ones(1, 1, dtype=torch.long, device=input_device(base))
-        # without a cache some look at values, which a model without memory has not
-        cached = {cache_name(base): DynamicCache(config=config), "use_cache": True}
-        # the model may not take the extra argument
-        with torch.no_grad(), suppress(TypeError, ValueError):
+        # the model may not take the extra argument, or such a cache
+        refusals = (UserError, TypeError, ValueError, AttributeError, IndexError)
+        with torch.no_grad(), suppress(*refusals):
+            # without a cache some look at values, which a model without memory has not
+            cached = {cache_name(base): DynamicCache(config=config), "use_cache": True}
             base(input_ids=token_ids, bita_prompt=reached, **cached)
     if len(reached.layers) != config.num_hidden_layers:
         raise UserError(

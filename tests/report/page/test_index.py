@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -34,8 +33,7 @@ def listed(command: Command, *words: str) -> tuple[int, str]:
 IMPOSSIBLE = sample_result(
     "bild", {"window": 3}, 9.0, drafted=9, tokens_per_target_call=2.0, tokens_per_s_ratio=9.0
 )
-IN_A_BATCH = sample_result("bild", {}, 1.8, setting={"batch": 8})
-TIMED_ONCE = replace(IN_A_BATCH, speedup=replace(IN_A_BATCH.speedup, repeats=1))
+TIMED_ONCE = sample_result("bild", {}, 1.8, setting={"batch": 8})
 ATTACK = "<img src=x> 50% of #1?"
 
 
