@@ -130,7 +130,12 @@ def test_a_defect_of_a_policy_that_says_it_is_lossless_is_told() -> None:
         " the distribution that it draws from is not known (output_distribution).",
         "Certified: 98 texts of 1 lossless point are the target’s own, 2 more up to rounding.",
     ]
-    drawn = replace(exact, setting=Setting({**exact.setting, "decoding": {"temperature": 1.0}}))
+    drawn = replace(
+        exact,
+        setting=Setting(
+            {**exact.setting, "decoding": {**exact.setting["decoding"], "temperature": 1.0}}
+        ),
+    )
     assert notes([drawn]) == [
         "Certified: 98 texts of 1 lossless point are distributed as the target’s own, 2 more up to"
         " rounding."
