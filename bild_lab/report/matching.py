@@ -162,7 +162,7 @@ def flat_setting(result: Result) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in result.setting.items():
         flat |= value if isinstance(value, dict) else {key: value}
-    return flat
+    return {**flat, "batch": result.setting.get("batch")}  # which only batches store
 
 
 def _require_same_task(a: Result, b: Result, names: str) -> None:

@@ -121,3 +121,8 @@ def test_settings_with_baselines_of_their_own_are_drawn_in_seconds() -> None:
 )
 def test_settings_of_other_targets_data_or_machines_share_no_picture(setting: dict) -> None:
     assert overlays(by_setting(sample_sweep() + sample_sweep(setting=setting))) == []
+
+
+def test_a_setting_without_batches_has_batch_1() -> None:
+    (picture,) = overlays(by_setting(sample_sweep() + sample_sweep(setting={"batch": 4})))
+    assert [each.label for each in picture.settings] == ["batch 1", "batch 4"]
