@@ -71,15 +71,18 @@ def certified(results: Sequence[Result]) -> list[str]:
                 " draws from is not known (output_distribution)."
             )
         if judged and not certificate.defects:
-            kind = sampled if result.setting.temperature else greedy
-            kind.update(points=1, equal=certificate.equal, ties=certificate.ties)
-    for found, what in ((greedy, "the target’s own"), (sampled, "distributed as the target’s own")):
-        if found:
-            rounding = f", {found['ties']} more up to rounding" if found["ties"] else ""
+            tally = sampled if result.setting.temperature else greedy
+            tally.update(points=1, equal=certificate.equal, ties=certificate.ties)
+    for tally, likeness in (
+        (greedy, "the target’s own"),
+        (sampled, "distributed as the target’s own"),
+    ):
+        if tally:
+            rounding = f", {tally['ties']} more up to rounding" if tally["ties"] else ""
             remarks.append(
-                f"Certified: {counted(found['equal'], 'text')} of"
-                f" {counted(found['points'], 'lossless point')}"
-                f" {'is' if found['equal'] == 1 else 'are'} {what}{rounding}."
+                f"Certified: {counted(tally['equal'], 'text')} of"
+                f" {counted(tally['points'], 'lossless point')}"
+                f" {'is' if tally['equal'] == 1 else 'are'} {likeness}{rounding}."
             )
     return remarks
 

@@ -139,8 +139,7 @@ class Decoder:
         """Tokenize a prompt (text, token ids or messages) and set its limits and sampling.
 
         stop: stop strings; None for those of the decoder. index: its place among the prompts that
-        are sampled with this seed. Raises UserError for a prompt that cannot
-        be decoded.
+        are sampled with this seed. Raises UserError for a prompt that cannot be decoded.
         """
         require_whole("max_new_tokens", max_new_tokens, 1)
         require_whole("seed", seed, 0)

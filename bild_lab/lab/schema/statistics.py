@@ -144,9 +144,10 @@ def clock_noise(
     repeats = baseline_s.shape[1]
     if repeats < 2:
         return None
-    in_one = np.zeros(len(baseline_s), dtype=int)
-    numbers = in_one if blocks is None else np.unique(blocks, return_inverse=True)[1]
-    members = np.eye(numbers.max() + 1)[numbers]  # [examples, blocks]
+    if blocks is None:
+        blocks = [0] * len(baseline_s)
+    block_of_example = np.unique(blocks, return_inverse=True)[1]  # numbered from 0 without gaps
+    members = np.eye(block_of_example.max() + 1)[block_of_example]  # [examples, blocks]
     baseline_by_block, method_by_block = members.T @ baseline_s, members.T @ method_s
     log_ratios = np.log(baseline_by_block / method_by_block)  # [blocks, repeats]
     deviation = math.sqrt(log_ratios.var(axis=1, ddof=1).mean())  # of one timing of a block

@@ -66,7 +66,8 @@ class Group:
     @property
     def has_enough_timings(self) -> bool:
         """Whether there are enough timings to say which point is fastest."""
-        return self.has_enough_examples and all(result.clock_is_known for result in self.results)
+        timed = [result for result in self.results if result.timed]
+        return self.has_enough_examples and all(result.clock_is_known for result in timed)
 
     @property
     def baseline_quality(self) -> float | None:

@@ -19,13 +19,14 @@ from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.console import console
 from bild_lab.lab.config.policies import changed_knobs
-from bild_lab.lab.schema.formatting import MISSING, counted, interval, number, short_value, times
-from bild_lab.lab.schema.result import BUSY_PERCENT, Result, Setting
+from bild_lab.lab.schema.formatting import MISSING, interval, short_value, times
+from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, TOLERANCE
 from bild_lab.lab.store.groups import data_title, pair_title
 from bild_lab.lab.store.progress import read_commands
 from bild_lab.lab.store.records import RESULT
 from bild_lab.ranks import launched
+from bild_lab.report.provenance import disturbance
 
 PAGE = "index.html"
 _TOO_FEW_EXAMPLES, _TIMED_ONCE = "too few examples", "batches timed once"
@@ -132,7 +133,7 @@ def _run(folder: Path) -> Run:
     )
 
 
-def _batches_timed_once(rows: pd.DataFrame) -> pd.Series:
+def _clocks_unknown(rows: pd.DataFrame) -> pd.Series:
     """Of each point whether nothing says how far its clock is off (`Result.clock_is_known`)."""
     unknown = pd.Series(False, rows.index)
     if "batch" in rows.columns:
@@ -150,38 +151,33 @@ def _best(rows: pd.DataFrame, folder: Path, loss: float) -> str:
     enough = compared[compared["n_examples"] >= ENOUGH_EXAMPLES]
     if enough.empty:
         return MISSING if compared.empty else _TOO_FEW_EXAMPLES
-    enough = enough[~_batches_timed_once(enough)]
+    enough = enough[~_clocks_unknown(enough)]
     if enough.empty:
         return _TIMED_ONCE
     allowed = enough[enough["quality_difference"] >= -loss - TOLERANCE]
     fastest_first = allowed.sort_values("speedup", ascending=False, kind="stable")
-    possible = (row for _, row in fastest_first.iterrows() if not _is_impossible(folder, row))
-    best = next(possible, None)
-    if best is None:
-        return MISSING
+    for _, row in fastest_first.iterrows():
+        result = _stored_result(folder, row)
+        if result is None or not result.impossible:
+            return _best_words(row, rows, result)
+    return MISSING
+
+
+def _best_words(best: pd.Series, rows: pd.DataFrame, result: Result | None) -> str:
+    """A point with its speedup, and why its timing cannot be relied on."""
     low, high = (None if pd.isna(best[end]) else best[end] for end in _SPEEDUP_ENDS)
     words = f"{_label(best, rows)} {times(best['speedup'])} {interval(low, high)}".strip()
-    busy, shared = best.get("busy_elsewhere_percent"), best.get("shared_device")
-    if pd.notna(busy) and busy > BUSY_PERCENT:
-        words += f", machine {number(busy, 0)} % busy"
-    if pd.notna(shared) and shared:
-        words += ", device shared"
-    slowed_by = best.get("gpu_slowed_by")
-    if pd.notna(slowed_by):
-        words += f", GPU slowed by {slowed_by}"
-    compiling = best.get("compiled_texts")
-    if pd.notna(compiling) and compiling:
-        words += f", compiling in {counted(int(compiling), 'text')}"
-    return words
+    doubts = "" if result is None else disturbance(result)
+    return f"{words}, {doubts}" if doubts else words
 
 
-def _is_impossible(folder: Path, row: pd.Series) -> bool:
-    """Whether a point's stored result has an impossible speedup; False where it cannot be read."""
+def _stored_result(folder: Path, row: pd.Series) -> Result | None:
+    """A point's stored result; None where it cannot be read."""
     file = folder / "points" / str(row["point"]) / RESULT
     try:
-        return Result.from_json(json.loads(file.read_bytes())).impossible
+        return Result.from_json(json.loads(file.read_bytes()))
     except (OSError, ValueError, UserError):
-        return False
+        return None
 
 
 def _label(best: pd.Series, rows: pd.DataFrame) -> str:

@@ -158,19 +158,12 @@ class ChainPrograms:
         chains: Sequence[ChainSpec],
     ) -> Sequence[ChainResult | None]:
         """Run the rows of each text, and a chain after them; None for a text that has no program."""
-
-        def draft_some(places: Sequence[int]) -> list[ChainResult]:
-            return self._draft_together(
-                [tokens[place] for place in places],
-                [texts[place] for place in places],
-                [chains[place] for place in places],
-            )
-
         kinds = [
             (chain.temperature, chain.keeps_probs) if has_program(fed, chain) else None
             for fed, chain in zip(tokens, chains, strict=True)
         ]
-        return draft_by_kind(kinds, [len(fed) for fed in tokens], draft_some)
+        counts = [len(fed) for fed in tokens]
+        return draft_by_kind(kinds, counts, self._draft_together, tokens, texts, chains)
 
     def _draft_together(
         self,

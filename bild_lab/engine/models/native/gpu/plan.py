@@ -101,9 +101,9 @@ class Launch:
     constants: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        asked = [name for name in self.kernel.arg_names if name not in self.constants]
-        if set(asked) != self.arguments.keys():
-            differing = sorted(set(asked) ^ self.arguments.keys())
+        parameters = {name for name in self.kernel.arg_names if name not in self.constants}
+        if parameters != self.arguments.keys():
+            differing = sorted(parameters ^ self.arguments.keys())
             raise ValueError(f"{self.kernel.__name__} and its launch differ in {differing}")
 
     @property
@@ -448,19 +448,22 @@ class _Forward:
         """Keep the layer's output; the stream goes on as it is."""
         self.launched.append(self.plan.copy_of_stream(self.buffers.hidden[place], self.shape))
 
-    # the kernels, in the order of a layer
-
-    def begin(self, next_norm: Tensor) -> None:
-        plan, buffers, masks = self.plan, self.buffers, self.masks
-        stream = {
-            "running": self.running,
+    def stream_for(self, next_norm: Tensor) -> dict[str, Any]:
+        """The arguments of a kernel that writes the residual stream for this norm."""
+        buffers = self.buffers
+        return {
             "next_norm": next_norm,
             "x": buffers.x,
             "scaled": buffers.scaled,
             "squares": buffers.squares,
-            "m": self.shape.rows,
-            "dim": plan.dim,
+            "dim": self.plan.dim,
         }
+
+    # the kernels, in the order of a layer
+
+    def begin(self, next_norm: Tensor) -> None:
+        plan, buffers, masks = self.plan, self.buffers, self.masks
+        stream = {"running": self.running, "m": self.shape.rows, **self.stream_for(next_norm)}
         tokens = {
             "row_table": self.inputs.row_table,
             "embedding": self.stack.embedding,
@@ -489,13 +492,9 @@ class _Forward:
             "layers_run": buffers.layers_run,
             "threshold": buffers.exit_threshold,
             "layer_input": buffers.layer_input,
-            "next_norm": next_norm,
-            "x": buffers.x,
-            "scaled": buffers.scaled,
-            "squares": buffers.squares,
+            **self.stream_for(next_norm),
             "layers_before": layers_before,
             "layers": len(self.shape.layers),
-            "dim": plan.dim,
         }
         constants = {
             **self.stream,
@@ -628,17 +627,13 @@ class _Forward:
             "inputs": block_inputs,
             **weights.arguments,
             "bias": plan.nothing if weight.bias is None else weight.bias,
-            "next_norm": next_norm,
-            "x": buffers.x,
-            "scaled": buffers.scaled,
-            "squares": buffers.squares,
+            **self.stream_for(next_norm),
             "block": buffers.block,
             "block_squares": buffers.block_squares,
             "scratch": buffers.scratch,
             "tickets": buffers.tickets,
             "m": self.shape.rows,
             "K": inputs,
-            "dim": plan.dim,
         }
         constants = {"HAS_BIAS": weight.bias is not None, "NORMED": block_norm is not None}
         self.add_product(
@@ -658,12 +653,8 @@ class _Forward:
                 "block": buffers.block,
                 "block_squares": buffers.block_squares,
                 "block_norm": block_norm,
-                "next_norm": next_norm,
-                "x": buffers.x,
-                "scaled": buffers.scaled,
-                "squares": buffers.squares,
+                **self.stream_for(next_norm),
                 "m": self.shape.rows,
-                "dim": plan.dim,
                 "epsilon": self.stack.epsilon,
             }
             constants = self.stream | self.flow | {"ROWS": STREAM_ROWS, "BLOCK_N": STREAM_BLOCK}

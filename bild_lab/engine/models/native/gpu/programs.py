@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -61,13 +61,15 @@ def parts_of(counts: Sequence[int]) -> Iterator[slice]:
 def draft_by_kind(
     kinds: Sequence[Hashable | None],
     counts: Sequence[int],
-    draft: Callable[[Sequence[int]], Sequence[Drafted]],
+    draft: Callable[..., Sequence[Drafted]],
+    *columns: Sequence[Any],
 ) -> list[Drafted | None]:
     """What each text drafts, in programs of texts of one kind.
 
     kinds: of each text; None has no program, so None is what it drafts. That is the text's own
     matter: whoever stands beside it has a program all the same. counts: how many rows each text has
-    in a forward. draft: drafts by one program for the texts at these places.
+    in a forward. draft: drafts for some texts by one program, given each column for them. columns:
+    what it takes of each text.
     """
     results: list[Drafted | None] = [None] * len(kinds)
     for kind in dict.fromkeys(kinds):
@@ -75,6 +77,7 @@ def draft_by_kind(
             continue
         places = [place for place, other in enumerate(kinds) if other == kind]
         for part in parts_of([counts[place] for place in places]):
-            for place, drafted in zip(places[part], draft(places[part]), strict=True):
+            together = [[column[place] for place in places[part]] for column in columns]
+            for place, drafted in zip(places[part], draft(*together), strict=True):
                 results[place] = drafted
     return results

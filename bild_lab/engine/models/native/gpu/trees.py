@@ -139,14 +139,6 @@ class TreePrograms:
         """Run the rows of each text, and grow a tree after them; None for a text that has no
         program.
         """
-
-        def grow_some(places: Sequence[int]) -> list[GrownTree]:
-            return self._grow_together(
-                [tokens[place] for place in places],
-                [texts[place] for place in places],
-                [tree_specs[place] for place in places],
-            )
-
         kinds = [
             (tree_spec.width, tree_spec.children, tree_spec.temperature)
             if has_program(fed, tree_spec)
@@ -157,7 +149,7 @@ class TreePrograms:
             max(len(fed), tree_spec.width)
             for fed, tree_spec in zip(tokens, tree_specs, strict=True)
         ]
-        return draft_by_kind(kinds, counts, grow_some)
+        return draft_by_kind(kinds, counts, self._grow_together, tokens, texts, tree_specs)
 
     def _grow_together(
         self,
