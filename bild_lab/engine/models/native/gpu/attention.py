@@ -226,31 +226,46 @@ def attend(
         tl.debug_barrier()  # each thread reads results after the tickets of all
         begin = tl.min(tl.where(is_last, first_chunk, chunks), 0)
         stop = tl.max(tl.where(is_last, chunk_stop, 0), 0)
-        highest = tl.full((LANES,), HIDDEN_SCORE, tl.float32)
-        for first in range(begin, stop, TOGETHER):
-            for offset in tl.static_range(TOGETHER):
-                ran = is_last & (first + offset >= first_chunk) & (first + offset < chunk_stop)
-                at_top = tops + (first + offset) * 2
-                top = tl.load(at_top, mask=ran, other=HIDDEN_SCORE, cache_modifier=".cg")
-                highest = tl.maximum(highest, top)
-        merged = tl.zeros((LANES, HEAD_BLOCK), tl.float32)
-        whole = tl.zeros((LANES,), tl.float32)
-        for first in range(begin, stop, TOGETHER):
-            for offset in tl.static_range(TOGETHER):
-                ran = is_last & (first + offset >= first_chunk) & (first + offset < chunk_stop)
-                at_top = tops + (first + offset) * 2
-                top = tl.load(at_top, mask=ran, other=HIDDEN_SCORE, cache_modifier=".cg")
-                total = tl.load(at_top + 1, mask=ran, other=0.0, cache_modifier=".cg")
-                mix = tl.load(
-                    results + (first + offset) * HEAD_BLOCK,
-                    mask=ran[:, None] & real_columns[None, :],
-                    other=0.0,
-                    cache_modifier=".cg",
-                )
-                weight = tl.exp2(top - highest)
-                whole = tl.fma(weight, total, whole)
-                merged = tl.fma(weight[:, None], mix, merged)
-        whole = tl.where(is_last, whole, 1.0)
+        merged, whole = merge_chunks(
+            results, tops, is_last, first_chunk, chunk_stop, begin, stop, real_columns
+        )
         complete = is_last[:, None] & real_columns[None, :]
         tl.store(mixed + at, (merged / whole[:, None]).to(element), mask=complete)
         tl.store(tickets + place, 0, mask=is_last)
+
+
+@triton.jit
+def merge_chunks(results, tops, is_last, first_chunk, chunk_stop, begin, stop, real_columns):
+    """The mixed values of all chunks of each query, [queries, columns], and the sums of their
+    weights, [queries], in float32. The sum is 1 where there is nothing to merge.
+
+    results, tops: where each query's first chunk has its mixed values, and its largest score before
+    the sum of its weights. is_last: the queries to merge; query q has the chunks from first_chunk[q]
+    to chunk_stop[q], all between `begin` and `stop`. They are merged in order, so that the bits do
+    not depend on which program ended last.
+    """
+    highest = tl.full(is_last.shape, HIDDEN_SCORE, tl.float32)
+    for first in range(begin, stop, TOGETHER):
+        for offset in tl.static_range(TOGETHER):
+            ran = is_last & (first + offset >= first_chunk) & (first + offset < chunk_stop)
+            at_top = tops + (first + offset) * 2
+            top = tl.load(at_top, mask=ran, other=HIDDEN_SCORE, cache_modifier=".cg")
+            highest = tl.maximum(highest, top)
+    merged = tl.zeros((is_last.shape[0], real_columns.shape[0]), tl.float32)
+    whole = tl.zeros(is_last.shape, tl.float32)
+    for first in range(begin, stop, TOGETHER):
+        for offset in tl.static_range(TOGETHER):
+            ran = is_last & (first + offset >= first_chunk) & (first + offset < chunk_stop)
+            at_top = tops + (first + offset) * 2
+            top = tl.load(at_top, mask=ran, other=HIDDEN_SCORE, cache_modifier=".cg")
+            total = tl.load(at_top + 1, mask=ran, other=0.0, cache_modifier=".cg")
+            mix = tl.load(
+                results + (first + offset) * real_columns.shape[0],
+                mask=ran[:, None] & real_columns[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            weight = tl.exp2(top - highest)
+            whole = tl.fma(weight, total, whole)
+            merged = tl.fma(weight[:, None], mix, merged)
+    return merged, tl.where(is_last, whole, 1.0)
