@@ -95,12 +95,7 @@ def attend(
     group: tl.constexpr = HEADS // KV_HEADS
     element: tl.constexpr = queries.dtype.element_ty
     # 1. the queries
-    tile, part = program // chunks, program % chunks
-    if TREE:
-        row_program = program - tiles * chunks
-        of_one_row = row_program >= 0
-        tile = tl.where(of_one_row, MAX_TILES + row_program // tree_chunks, tile)
-        part = tl.where(of_one_row, row_program % tree_chunks, part)
+    tile, part, of_one_row = program_tile(program, tiles, chunks, tree_chunks, TREE, MAX_TILES)
     text = tl.load(tile_table + 3 * tile, cache_modifier=".cg")
     if text < 0:
         return
@@ -171,16 +166,16 @@ def attend(
     if CROSS:
         visible = real[:, None] & old[None, :]
     else:
-        key_position = key_number - reserved
-        distance = position[:, None] - key_position[None, :]
-        visible = real[:, None] & (distance >= 0)
+        token = 0
         if HAS_PREFIX:
             token = tl.load(
                 row_table + ROW_TOKEN * MAX_ROWS + row, mask=real, other=0, cache_modifier=".cg"
             )
-            visible = visible & ((token >= known)[:, None] | (key_position >= 0)[None, :])
-        if WINDOWED:  # a prefix has no position
-            visible = visible & ((distance < window) | (key_position < 0)[None, :])
+        key_position = key_number - reserved
+        distance = position[:, None] - key_position[None, :]
+        visible = real[:, None] & is_seen(
+            distance, key_position, token, known, window, HAS_PREFIX, WINDOWED
+        )
         if BIASED:
             clipped = tl.minimum(tl.maximum(distance, 0), farthest)
             bias = tl.load(
@@ -232,6 +227,45 @@ def attend(
         complete = is_last[:, None] & real_columns[None, :]
         tl.store(mixed + at, (merged / whole[:, None]).to(element), mask=complete)
         tl.store(tickets + place, 0, mask=is_last)
+
+
+@triton.jit
+def program_tile(program, tiles, chunks, tree_chunks, TREE: tl.constexpr, MAX_TILES: tl.constexpr):
+    """The tile of queries of a program, its number among the tile's programs, and whether the tile
+    is of one row of a tree. The grid is as in `attend`.
+    """
+    tile, part = program // chunks, program % chunks
+    of_one_row = False
+    if TREE:
+        row_program = program - tiles * chunks
+        of_one_row = row_program >= 0
+        tile = tl.where(of_one_row, MAX_TILES + row_program // tree_chunks, tile)
+        part = tl.where(of_one_row, row_program % tree_chunks, part)
+    return tile, part, of_one_row
+
+
+@triton.jit
+def is_seen(
+    distance,
+    key_position,
+    token,
+    known,
+    window,
+    HAS_PREFIX: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
+    """Which keys, [queries, keys], a query sees among those before it.
+
+    distance: the query's position minus the key's, [queries, keys]. key_position: [keys], negative
+    in the reserved slots, the prefix, which only a query whose token is `known` or more sees. A
+    window hides what is as far away as it is long, but for the prefix, which has no position.
+    """
+    seen = distance >= 0
+    if HAS_PREFIX:
+        seen = seen & ((token >= known)[:, None] | (key_position >= 0)[None, :])
+    if WINDOWED:
+        seen = seen & ((distance < window) | (key_position < 0)[None, :])
+    return seen
 
 
 @triton.jit

@@ -197,7 +197,7 @@ def next_level(
             tl.store(next_leaves + row, NO_LEAF, mask=row < WIDTH)
             return
         tree_rows = tl.load(fields + TEXT_FRESH, cache_modifier=".cg") - tree_start + level_rows
-    # 2. the children that may grow
+    # 2. its children, and the leaves among them
     child = tl.arange(0, CANDIDATES)
     at = (level * tl.num_programs(0) + text) * (WIDTH * CHILDREN) + child
     ran = child < level_rows * CHILDREN
@@ -207,19 +207,12 @@ def next_level(
     for place in tl.static_range(END_TOKENS):
         end = tl.load(end_tokens + text * END_TOKENS + place, cache_modifier=".cg")
         grows = grows & (token != end)
-    # 3. the most likely of them
-    left = tl.where(grows, chance, NO_CHANCE)
-    is_leaf = child < 0
-    for _ in range(WIDTH):
-        is_best = (left == tl.max(left, 0)) & (left >= 0.0)
-        best = tl.min(tl.where(is_best, child, CANDIDATES), 0)
-        is_leaf = is_leaf | (child == best)
-        left = tl.where(child == best, NO_CHANCE, left)
+    is_leaf = most_likely(tl.where(grows, chance, NO_CHANCE), child, WIDTH)
     is_last_level = level + 1 >= tl.load(depths + text, cache_modifier=".cg")
     is_leaf = is_leaf & (child < tl.where(is_last_level, 0, CANDIDATES))
     leaf_count = tl.sum(is_leaf.to(tl.int32), 0)
     place = tl.cumsum(is_leaf.to(tl.int32), 0) - 1
-    # 4. their rows; all that is read of these tables has been read
+    # 3. their rows; all that is read of these tables has been read
     tl.debug_barrier()
     is_padding = (row >= leaf_count) & (row < WIDTH)
     padding = row_table + first_row + row
@@ -232,7 +225,7 @@ def next_level(
     tl.store(row_at + ROW_TOKEN * MAX_ROWS, token, mask=is_leaf)
     tl.store(row_at + ROW_SLOT * MAX_ROWS, tree_start + in_tree, mask=is_leaf)
     tl.store(row_at + ROW_POSITION * MAX_ROWS, tree_start - reserved + level, mask=is_leaf)
-    # 5. their paths: those of their parents, and themselves
+    # 4. their paths: those of their parents, and themselves
     path = paths + (first_row + place) * MAX_DEPTH
     parent_row = level % 2 * MAX_ROWS + first_row + child // CHILDREN
     parent_path = level_paths + parent_row * MAX_DEPTH
@@ -243,7 +236,23 @@ def next_level(
         tl.store(next_path + depth, ancestor, mask=is_leaf)
     tl.store(path + level, in_tree, mask=is_leaf)
     tl.store(next_path + level, in_tree, mask=is_leaf)
-    # 6. the text
+    # 5. the text
     tl.store(fields + TEXT_FRESH, tree_start + tree_rows)
     if leaf_count == 0:
         tl.atomic_add(running, -1, sem="acq_rel")
+
+
+@triton.jit
+def most_likely(chance, child, WIDTH: tl.constexpr):
+    """Which children are the WIDTH most likely, of equally likely ones the first, and have a chance.
+
+    chance: [children], NO_CHANCE of one that does not grow. child: their numbers.
+    """
+    left = chance
+    is_chosen = child < 0
+    for _ in range(WIDTH):
+        is_best = (left == tl.max(left, 0)) & (left >= 0.0)
+        best = tl.min(tl.where(is_best, child, child.shape[0]), 0)
+        is_chosen = is_chosen | (child == best)
+        left = tl.where(child == best, NO_CHANCE, left)
+    return is_chosen
