@@ -202,9 +202,7 @@ def judge_replay(
     largest = max(model.largest for model in compared.values())
     if list(replayed_again) != list(tokens):
         return ReplayVerdict(DEFECT, float("inf"))
-    rounding = all(
-        model.largest <= most_noise(model.dtype, model.depth) for model in compared.values()
-    )
+    rounding = all(model.largest <= most_noise(model) for model in compared.values())
     return ReplayVerdict(TIE if rounding else DEFECT, largest)
 
 

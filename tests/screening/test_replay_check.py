@@ -97,7 +97,7 @@ def test_a_wrong_row_is_a_defect(replayed: Replayed) -> None:
     """For a lossless policy and a lossy one."""
     for place in (1, 2):
         changed, found = replayed.judged(place)
-        assert not changed and found.largest <= most_noise(torch.bfloat16, replayed.target.depth)
+        assert not changed and found.largest <= most_noise(replayed.target)
         first = replayed.nodes(place)[0]
         right = first.rows[LOGITS]
         plant(first, -right)
@@ -130,11 +130,7 @@ def test_a_threshold_within_the_rounding_is_a_tie_though_the_target_scores_its_s
     assert 0 < float(scores[0, drafted] - further[0, drafted]) < 0.02 * float(scores.abs().max())
     plant(replayed.nodes(2, index)[0], further)
     changed, found = replayed.judged(2, index)
-    assert (
-        changed
-        and found.verdict == TIE
-        and 0 < found.largest <= most_noise(torch.bfloat16, replayed.target.depth)
-    )
+    assert changed and found.verdict == TIE and 0 < found.largest <= most_noise(replayed.target)
 
 
 def test_points_are_scored_by_the_targets_likelihood_over_the_record(

@@ -103,12 +103,16 @@ def certify(
     method: Method | None = None,
     other_engines: Sequence[LoadedModel] = (),
 ) -> Certificate:
-    """Compare emitted tokens with the target's own. Both are decoded greedily.
+    """Compare emitted tokens with the target's own, to their end. Both are decoded greedily.
 
     A difference is a numerical tie if the target scores both tokens the same, within a few times
-    its numerical noise. Otherwise it is a defect. A method that changes outputs on purpose has
-    defects too. Scores that change by more than rounding can explain are a defect of the model's
-    session, which runs rows together and one by one.
+    its numerical noise, and the rule read that the emitted one is no less likely. Otherwise it is a
+    defect. A method that changes outputs on purpose has defects too. Scores that change by more
+    than rounding can explain are a defect of the model's session, which runs rows together and one
+    by one.
+
+    After a tie the target's own text is what it writes after the tied token. The verdict is that of
+    the first defect, else of the first tie.
 
     method: what decoded the tokens. If it verifies drafts, the text is scored with the rows of its
     own verification; else in one forward. other_engines: the target on other engines; how far apart
@@ -117,25 +121,86 @@ def certify(
     position = first_difference(tokens, target_tokens)
     if position is None:
         return Certificate(EQUAL)
+    if min(len(tokens), len(target_tokens)) == position:  # one goes on after the other has ended
+        return _ended_elsewhere(position, tokens, target_tokens)
+    first = _judge_token(
+        target, request, tokens, position, target_tokens[position], method, other_engines
+    )
+    if first.verdict != TIE:
+        return first
+    prompt, scores = request.source.prompt, RowByRow(target, request)
+    for position in range(first.position + 1, len(tokens)):
+        target_token = int(most_likely(scores.after([*prompt, *tokens[:position]])[None])[0])
+        if tokens[position] == target_token:
+            continue
+        later = _judge_token(target, request, tokens, position, target_token, method, other_engines)
+        if later.verdict != TIE:
+            return later
+    if not request.limits.reached([*prompt, *tokens]):  # the target goes on
+        return Certificate(DEFECT, len(tokens))
+    return first
+
+
+def certify_replayed(
+    target: LoadedModel, request: Request, tokens: Sequence[int], target_tokens: Sequence[int]
+) -> Certificate:
+    """Compare a text that another engine may have written with the target's own.
+
+    The noise is also that between our engine and the modules of Transformers, if these differ.
+    """
+    has_other_engine = target.engine != "hf" and target.bits is None
+    other_engines = (target.transformers,) if has_other_engine else ()
+    return certify(target, request, tokens, target_tokens, other_engines=other_engines)
+
+
+def _ended_elsewhere(
+    position: int, tokens: Sequence[int], target_tokens: Sequence[int]
+) -> Certificate:
+    """One text ends where the other goes on."""
     token = tokens[position] if position < len(tokens) else None
     target_token = target_tokens[position] if position < len(target_tokens) else None
-    defect = Certificate(DEFECT, position, token, target_token)
-    if token is None or target_token is None:  # one text continues after the other has ended
-        return defect
-    context = [*request.source.prompt, *target_tokens[:position]]
-    rows, alone, together = verification(target, request, context, method)
+    return Certificate(DEFECT, position, token, target_token)
+
+
+def _judge_token(
+    target: LoadedModel,
+    request: Request,
+    tokens: Sequence[int],
+    position: int,
+    target_token: int,
+    method: Method | None,
+    other_engines: Sequence[LoadedModel],
+) -> Certificate:
+    """A token that is not the target's own after the tokens before it: a tie, or a defect."""
+    token = tokens[position]
+    context = [*request.source.prompt, *tokens[:position]]
+    scored = verification(target, request, context, method)
+    alone, together = scored.alone, scored.together
     pair = torch.tensor([token, target_token], device=alone.device)
     if not bool(alone[pair].isfinite().all()):  # a processor forbids the token
-        return defect
-    changes = [(logits - alone)[pair].abs() for logits in together]
-    for engine_model in other_engines:
-        changes.append(engine_difference(RowByRow(engine_model, request).after(context), alone))
-    rounding = torch.finfo(target.dtype).eps * float(alone[pair].abs().max())
+        return Certificate(DEFECT, position, token, target_token)
+    changes = torch.cat([(logits - alone)[pair].abs() for logits in together])
+    rounding = resolution(alone, target.dtype) * float(alone[pair].abs().max())
     # NaN stays, which `max` of numbers may drop
-    noise = float(torch.cat(changes).max().clamp(min=rounding))
+    noise = float(
+        torch.cat(
+            [
+                changes,
+                *(
+                    engine_difference(RowByRow(model, request).after(context), alone)
+                    for model in other_engines
+                ),
+            ]
+        )
+        .max()
+        .clamp(min=rounding)
+    )
     best, second_best = alone.topk(2).values.tolist()
-    verdict = TIE if best - float(alone[pair].min()) <= SLACK * noise else DEFECT
-    if not noise <= most_noise(target.dtype, target.depth) * largest_logit([alone, *together]):
+    is_tie = best - float(alone[pair].min()) <= SLACK * noise
+    if scored.emitted == token:  # decoded again, the rule read these and emitted it
+        is_tie = is_tie and bool(together[-1][token] >= together[-1][target_token])
+    verdict = TIE if is_tie else DEFECT
+    if not float(changes.max()) <= most_noise(target) * largest_logit([alone, *together]):
         verdict = SESSION_DEFECT
     return Certificate(
         verdict,
@@ -145,37 +210,17 @@ def certify(
         gap=float(alone[target_token] - alone[token]),
         margin=best - second_best,
         noise=noise,
-        rows=rows,
+        rows=scored.rows,
         wide_gap=float(together[0][target_token] - together[0][token]),
     )
 
 
-@torch.inference_mode()
-def certify_replayed(
-    target: LoadedModel, request: Request, tokens: Sequence[int], target_tokens: Sequence[int]
-) -> Certificate:
-    """Compare a text that another engine may have written with the target's own, to its end.
-
-    After a tie the target's own text is what it writes after the tied token. The verdict is that of
-    the first defect, else of the first tie. The noise is also that between our engine and the
-    modules of Transformers, if these differ.
+def resolution(logits: Logits, dtype: torch.dtype) -> float:
+    """The relative spacing of scores of a model in this precision: that of float32 where they are
+    finer than the precision, as where sums are kept in float32.
     """
-    has_other_engine = target.engine != "hf" and target.bits is None
-    other_engines = (target.transformers,) if has_other_engine else ()
-    certificate = certify(target, request, tokens, target_tokens, other_engines=other_engines)
-    if certificate.verdict != TIE:
-        return certificate
-    prompt, scores = request.source.prompt, RowByRow(target, request)
-    for position in range(certificate.position + 1, len(tokens)):
-        prefix = tokens[:position]
-        target_token = int(most_likely(scores.after([*prompt, *prefix])[None])[0])
-        continued = [*prefix, target_token, *tokens[position + 1 :]]
-        later = certify(target, request, tokens, continued, other_engines=other_engines)
-        if later.verdict not in (EQUAL, TIE):
-            return later
-    if not request.limits.reached([*prompt, *tokens]):  # the target goes on
-        return Certificate(DEFECT, len(tokens))
-    return certificate
+    are_rounded = torch.equal(logits.to(dtype).to(logits.dtype), logits)
+    return torch.finfo(dtype if are_rounded else torch.float32).eps
 
 
 def engine_difference(logits: Logits, alone: Logits) -> Float[Tensor, " 1"]:
@@ -187,49 +232,76 @@ def engine_difference(logits: Logits, alone: Logits) -> Float[Tensor, " 1"]:
     return (changes - changes.mean()).abs().max()[None]
 
 
+@dataclass(frozen=True)
+class Verification:
+    """The target's logits after a context: `alone`, one row after another, and `together`, with as
+    many rows as verified it, then, if they are known, those that the rule read.
+
+    rows: how many ran at once. emitted: the token that the rule emitted after reading them; None if
+    they are not known.
+    """
+
+    rows: int
+    alone: Logits
+    together: tuple[Logits, ...]
+    emitted: int | None = None
+
+
 def verification(
     target: LoadedModel, request: Request, context: Sequence[int], method: Method | None
-) -> tuple[int, Logits, tuple[Logits, ...]]:
+) -> Verification:
     """Score a context with the rows of the round that verified it, else in one forward.
 
-    context: the tokens so far, prompt included. Returns how many rows ran at once; the target's
-    logits one row after another; and those with so many rows, then, if they are known, those that
-    the rule read.
+    context: the tokens so far, prompt included.
     """
     model = RowByRow(target, request)
     alone = model.after(context)
-    recorded = _verifying_round(request, context, method)
-    if recorded is None:
+    found = _verifying_round(request, context, method)
+    if found is None:
         cached_length = request.limits.prompt_length - 1
         rows = as_rows(context[cached_length:])
-        return len(rows.tokens), alone, (model.together(cached_length, rows, LAST_LOGITS)[0],)
+        together = model.together(cached_length, rows, LAST_LOGITS)[0]
+        return Verification(len(rows.tokens), alone, (together,))
+    recorded, emitted = found
     draft = replace(recorded.draft, probes=None, shape=None)
     cached_length = len(recorded.text) - 1
     rows = Rows(draft.row_tokens(recorded.text[-1]), draft.tree)
     row = dict(recorded.contexts)[len(context)]
     together = model.together(cached_length, rows, ALL_LOGITS)[row]
-    return len(rows.tokens), alone, (together, precise(recorded.logits[row]))
+    read = precise(recorded.logits[row])
+    return Verification(len(rows.tokens), alone, (together, read), emitted)
 
 
 def _verifying_round(
     request: Request, context: Sequence[int], method: Method | None
-) -> RecordedRound | None:
-    """The round that emitted the token after this context; None if no draft was verified there."""
+) -> tuple[RecordedRound, int] | None:
+    """The round that emitted a token after this context, and the token; None if no draft was
+    verified there, or the text has other tokens when it is decoded again.
+    """
     if not isinstance(method, DraftThenVerify) or method.draft_shape <= DraftShape.ROWS:
         return None
-    for recorded, _ in recorded_rounds(method, request):
-        if recorded is not None and len(context) in dict(recorded.contexts):
-            return recorded
+    text = list(request.source.prompt)
+    for recorded, new_tokens in recorded_rounds(method, request):
+        text += new_tokens
+        if len(text) <= len(context):
+            continue
+        if recorded is None or text[: len(context)] != list(context):
+            return None
+        return recorded, text[len(context)]
     return None
 
 
-def most_noise(dtype: torch.dtype, depth: int) -> float:
-    """The most that rounding changes a score, relative to the largest one: two sums per layer, with
-    random signs.
+def most_noise(model: LoadedModel) -> float:
+    """The most that the number of rows changes a score of this model by rounding, relative to the
+    largest score.
 
-    At least the difference that a model's sessions are admitted with.
+    Our kernels sum every row alike: no more than in float32. Other engines: two sums per layer with
+    random signs, a few times over; at least the difference that sessions are admitted with.
     """
-    return max(tolerance(torch.float32), SLACK * torch.finfo(dtype).eps * (2 * depth) ** 0.5)
+    in_float32 = tolerance(torch.float32)
+    if model.engine == "kernels":
+        return in_float32
+    return max(in_float32, SLACK * torch.finfo(model.dtype).eps * (2 * model.depth) ** 0.5)
 
 
 @torch.inference_mode()
@@ -275,7 +347,7 @@ def certify_sampled(
         target_probs = distribution(request.sampling, context.logits)
         moved = total_variation(target_probs, distribution(request.sampling, alone))
         rounding[context.rows] = max(moved, rounding.get(context.rows, 0.0))
-        if not relative_difference(context.logits, alone) <= most_noise(target.dtype, target.depth):
+        if not relative_difference(context.logits, alone) <= most_noise(target):
             defects.append((LOGITS, position))
         if context.output is None:
             distances.append(None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -27,6 +27,7 @@ from bild_lab.lab.measure.certificate import (
     certify_replayed,
     count_verdicts,
     most_noise,
+    resolution,
     verification,
 )
 from bild_lab.lab.schema.numbers import CertificateCounts
@@ -35,12 +36,17 @@ from tests.stubs import StubModel
 REQUEST = Request(Source((0,)), Limits(1, 8))
 
 
-def scoring(values: dict[int, float]) -> StubModel:
-    """The same logits after every text."""
+def of_length(count: int) -> Request:
+    """A request for so many tokens."""
+    return Request(REQUEST.source, Limits(1, count))
+
+
+def scoring(values: dict[int, float], dtype: torch.dtype = torch.float32) -> StubModel:
+    """The same logits after every text. dtype: the model's precision."""
     logits = torch.zeros(6, dtype=torch.float64)
     for token, value in values.items():
         logits[token] = value
-    return StubModel(lambda _: logits)
+    return StubModel(lambda _: logits, dtype=dtype)
 
 
 def test_equal_texts_are_equal() -> None:
@@ -48,9 +54,18 @@ def test_equal_texts_are_equal() -> None:
 
 
 def test_a_tie_in_the_targets_scores_is_a_numerical_tie() -> None:
-    found = certify(scoring({3: 5.0, 4: 5.0}), REQUEST, [3, 4, 1], [3, 3, 1])
+    found = certify(scoring({3: 5.0, 4: 5.0}), of_length(3), [3, 4, 3], [3, 3, 3])
     assert (found.verdict, found.position, found.token, found.target_token) == (TIE, 1, 4, 3)
     assert (found.gap, found.margin) == (0.0, 0.0)
+
+
+def test_what_follows_a_tie_is_judged_too() -> None:
+    """The target writes token 3 for ever, and finds token 4 as likely."""
+    model = scoring({3: 5.0, 4: 5.0})
+    assert certify(model, of_length(4), [4, 4, 3, 4], [3, 3, 3, 3]).position == 0
+    later = certify(model, of_length(4), [4, 3, 3, 1], [3, 3, 3, 3])
+    assert (later.verdict, later.position, later.token, later.target_token) == (DEFECT, 3, 1, 3)
+    assert certify(model, of_length(4), [4, 3], [3, 3, 3, 3]) == Certificate(DEFECT, 2)
 
 
 def test_a_token_that_the_target_thinks_less_of_is_a_defect() -> None:
@@ -66,7 +81,7 @@ def test_two_tokens_tied_below_the_best_are_a_defect() -> None:
 
 def test_what_counts_as_a_tie_is_what_the_targets_own_scores_vary_by() -> None:
     """In a forward of two rows, the prompt and the token before, token 4 gets more."""
-    texts = (REQUEST, [3, 4], [3, 3])
+    texts = (of_length(2), [3, 4], [3, 3])
     assert certify(by_width({}), *texts).verdict == DEFECT
     assert certify(by_width({2: 0.006}, torch.bfloat16), *texts).verdict == TIE
     found = certify(by_width({2: 0.006}), *texts)  # no rounding in float32 comes to so much
@@ -76,17 +91,43 @@ def test_what_counts_as_a_tie_is_what_the_targets_own_scores_vary_by() -> None:
 
 def test_scores_of_two_tokens_vary_by_their_rounding_at_least() -> None:
     eps = torch.finfo(torch.float32).eps
-    assert certify(scoring({3: 8.0, 4: 7.0, 5: 64.0}), REQUEST, [4], [3]).noise == 8 * eps
+    assert certify(scoring({3: 8.0, 4: 7.0, 5: 64.0}), of_length(1), [4], [3]).noise == 8 * eps
     tied, different = (
-        certify(scoring({3: 8.0, 4: 8.0 - gap}), REQUEST, [4], [3]) for gap in (32 * eps, 33 * eps)
+        certify(scoring({3: 8.0, 4: 8.0 - gap}), of_length(1), [4], [3])
+        for gap in (32 * eps, 33 * eps)
     )
     assert (tied.verdict, different.verdict) == (TIE, DEFECT)  # four times the noise, and more
 
 
+def test_scores_that_are_finer_than_the_models_precision_are_rounded_as_float32() -> None:
+    """The sums of a model in bfloat16 may stay in float32: then a small gap is no tie."""
+    coarse, fine = torch.tensor([8.0, 7.9375]), torch.tensor([8.0, 7.99])
+    assert resolution(coarse, torch.bfloat16) == torch.finfo(torch.bfloat16).eps
+    assert resolution(fine, torch.bfloat16) == torch.finfo(torch.float32).eps
+    tied, different = (
+        certify(scoring({3: 8.0, 4: below}, torch.bfloat16), of_length(1), [4], [3])
+        for below in (7.9375, 7.99)
+    )
+    assert (tied.verdict, different.verdict) == (TIE, DEFECT)
+
+
 def test_a_session_may_vary_by_the_rounding_of_two_sums_in_each_layer() -> None:
-    assert most_noise(torch.bfloat16, 8) == pytest.approx(4 * 2**-7 * 4)
-    assert most_noise(torch.bfloat16, 2) == pytest.approx(4 * 2**-7 * 2)
-    assert most_noise(torch.float32, 8) == 3e-4
+    def noise(dtype: torch.dtype, depth: int, engine: str = "native") -> float:
+        return most_noise(StubModel(by_text, dtype=dtype, depth=depth, engine=engine))
+
+    assert noise(torch.bfloat16, 8) == pytest.approx(4 * 2**-7 * 4)
+    assert noise(torch.bfloat16, 2) == pytest.approx(4 * 2**-7 * 2)
+    assert noise(torch.float32, 8) == 3e-4
+    assert noise(torch.bfloat16, 8, "kernels") == 3e-4  # which sum every row alike
+
+
+def test_rows_of_our_kernels_do_not_vary_with_their_number() -> None:
+    found = [
+        certify(replace(by_width({2: 0.006}, torch.bfloat16), engine=engine), *texts)
+        for texts in [(of_length(2), [3, 4], [3, 3])]
+        for engine in ("native", "kernels")
+    ]
+    assert [one.verdict for one in found] == [TIE, SESSION_DEFECT]
 
 
 def test_a_text_that_goes_on_where_the_target_ends_is_a_defect() -> None:
@@ -99,7 +140,7 @@ def test_a_forbidden_token_is_a_defect_and_forbidden_ones_are_no_scores() -> Non
     assert certify(scoring({3: 5.0, 4: forbidden}), REQUEST, [4], [3]) == Certificate(
         DEFECT, 0, 4, 3
     )
-    tied = certify(scoring({2: forbidden, 3: 5.0, 4: 5.0}), REQUEST, [4], [3])
+    tied = certify(scoring({2: forbidden, 3: 5.0, 4: 5.0}), of_length(1), [4], [3])
     assert (tied.verdict, tied.gap) == (TIE, 0.0)
     assert certify(scoring({2: forbidden, 3: 5.0, 4: 4.9}), REQUEST, [4], [3]).verdict == DEFECT
 
@@ -163,6 +204,18 @@ def test_a_text_that_its_verification_does_not_explain_is_a_defect() -> None:
     found = certify(target, Request(REQUEST.source, Limits(1, 2)), [4, 4], [3, 3], method)
     assert (found.verdict, found.rows) == (DEFECT, 3)
     assert found.wide_gap == pytest.approx(found.gap) == pytest.approx(0.01)
+
+
+def test_a_token_that_the_rule_read_to_be_less_likely_is_a_defect_however_small_the_gap() -> None:
+    """A rule that takes what is within so many nats, over scores whose rounding spans the gap."""
+    near = scoring({3: 8.0, 4: 7.9375}, torch.bfloat16)
+    method = DraftThenVerify(near, Fours(), Rollback(5.0))
+    assert certify(near, of_length(1), [4], [3]).verdict == TIE
+    found = certify(near, of_length(1), [4], [3], method)
+    assert (found.verdict, found.rows) == (DEFECT, 3)
+    # decoded again, the rule emits another token: what it read then says nothing
+    exact = DraftThenVerify(near, Fours(), ExactMatch())
+    assert certify(near, of_length(1), [4], [3], exact).verdict == TIE
 
 
 def test_logits_that_only_the_rule_saw_count_as_noise() -> None:
@@ -241,10 +294,12 @@ def test_each_context_is_scored_again_after_the_same_tokens_in_the_same_rows(
     verified = [shape(rows) for rows in target.rows]
     for length in range(len(text)):
         context = [*prompt, *text[:length]]
-        rows, alone, wide = verification(target, request, context, method)
-        assert rows == width
-        assert len(wide) == 2  # anew, and what the rule read
-        assert all(torch.equal(logits, by_text(context)) for logits in (alone, *wide))
+        scored = verification(target, request, context, method)
+        assert (scored.rows, scored.emitted) == (width, text[length])
+        assert len(scored.together) == 2  # anew, and what the rule read
+        assert all(
+            torch.equal(logits, by_text(context)) for logits in (scored.alone, *scored.together)
+        )
         assert shape(target.rows[-1]) in verified
     assert set(target.rooms) == {8}
 
@@ -252,9 +307,9 @@ def test_each_context_is_scored_again_after_the_same_tokens_in_the_same_rows(
 def test_the_text_of_a_method_that_drafts_nothing_is_scored_in_one_forward() -> None:
     target = noting()
     for method in (None, DraftThenVerify(target, NoDraft(target), ExactMatch())):
-        rows, _, wide = verification(target, REQUEST, [0, 3, 4, 5], method)
-        assert (rows, len(wide)) == (4, 1)
-        assert torch.equal(wide[0], by_text([0, 3, 4, 5]))
+        scored = verification(target, REQUEST, [0, 3, 4, 5], method)
+        assert (scored.rows, scored.emitted, len(scored.together)) == (4, None, 1)
+        assert torch.equal(scored.together[0], by_text([0, 3, 4, 5]))
         assert shape(target.rows[-1]) == ([0, 3, 4, 5], None)
     assert set(target.rooms) == {8}
 
