@@ -179,28 +179,23 @@ def _judge_token(
     pair = torch.tensor([token, target_token], device=alone.device)
     if not bool(alone[pair].isfinite().all()):  # a processor forbids the token
         return Certificate(DEFECT, position, token, target_token)
-    changes = torch.cat([(logits - alone)[pair].abs() for logits in together])
+    by_rows = torch.cat([(logits - alone)[pair].abs() for logits in together])
+    by_engine = [
+        engine_difference(RowByRow(model, request).after(context), alone) for model in other_engines
+    ]
     rounding = resolution(alone, target.dtype) * float(alone[pair].abs().max())
     # NaN stays, which `max` of numbers may drop
-    noise = float(
-        torch.cat(
-            [
-                changes,
-                *(
-                    engine_difference(RowByRow(model, request).after(context), alone)
-                    for model in other_engines
-                ),
-            ]
-        )
-        .max()
-        .clamp(min=rounding)
-    )
+    noise = float(torch.cat([by_rows, *by_engine]).max().clamp(min=rounding))
     best, second_best = alone.topk(2).values.tolist()
     is_tie = best - float(alone[pair].min()) <= SLACK * noise
     if scored.emitted == token:  # decoded again, the rule read these and emitted it
         is_tie = is_tie and bool(together[-1][token] >= together[-1][target_token])
     verdict = TIE if is_tie else DEFECT
-    if not float(changes.max()) <= most_noise(target) * largest_logit([alone, *together]):
+    largest = largest_logit([alone, *together])
+    if not (
+        float(by_rows.max()) <= most_noise(target) * largest
+        and noise <= noise_of_layers(target) * largest
+    ):
         verdict = SESSION_DEFECT
     return Certificate(
         verdict,
@@ -293,15 +288,19 @@ def _verifying_round(
 
 def most_noise(model: LoadedModel) -> float:
     """The most that the number of rows changes a score of this model by rounding, relative to the
-    largest score.
-
-    Our kernels sum every row alike: no more than in float32. Other engines: two sums per layer with
-    random signs, a few times over; at least the difference that sessions are admitted with.
+    largest score. Our kernels sum every row alike, so no more than in float32.
     """
-    in_float32 = tolerance(torch.float32)
-    if model.engine == "kernels":
-        return in_float32
-    return max(in_float32, SLACK * torch.finfo(model.dtype).eps * (2 * model.depth) ** 0.5)
+    return tolerance(torch.float32) if model.engine == "kernels" else noise_of_layers(model)
+
+
+def noise_of_layers(model: LoadedModel) -> float:
+    """The most that rounding changes a score of a model in this precision, relative to the largest
+    one: two sums per layer, with random signs, a few times over.
+
+    At least the difference that a model's sessions are admitted with.
+    """
+    sums = SLACK * torch.finfo(model.dtype).eps * (2 * model.depth) ** 0.5
+    return max(tolerance(torch.float32), sums)
 
 
 @torch.inference_mode()
