@@ -50,7 +50,7 @@ from bild_lab.training.losses import LayerLoss, layer_weights
 from bild_lab.training.run import TrainingJob, TrainingRun
 from bild_lab.training.soft_targets import taught
 from bild_lab.training.start import StartingPoint, require_references, require_room
-from bild_lab.training.trainer import Objective
+from bild_lab.training.trainer import Objective, in_evaluation_mode
 
 log = logging.getLogger(__name__)
 # of the validation answers, in nats a token: the metric of unconditional generation
@@ -339,15 +339,13 @@ def _evaluating(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[
     Half precision casts a weight once a block: each forward of the Trainer's model has an autocast
     of its own, and only the outermost forgets its casts as it ends.
     """
-    training, generation_config = model.training, model.generation_config
-    model.eval()
+    generation_config = model.generation_config
     model.generation_config = settings  # `generate` takes missing settings from here
     try:
-        with torch.autocast(model.device.type, enabled=False):
+        with in_evaluation_mode(model), torch.autocast(model.device.type, enabled=False):
             yield
     finally:
         model.generation_config = generation_config
-        model.train(training)
 
 
 def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArguments) -> Objective:

@@ -24,6 +24,7 @@ from bild_lab.training.batches import (
     padded,
     spread_evenly,
 )
+from bild_lab.training.trainer import in_evaluation_mode
 
 TOP = 5  # choices of a predictor; the paper's draft trees take as many (BiTA §4.1.2)
 ACCEPTED = "accepted"  # tokens of a chain of first choices that would be accepted
@@ -281,7 +282,9 @@ class PredictionEvaluator:
         among its first five, `top_5_NAME`.
         """
         started, predictors = time.perf_counter(), self.predictors
-        shares = launched().gather(self._sums(model, loss).tolist())
+        with in_evaluation_mode(model):
+            sums = self._sums(model, loss)
+        shares = launched().gather(sums.tolist())
         loss_sum, metric_sum, contexts, *counts = map(sum, zip(*shares, strict=True))
         size = len(predictors.names)
         labels, firsts, near = (counts[start : start + size] for start in range(0, 3 * size, size))
@@ -312,6 +315,11 @@ class PredictionEvaluator:
             logits = predicted.logits if isinstance(predicted, OwnLoss) else predicted
             choices = predicted.choices[real] if logits is None else first_choices(logits[real])
             true_tokens = labels[real][..., None]
+            if choices.shape[:-1] != true_tokens.shape[:-1]:  # one predictor would pass for all
+                raise ValueError(
+                    f"the module gave choices of {choices.shape[-2]} predictors for the labels of"
+                    f" {labels.shape[-1]}"
+                )
             # [n, predictors] each
             hits, near = (choices[..., :1] == true_tokens).any(-1), (choices == true_tokens).any(-1)
             by_predictor = [(true_tokens != IGNORED).squeeze(-1), hits, near]

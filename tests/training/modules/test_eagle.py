@@ -21,7 +21,11 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training.modules.eagle import EagleModule, EagleSpec
 from bild_lab.training.modules.frozen import train_beside_frozen
-from bild_lab.training.modules.predictors import AnsweredPrompt, PredictionLoss
+from bild_lab.training.modules.predictors import (
+    AnsweredPrompt,
+    PredictionEvaluator,
+    PredictionLoss,
+)
 from tests.engine.methods.drafters.naive import eagle_behind
 from tests.engine.methods.modules.tiny import random_eagle
 from tests.engine.models.test_states import ENCODED
@@ -140,6 +144,17 @@ def test_eagle_1_learns_states_and_a_tenth_of_the_tokens_at_the_first_step() -> 
     total = PredictionLoss(spec().predictors.weights)(found, labels)
     # whatever the number of steps it is scored on
     torch.testing.assert_close(total, found.losses.mean())
+
+
+def test_eagle_1_is_scored_at_every_step_and_without_noise() -> None:
+    noisy = spec(noise=0.5)
+    eagle = noisy.build(tiny_llama(4, layers=3).eval(), {}, 0)
+    rows = [AnsweredPrompt(np.array([START, 5, 9, *TEXT[start:]]), 3) for start in range(3)]
+    evaluate = PredictionEvaluator(rows, noisy.predictors, batch_size=2)
+    loss = PredictionLoss(noisy.predictors.weights)
+    still, training = evaluate(eagle.eval(), loss), evaluate(eagle.train(), loss)
+    assert {**training, "seconds": 0} == {**still, "seconds": 0}
+    assert eagle.training  # as the training goes on
 
 
 @pytest.mark.slow

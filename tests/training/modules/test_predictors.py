@@ -164,6 +164,12 @@ def test_a_fifth_choice_is_near_and_a_sixth_is_not_whatever_the_loss() -> None:
     assert scores["loss"] == pytest.approx(0.5 * 4 * 3.0 / 7)
 
 
+def test_choices_of_one_predictor_do_not_pass_for_those_of_all() -> None:
+    evaluate = PredictionEvaluator([ROW], predictors(1, 2), batch_size=4)
+    with pytest.raises(ValueError, match="choices of 1 predictors for the labels of 2"):
+        evaluate(Learner(torch.zeros(1, 4, 1, 30)), PredictionLoss((0.5, 0.5)))
+
+
 def test_a_loss_is_weighted_by_predictor_and_divided_by_the_labels_of_the_whole_step() -> None:
     chosen = torch.tensor([[[0, 1], [0, 1]]])
     logits = 2.0 * nn.functional.one_hot(chosen, 3).float()
