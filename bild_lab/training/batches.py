@@ -38,12 +38,13 @@ class SoftTargets:
 @dataclass(frozen=True)
 class TokenizedExample:
     """One example as token ids. answer: what is learned, its end token included. soft: a teacher's
-    targets, if any.
+    targets, if any. complete: the answer was not cut; one that was has no end token.
     """
 
     prompt: Int[np.ndarray, " s"]
     answer: Int[np.ndarray, " t"]
     soft: SoftTargets | None = None
+    complete: bool = True
 
     @property
     def length(self) -> int:
@@ -60,8 +61,9 @@ def tokenize(
     """Prompts as decoding tokenizes them (`Checkpoint.source`), and first references as answers.
 
     max_source_tokens: of a longer prompt the end of the source is left out; None keeps whole
-    prompts. An answer has no special token but the end token, which counts. Raises UserError for a
-    decoder's prompt without tokens.
+    prompts. An answer has no special token but the end token, which counts. A longer one is cut, and
+    has no end token: a model would learn to end in its midst. Raises UserError for a decoder's prompt
+    without tokens.
     """
     tokenized = []
     count = lambda prompt: len(tokenizer(prompt, verbose=False)["input_ids"])  # noqa: E731
@@ -79,9 +81,13 @@ def tokenize(
                     f"the prompt of example {example.id} has no tokens; a decoder needs at"
                     " least one"
                 )
-            ended = [*answer[: max_target_tokens - 1], tokenizer.eos_token_id]
+            ended = [*answer, tokenizer.eos_token_id]
             tokenized.append(
-                TokenizedExample(np.array(prompt, np.int32), np.array(ended, np.int32))
+                TokenizedExample(
+                    np.array(prompt, np.int32),
+                    np.array(ended[:max_target_tokens], np.int32),
+                    complete=len(ended) <= max_target_tokens,
+                )
             )
     return tokenized
 

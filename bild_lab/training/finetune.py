@@ -359,6 +359,16 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
         for examples in (job.train, job.validation)
     )
     require_room([example.length for example in (*train, *validation)], start.config)
+    cut_answers = sum(not example.complete for example in train)
+    if cut_answers and launched().is_main:
+        log.warning(
+            "%s: %d of %d answers have more tokens than train.max_target_tokens=%d; they are cut and"
+            " have no end token, so raise it to learn where they end",
+            job.title,
+            cut_answers,
+            len(train),
+            recipe.max_target_tokens,
+        )
     model = start.model(tokenizer)
     if arguments.device.type == "cpu":
         # the fused kernel's backward pass is slower for short sentences
@@ -428,6 +438,7 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
             "parameters": model.num_parameters(),
             "train_examples": len(job.train),
             "validation_examples": len(job.validation),
+            "cut_by_length": cut_answers,
         },
         save=save,
         distillation=distillation,

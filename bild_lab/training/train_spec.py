@@ -56,7 +56,8 @@ class TrainSpec:
     loss: str = "last"
     # float32 or bfloat16; auto: bfloat16 autocast if the device is fast at it
     precision: str = "auto"
-    max_target_tokens: int = 128  # longer answers are cut; evaluations decode no more than this
+    # longer answers are cut, and have no end token; evaluations decode no more than this
+    max_target_tokens: int = 128
     # of prompt and answer, beside a frozen model; longer ones are cut; null: never
     max_tokens: int | None = None
     # steps to the next evaluation, checkpoint and choice of the best; null: none

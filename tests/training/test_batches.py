@@ -87,9 +87,11 @@ def test_the_first_reference_is_the_answer_and_ends_with_the_end_token() -> None
         assert tokenized.answer.tolist() == [8, 9, 10, END]
 
 
-def test_a_long_answer_is_cut_before_its_end_token() -> None:
-    (tokenized,) = tokenize([EXAMPLE], tiny_tokenizer(True), True, None, 3)
-    assert tokenized.answer.tolist() == [8, 9, END]
+def test_a_long_answer_is_cut_and_does_not_end() -> None:
+    for longest, answer in ((2, [8, 9]), (3, [8, 9, 10]), (4, [8, 9, 10, END])):
+        (tokenized,) = tokenize([EXAMPLE], tiny_tokenizer(True), True, None, longest)
+        assert tokenized.answer.tolist() == answer
+        assert tokenized.complete == (answer[-1] == END)
 
 
 @pytest.mark.parametrize("name", ["t5", "llama"])

@@ -366,6 +366,18 @@ def test_a_step_in_two_parts_is_the_same_step(tmp_path: Path) -> None:
     )
 
 
+def test_answers_that_are_cut_are_counted_and_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = finetune(job(tmp_path, max_steps=2, max_target_tokens=8))
+    tokenizer = Checkpoint(str(tmp_path / "checkpoint")).tokenizer
+    lengths = [len(tokenizer(example.references[0])["input_ids"]) for example in sentences(22)]
+    cut = sum(length > 8 for length in lengths)
+    assert 0 < metrics["cut_by_length"] == cut < 22
+    (told,) = [line for line in caplog.messages if "train.max_target_tokens" in line]
+    assert f"{cut} of 22 answers have more tokens than train.max_target_tokens=8" in told
+
+
 def test_without_validation_the_last_weights_are_kept(tmp_path: Path) -> None:
     metrics = finetune(job(tmp_path, validation=(), evaluate_every=None, max_steps=3, log_every=50))
     assert metrics["best"] is None and metrics["evaluations"] == 0

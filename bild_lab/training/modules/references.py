@@ -13,7 +13,7 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import Example, cut_sources
 from bild_lab.lab.metrics.text_metrics import AGREEMENT
-from bild_lab.training.answers import END, Calibration, TargetAnswer, contents_hash
+from bild_lab.training.answers import END, LENGTH, Calibration, TargetAnswer, contents_hash
 from bild_lab.training.batches import tokenize
 from bild_lab.training.modules.conversations import tokenize_conversations
 from bild_lab.training.start import require_fitting_tokenizer, require_references
@@ -48,7 +48,11 @@ def reference_answers(
         )
         answers = tuple(
             TargetAnswer(
-                example.id, example.prompt, example.references[0], row.answer.tolist(), END
+                example.id,
+                example.prompt,
+                example.references[0],
+                row.answer.tolist(),
+                END if row.complete else LENGTH,
             )
             for example, row in zip(examples, tokenized, strict=True)
         )
@@ -76,8 +80,7 @@ def released_answers(base: Checkpoint, file: Path, max_target_tokens: int) -> Ca
         metric=AGREEMENT,
         **columns,
     )
-    # with room for the end token, which is cut with what is too long
-    answers = reference_answers(base, dataset, load_examples(dataset), max_target_tokens + 1)
+    answers = reference_answers(base, dataset, load_examples(dataset), max_target_tokens)
     words = ["dataset=local", f"dataset.path={file}"]
     words += [f"dataset.{key}={column}" for key, column in columns.items()]
     manifest = {**answers.manifest, "count": len(answers.answers), "dataset_words": words}

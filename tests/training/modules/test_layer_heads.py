@@ -212,7 +212,7 @@ def test_a_prompt_is_one_row_of_source_and_start(deep: Path) -> None:
     assert OneRowCheckpoint(str(deep / "llama")).source("w5 w9").prompt == (START, 5, 9)
 
 
-def test_references_are_learned_to_their_end_token(deep: Path) -> None:
+def test_references_are_learned_to_their_end_token_unless_they_are_cut(deep: Path) -> None:
     spec = DatasetSpec(name="words", source_column="de", metric="agreement", path="words.jsonl")
     examples = [
         Example("one", "w5", "w5 w6", ("w7 w8 w9", "w10")),
@@ -221,7 +221,8 @@ def test_references_are_learned_to_their_end_token(deep: Path) -> None:
     for family in FAMILIES:
         base = Checkpoint(str(deep / family))
         found = reference_answers(base, spec, examples, max_target_tokens=3)
-        assert [answer.answer_token_ids for answer in found.answers] == [[7, 8, END], [11, END]]
+        assert [answer.answer_token_ids for answer in found.answers] == [[7, 8, 9], [11, END]]
+        assert [answer.finish_reason for answer in found.answers] == ["length", "end"]
         assert found.answers[0].prompt == "w5 w6" and found.folder == Path("words.jsonl")
         assert found.manifest["model"]["fingerprint"] == base.fingerprint and found.dataset == spec
     other = reference_answers(base, spec, examples[:1], max_target_tokens=3)
