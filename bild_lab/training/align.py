@@ -17,10 +17,14 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.data.prompts import Example
 from bild_lab.ranks import launched
 from bild_lab.training.answers import END, Calibration, TargetAnswer
-from bild_lab.training.batches import Collator, TokenizedExample, spread_evenly
+from bild_lab.training.batches import (
+    AnsweredExample,
+    Collator,
+    TokenizedExample,
+    spread_evenly,
+)
 from bild_lab.training.distillation import (
     Teaching,
     answer_log_probs,
@@ -172,10 +176,17 @@ def align(job: Alignment) -> dict[str, Any] | None:
     return metrics
 
 
-def examples(answers: Sequence[TargetAnswer]) -> tuple[Example, ...]:
-    """Answers as examples whose reference is the target's text."""
+def examples(answers: Sequence[TargetAnswer]) -> tuple[AnsweredExample, ...]:
+    """Answers as examples: the target's tokens are learned, and its text is the reference."""
     return tuple(
-        Example(answer.id, answer.prompt, answer.prompt, (answer.answer,)) for answer in answers
+        AnsweredExample(
+            answer.id,
+            answer.prompt,
+            answer.prompt,
+            (answer.answer,),
+            answer_token_ids=tuple(answer.answer_token_ids),
+        )
+        for answer in answers
     )
 
 

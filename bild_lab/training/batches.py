@@ -25,6 +25,17 @@ _CHUNK = 1000  # texts tokenized at once
 _GROUP = 50  # at most so many batches are sorted by length together
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnsweredExample(Example):
+    """An example whose reference is a model's answer, with the tokens that the model emitted.
+
+    They are learned as they are: the text tokenized anew may give others, as it has lost the space
+    that it began with, and its end token.
+    """
+
+    answer_token_ids: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class SoftTargets:
     """A teacher's most likely tokens at each token of an answer. probs: their shares of these, in
@@ -58,12 +69,13 @@ def tokenize(
     max_source_tokens: int | None,
     max_target_tokens: int,
 ) -> list[TokenizedExample]:
-    """Prompts as decoding tokenizes them (`Checkpoint.source`), and first references as answers.
+    """Prompts as decoding tokenizes them (`Checkpoint.source`), and first references as answers, of
+    an `AnsweredExample` the tokens that were emitted.
 
     max_source_tokens: of a longer prompt the end of the source is left out; None keeps whole
-    prompts. An answer has no special token but the end token, which counts. A longer one is cut, and
-    has no end token: a model would learn to end in its midst. Raises UserError for a decoder's prompt
-    without tokens.
+    prompts. A reference gets no special token but the end token, which counts. A longer answer is
+    cut, and has no end token: a model would learn to end in its midst. Raises UserError for a
+    decoder's prompt without tokens.
     """
     tokenized = []
     count = lambda prompt: len(tokenizer(prompt, verbose=False)["input_ids"])  # noqa: E731
@@ -71,22 +83,26 @@ def tokenize(
     for start in range(0, len(examples), _CHUNK):
         chunk = examples[start : start + _CHUNK]
         prompts = tokenizer([example.prompt for example in chunk], verbose=False)["input_ids"]
-        answers = tokenizer(
+        references = tokenizer(
             [example.references[0] for example in chunk], add_special_tokens=False, verbose=False
         )
-        for example, prompt, answer in zip(chunk, prompts, answers["input_ids"], strict=True):
+        for example, prompt, reference in zip(chunk, prompts, references["input_ids"], strict=True):
             prompt = prompt or begin_of_text(tokenizer)
             if not prompt and not encoder_decoder:
                 raise UserError(
                     f"the prompt of example {example.id} has no tokens; a decoder needs at"
                     " least one"
                 )
-            ended = [*answer, tokenizer.eos_token_id]
+            answer = (
+                example.answer_token_ids
+                if isinstance(example, AnsweredExample)
+                else [*reference, tokenizer.eos_token_id]
+            )
             tokenized.append(
                 TokenizedExample(
                     np.array(prompt, np.int32),
-                    np.array(ended[:max_target_tokens], np.int32),
-                    complete=len(ended) <= max_target_tokens,
+                    np.array(answer[:max_target_tokens], np.int32),
+                    complete=len(answer) <= max_target_tokens,
                 )
             )
     return tokenized

@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -32,11 +32,12 @@ from bild_lab.lab.metrics.external_metrics import TRIED_EXAMPLES
 from bild_lab.lab.metrics.quality import require_metric_works, score
 from bild_lab.lab.metrics.text_metrics import metric_named
 from bild_lab.lab.metrics.writing import BY_SCRIPT, Writing
-from bild_lab.lab.store.hashing import data_hash
+from bild_lab.lab.store.hashing import content_hash, data_hash
 from bild_lab.lab.store.records import require_writable
 from bild_lab.ranks import launched
 from bild_lab.training.batches import (
     IGNORED,
+    AnsweredExample,
     BatchOrder,
     Collator,
     TokenizedExample,
@@ -61,7 +62,8 @@ LIKELIHOOD = "log_probability"
 class FinetuningJob(TrainingJob):
     """One training from examples to `folder/checkpoint`.
 
-    The answer to learn is an example's first reference; validation scores against all references.
+    The answer to learn is an example's first reference, of an `AnsweredExample` its tokens;
+    validation scores against all references.
     Without validation examples the last weights are kept. Raises UserError for soft targets without
     a teacher, for a teacher without them, and for a metric that judges no texts.
     """
@@ -223,6 +225,11 @@ def best_score(path: Path, metric: str, validation: Sequence[Example]) -> float:
 
 def job_identity(job: FinetuningJob) -> dict[str, Any]:
     """What decides a training's result."""
+    emitted = [
+        example.answer_token_ids
+        for example in (*job.train, *job.validation)
+        if isinstance(example, AnsweredExample)
+    ]
     return {
         **job.recipe.identity,
         **job.start.identity,
@@ -230,6 +237,7 @@ def job_identity(job: FinetuningJob) -> dict[str, Any]:
         "metric": job.metric,
         "training examples": data_hash(job.train),
         "validation examples": data_hash(job.validation),
+        **({"answer tokens": content_hash({"emitted": emitted})} if emitted else {}),
         **({} if job.fitting.reads_like_english(job.metric) else {"writing": asdict(job.fitting)}),
         **({"dataset.cut": sorted(job.cut)} if job.cut else {}),
         **({} if job.teacher is None else {"teacher": job.teacher.fingerprint}),
@@ -319,7 +327,7 @@ class Evaluator:
 
 
 def greedy_settings(
-    max_new_tokens: int, end_tokens: Sequence[int], pad: int, decoder_start: int | None
+    max_new_tokens: int, end_tokens: Collection[int], pad: int, decoder_start: int | None
 ) -> GenerationConfig:
     """Greedy decoding alone, without the beams, penalties or forced tokens of a checkpoint."""
     return GenerationConfig(
@@ -383,7 +391,9 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
             )
     weights = layer_weights(recipe.loss, decoder_depth(start.config))
     loss = LayerLoss(model, weights, recipe.label_smoothing, recipe.in_bfloat16)
-    settings = greedy_settings(recipe.max_target_tokens, special.end, special.pad, special.start)
+    # a target may end its answers with tokens that its drafter does not know as ends
+    ends = {*special.end, *(int(example.answer[-1]) for example in train if example.complete)}
+    settings = greedy_settings(recipe.max_target_tokens, ends, special.pad, special.start)
     evaluator, distillation = None, None
     if job.teaching.loss is not None:
         dtype = torch.bfloat16 if recipe.in_bfloat16 else torch.float32
@@ -391,7 +401,7 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
             teaching=job.teaching,
             teacher=on_engine(job.teacher, arguments.device, dtype),
             collate=collate,
-            end_tokens=frozenset(special.end),
+            end_tokens=frozenset(ends),
             longest=recipe.max_target_tokens,
             seed=recipe.seed,
         )

@@ -18,12 +18,13 @@ from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.point.load import load_model
-from bild_lab.training.align import agreement, require_fits, split_answers
+from bild_lab.training.align import agreement, examples, require_fits, split_answers
 from bild_lab.training.answers import Calibration, TargetAnswer, read_calibration
+from bild_lab.training.batches import tokenize
 from bild_lab.training.calibration import CalibrationJob, generate_calibration
 from scripts import align
 from tests.checkpoints import write_data
-from tests.tiny import relative_of, save, tiny_llama, tiny_t5
+from tests.tiny import relative_of, save, tiny_llama, tiny_t5, tiny_tokenizer
 from tests.training.processes import TWO, finished, started
 from tests.training.targets import ending
 
@@ -151,6 +152,14 @@ def test_held_out_answers_are_spread_evenly_and_not_trained_on() -> None:
         UserError, match="8 answers that reach their end, of 9; held_out=8 leaves none"
     ):
         split_answers(Calibration(Path("calib"), {}, answers), 8)
+
+
+def test_the_tokens_that_the_target_emitted_are_learned_and_its_text_is_the_reference() -> None:
+    emitted = TargetAnswer("0", "w5 w6", "w8 w9", [20, 8, 9, 30], "end")
+    (example,) = examples([emitted])
+    assert (example.id, example.prompt, example.references) == ("0", "w5 w6", ("w8 w9",))
+    (learned,) = tokenize([example], tiny_tokenizer(False), False, None, LIMIT)
+    assert learned.answer.tolist() == emitted.answer_token_ids
 
 
 def test_an_aligned_model_agrees_more_and_the_commands_that_measure_it_are_printed(

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.lab.data.prompts import Example
+from bild_lab.lab.data.prompts import Example, cut_sources
 from bild_lab.training.batches import (
+    AnsweredExample,
     BatchOrder,
     Collator,
     SoftTargets,
@@ -92,6 +93,16 @@ def test_a_long_answer_is_cut_and_does_not_end() -> None:
         (tokenized,) = tokenize([EXAMPLE], tiny_tokenizer(True), True, None, longest)
         assert tokenized.answer.tolist() == answer
         assert tokenized.complete == (answer[-1] == END)
+
+
+def test_a_models_answer_is_learned_as_it_was_emitted() -> None:
+    """Fault: its text tokenized anew, with the tokenizer's end token in place of the emitted one."""
+    answered = AnsweredExample("0", "w5", "w5", ("w8 w9",), answer_token_ids=(20, 8, 9, 30))
+    for longest, answer in ((4, [20, 8, 9, 30]), (3, [20, 8, 9])):
+        for examples in ([answered], cut_sources([answered], 5, len)):
+            (tokenized,) = tokenize(examples, tiny_tokenizer(True), True, None, longest)
+            assert tokenized.answer.tolist() == answer
+            assert tokenized.complete == (longest == 4)
 
 
 @pytest.mark.parametrize("name", ["t5", "llama"])

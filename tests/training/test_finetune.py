@@ -23,10 +23,12 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training import finetune as finetuning
 from bild_lab.training import run as runs
+from bild_lab.training.batches import AnsweredExample
 from bild_lab.training.finetune import best_score, finetune, finetune_best, job_identity
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.start import FromCheckpoint
-from tests.training.jobs import LLAMA, T5, Kill, job, losses, sentences
+from bild_lab.training.trainer import training_arguments
+from tests.training.jobs import LLAMA, MICRO, T5, Kill, job, losses, sentences
 
 
 class Steps(TrainerCallback):
@@ -376,6 +378,28 @@ def test_answers_that_are_cut_are_counted_and_told_once(
     assert 0 < metrics["cut_by_length"] == cut < 22
     (told,) = [line for line in caplog.messages if "train.max_target_tokens" in line]
     assert f"{cut} of 22 answers have more tokens than train.max_target_tokens=8" in told
+
+
+def test_a_models_answers_end_as_it_ended_them_and_other_tokens_are_another_training(
+    tmp_path: Path, whole: tuple[Path, dict]
+) -> None:
+    start = FromCheckpoint(Checkpoint(str(whole[0] / "checkpoint")))
+    emitted = [(9, 8, 7), (9, 6, 7)]  # 7 is not the tokenizer's end token
+    one, other = (
+        job(
+            tmp_path,
+            start=start,
+            train=(AnsweredExample("0", "a", "a", ("b",), answer_token_ids=tokens),),
+        )
+        for tokens in emitted
+    )
+    objective = finetuning._prepare(
+        one, TrainingFolder(tmp_path), training_arguments(MICRO, TrainingFolder(tmp_path), "bleu")
+    )
+    assert objective.examples[0].answer.tolist() == [9, 8, 7]
+    assert objective.evaluate.settings.eos_token_id == [1, 7]
+    assert job_identity(one) != job_identity(other)
+    assert "answer tokens" not in job_identity(job(tmp_path))
 
 
 def test_without_validation_the_last_weights_are_kept(tmp_path: Path) -> None:
