@@ -63,9 +63,9 @@ class FinetuningJob(TrainingJob):
     """One training from examples to `folder/checkpoint`.
 
     The answer to learn is an example's first reference, of an `AnsweredExample` its tokens;
-    validation scores against all references.
-    Without validation examples the last weights are kept. Raises UserError for soft targets without
-    a teacher, for a teacher without them, and for a metric that judges no texts.
+    validation scores against all references. Without validation examples the last weights are kept.
+    Raises UserError for soft targets without a teacher, for a teacher without them, and for a metric
+    that judges no texts.
     """
 
     start: StartingPoint
