@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from bild_lab.lab.schema.result import Result
-from bild_lab.screening.rows import TABLE
+from bild_lab.screening.rows import TABLE, read_table
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ def screened_points(folder: Path, results: Sequence[Result]) -> list[ScreenedPoi
     """
     if not was_screened(folder):
         return []
-    table = pd.read_csv(folder / TABLE, dtype={"confirmed": str})
-    table = table.dropna(subset="predicted_speedup")
+    table = read_table(folder / TABLE).dropna(subset="predicted_speedup")
     columns = list(table)
     knobs = columns[columns.index("policy") + 1 : columns.index("split")]
     measured = {result.point: result for result in results}

@@ -15,15 +15,19 @@ import pandas as pd
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
+from bild_lab.lab.config.policies import flat_values
 from bild_lab.lab.schema.statistics import pareto_front
 
 TABLE, SUMMARY = "screen.csv", "screen.json"
+# keys of a setting that may differ between the rows of a table: which texts were decoded, as they
+# have their own front, and how often live points are timed
+MAY_DIFFER = ("split", "n_examples", "data", "repeats", "warmup", "precision", "most_repeats")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A screened point. confirmed: the hash of the point that was measured live, empty without one.
-    certified: what is.
+    certified: what is. data: the hash of the texts and their references.
 
     predicted_speedup: None where nothing was timed; such points have no front. non_inferiority_…:
     as in `sweep.csv`, None without `measure.margin`.
@@ -33,6 +37,7 @@ class Row:
     knobs: Mapping[str, Any]
     split: str
     n_examples: int
+    data: str
     quality: float
     quality_low: float
     quality_high: float
@@ -93,7 +98,7 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
     """
     file, table = folder / TABLE, pd.DataFrame([row.to_columns() for row in rows])
     if file.is_file():
-        table = pd.concat([pd.read_csv(file), table], ignore_index=True)
+        table = pd.concat([read_table(file), table], ignore_index=True)
     fixed = list(Row.__dataclass_fields__)[2:]
     knobs = [name for name in table if name not in ("policy", *fixed)]
     point_keys = (
@@ -105,6 +110,13 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
         front = on_front(list(zip(speeds, group.quality, strict=True)))
         table.loc[group.index, "on_front"] = [place in front for place in range(len(group))]
     write_atomically(file, table[["policy", *knobs, *fixed]].to_csv(index=False).encode())
+
+
+def read_table(file: Path) -> pd.DataFrame:
+    """The table as it was written. data: NaN in rows of an older version."""
+    # a hash may look like a number
+    table = pd.read_csv(file, dtype={"confirmed": str, "data": str})
+    return table if "data" in table else table.assign(data=None)
 
 
 def plain_text(value: Any) -> str:
@@ -137,17 +149,27 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def require_same_setting(folder: Path, setting: Mapping[str, Any]) -> None:
-    """Raise UserError if the folder's table is of other data, another target or precision: its rows
-    would be mixed.
+    """Raise UserError if rows of this setting are not comparable with those of the folder's table:
+    they would be mixed.
+
+    Another split or number of examples is comparable, other texts of the same number are not.
     """
-    file = folder / SUMMARY
-    earlier_setting = (
-        json.loads(file.read_text(encoding="utf-8"))["setting"] if file.is_file() else setting
-    )
-    deciding = ("dataset", "weights", "dtype", "weight_bits")
-    if changed := [key for key in deciding if earlier_setting.get(key) != setting.get(key)]:
-        key = changed[0]
-        raise UserError(
-            f"{folder / TABLE} was screened with {key} {earlier_setting.get(key)}, this command has"
-            f" {setting.get(key)}; choose another name=NAME"
-        )
+    table, summary, remedy = folder / TABLE, folder / SUMMARY, "choose another name=NAME"
+    if summary.is_file():
+        earlier_setting = json.loads(summary.read_text(encoding="utf-8"))["setting"]
+        # lists for tuples, as JSON has them
+        earlier, now = map(flat_values, (earlier_setting, json.loads(json.dumps(setting))))
+        for key in dict.fromkeys([*now, *earlier]):
+            if key not in MAY_DIFFER and earlier.get(key) != now.get(key):
+                raise UserError(
+                    f"{table} was screened with {key} {earlier.get(key)}, this command has"
+                    f" {now.get(key)}; {remedy}"
+                )
+    if table.is_file():
+        rows, split, count = read_table(table), setting["split"], setting["n_examples"]
+        of_same_number = rows[(rows.split == split) & (rows.n_examples == count)]
+        if set(of_same_number.data.dropna()) - {setting["data"]}:
+            raise UserError(
+                f"{table} was screened on {count:,} other texts of {split} than this command has;"
+                f" {remedy}"
+            )

@@ -356,6 +356,7 @@ class Screening:
                     knobs=point.candidate.knobs,
                     split=self.split,
                     n_examples=len(point.texts),
+                    data=self.point.setting["data"],
                     quality=score.value,
                     quality_low=score.low,
                     quality_high=score.high,

@@ -239,7 +239,7 @@ def distinct_front(rows: Sequence[Row], max_loss: float) -> list[int]:
 def screen(screening: Screening, spec: ScreenSpec) -> ScreeningResult:
     """Decode the points over the record, predict their speeds, and write what was found.
 
-    Raises UserError if another process screens under the same name, if it holds rows of other data,
+    Raises UserError if another process screens under the same name, if it holds rows of another setting,
     and for a guarantee without speeds.
     """
     if spec.guarantee.loss is not None and not spec.timed_s:

@@ -21,7 +21,14 @@ from bild_lab.errors import UserError
 from bild_lab.screening import record_store as store
 from bild_lab.screening.candidates import grid_of, read_lists
 from bild_lab.screening.guarantee import GuaranteeSpec
-from bild_lab.screening.rows import Row, require_same_setting, with_front, write_rows
+from bild_lab.screening.rows import (
+    Row,
+    read_table,
+    require_same_setting,
+    with_front,
+    write_rows,
+    write_summary,
+)
 from bild_lab.screening.screen_spec import ScreenSpec
 from bild_lab.screening.screened_sweep import confirmation, to_confirm
 from scripts import screen as script
@@ -145,6 +152,12 @@ def test_a_grid_is_screened_confirmed_and_continued(screen: Command) -> None:
     last = json.loads(Path("outputs/grid/screen.json").read_text())
     assert last["recorded_target_calls"] == again["recorded_target_calls"]
     assert len(pd.read_csv("outputs/grid/screen.csv")) == 9
+    code, printed = screen(*lists, "dataset.metric=chrf")
+    assert code == 2 and "screened with metric bleu, this command has chrf; choose" in printed
+    code, printed = screen(*lists, "dataset.skip=1", "dataset.limit=2", "screen.confirmations=0")
+    assert code == 0, printed
+    code, printed = screen(*lists, "dataset.limit=2", "screen.confirmations=0")
+    assert code == 2 and "was screened on 2 other texts of validation" in printed
 
 
 _KILLED = """
@@ -277,7 +290,35 @@ def test_a_row_is_known_again_whatever_its_knobs_are(tmp_path: Path) -> None:
     assert len(pd.read_csv(tmp_path / "screen.csv")) == 1
 
 
-@pytest.mark.parametrize("key", ["dataset", "weights", "dtype", "weight_bits"])
+HASHES = ("12e456789012", "280573986041")  # as numbers they would be infinite and rounded
+
+
+def test_hashes_that_look_like_numbers_stay_as_they_are(tmp_path: Path) -> None:
+    text, point = HASHES
+    for place, confirmed in enumerate((point, "", "")):
+        own = replace(row(2.0, 40.0, window=place), data=text, confirmed=confirmed)
+        write_rows(tmp_path, [own])
+    table = read_table(tmp_path / "screen.csv")
+    assert list(table.data) == [text] * 3 and list(table.confirmed.dropna()) == [point]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "dataset",
+        "weights",
+        "dtype",
+        "weight_bits",
+        "draft",
+        "metric",
+        "prompt_template",
+        "device",
+        "hardware",
+        "threads",
+        "engine",
+        "code",
+    ],
+)
 def test_a_table_of_other_data_models_or_precision_is_not_added_to(
     key: str, tmp_path: Path
 ) -> None:
@@ -290,6 +331,26 @@ def test_a_table_of_other_data_models_or_precision_is_not_added_to(
         match=f"was screened with {key} {setting.get(key)}, this command has other; choose",
     ):
         require_same_setting(tmp_path, {**setting, key: "other"})
+
+
+def test_a_table_grows_by_other_splits_and_numbers_of_texts_but_by_no_other_limit_of_tokens(
+    tmp_path: Path,
+) -> None:
+    setting = {"split": "validation", "n_examples": 3, "data": HASHES[0], "repeats": 3}
+    setting |= {"decoding": {"max_new_tokens": 128, "temperature": 0.0}, "chat_template": ["{q}"]}
+    write_rows(tmp_path, [replace(row(2.0, 40.0), data=HASHES[0])])
+    write_summary(tmp_path, {"confirmed": [], "setting": setting})
+    other_data = {"data": HASHES[1]}
+    require_same_setting(tmp_path, setting)
+    require_same_setting(tmp_path, {**setting, **other_data, "split": "test"})
+    require_same_setting(tmp_path, {**setting, **other_data, "n_examples": 4, "repeats": 5})
+    with pytest.raises(UserError, match="was screened on 3 other texts of validation than this"):
+        require_same_setting(tmp_path, {**setting, **other_data})
+    shorter = {"decoding": {"max_new_tokens": 6, "temperature": 0.0}}
+    with pytest.raises(
+        UserError, match=r"decoding\.max_new_tokens 128, this command has 6; choose"
+    ):
+        require_same_setting(tmp_path, {**setting, **shorter})
 
 
 def test_a_confirmed_point_says_how_far_the_machine_drifted_from_the_cost_model() -> None:
