@@ -37,6 +37,7 @@ WANTED = (
 
 def run(cfg: DictConfig) -> None:
     """Screen, choose, confirm and print. Raises UserError for bad input."""
+    from bild_lab.lab.schema.formatting import counted
     from bild_lab.lab.sweep import measure_point
     from bild_lab.screening.candidates import grid_of  # late: torch takes seconds to load
     from bild_lab.screening.guarantee import require_losses
@@ -53,8 +54,6 @@ def run(cfg: DictConfig) -> None:
         require_losses(
             screening.point.scoring.lead, max(example.turn for example in screening.point.examples)
         )
-    if spec.confirmations or certifies:
-        screening.require_other_examples(spec.confirm)
     screened = screen(screening, spec)
     keys = (
         "points",
@@ -72,9 +71,14 @@ def run(cfg: DictConfig) -> None:
     if certifies:
         output.print(escape(screened.guarantee(spec)))
     screened.confirm(spec.confirm, measure_point)
+    shared = screened.summary["shared_texts"]
+    with_shared = f" (with {counted(shared, 'text')} of {spec.select})" if shared else ""
     for point in screened.summary["confirmed"]:
         output.print(
-            escape(f"chosen on {spec.select}, measured on {spec.confirm}: {confirmed(point)}")
+            escape(
+                f"chosen on {spec.select}, measured on {spec.confirm}{with_shared}:"
+                f" {confirmed(point)}"
+            )
         )
 
 

@@ -78,9 +78,10 @@ class Screening:
     """Points decoded over a record of their models.
 
     split: that points are chosen on. config_name: of the command. batch: examples that are recorded
-    at once, where the models decode batches and so many fit. keep: as in `ScreenSpec`. logged_forwards:
-    that the logged texts took, where texts are kept. Raises UserError for sampled decoding,
-    another baseline than the target, and policies that open no sessions.
+    at once, where the models decode batches and so many fit. keep: as in `ScreenSpec`. left_out:
+    prompts that are not decoded. logged_forwards: that the logged texts took, where texts are kept.
+    Raises UserError for sampled decoding, another baseline than the target, and policies that open
+    no sessions.
     """
 
     grid: CandidateGrid
@@ -88,6 +89,7 @@ class Screening:
     config_name: str
     batch: int = UNTIMED_BATCH
     keep: str = SCORES
+    left_out: frozenset[str] = frozenset()
     seconds: Counter[str] = field(default_factory=Counter)
     logged_forwards: Counter[str] = field(default_factory=Counter)
 
@@ -122,7 +124,8 @@ class Screening:
                 f" decoding.temperature={point.decoding.temperature}; set decoding=greedy, or"
                 " measure sampled points with run.py"
             )
-        return point
+        examples = [example for example in point.examples if example.prompt not in self.left_out]
+        return replace(point, examples=tuple(examples))
 
     @cached_property
     def folder(self) -> Path:
@@ -145,15 +148,29 @@ class Screening:
         require_no_nan(point.decoders[METHOD].running, requests[0])
         return requests
 
-    def require_other_examples(self, split: str) -> None:
-        """Raise UserError if this split has the examples that points are chosen on."""
-        held_out = prepare(self.config(self.grid.candidates[0], split))
-        prompts = {example.prompt for example in self.point.examples}
-        if prompts == {example.prompt for example in held_out.examples}:
+    def held_out(self, split: str) -> Screening:
+        """The screening of another split, without the texts that points are chosen on."""
+        return replace(self, split=split, left_out=self._prompts)
+
+    def shared_texts(self, split: str) -> int:
+        """How many texts of another split are among those that points are chosen on. Of a
+        conversation the first turn counts.
+
+        Raises UserError if all of them are.
+        """
+        other_point = replace(self, split=split).point
+        texts = [example for example in other_point.examples if example.continues is None]
+        shared = sum(example.prompt in self._prompts for example in texts)
+        if shared == len(texts):
             raise UserError(
-                f"{self.split} and {split} are the same examples; give dataset.path a folder with a"
-                " file for each split"
+                f"every text of {split} is one of {self.split} too; give dataset.path a folder with"
+                " a file for each split, or set screen.confirm to a split with other texts"
             )
+        return shared
+
+    @cached_property
+    def _prompts(self) -> frozenset[str]:
+        return frozenset(example.prompt for example in self.point.examples)
 
     def recorded_forwards(self) -> dict[str, int]:
         """How many forwards the record of these examples took: of the target, and of what drafts.

@@ -48,9 +48,15 @@ class ScreenSpec:
                 "points are confirmed by their predicted speed, and screen.timed_s=0 predicts none;"
                 " set screen.confirmations=0, or give seconds"
             )
-        held_out = self.confirmations or self.guarantee.loss is not None
-        if held_out and canonical_split(str(self.select)) == canonical_split(str(self.confirm)):
+        if self.uses_confirm and canonical_split(str(self.select)) == canonical_split(
+            str(self.confirm)
+        ):
             raise UserError(
                 f"screen.select and screen.confirm must be two splits, got {self.select!r} twice:"
                 " points would be reported on the texts they were chosen on; change one of them"
             )
+
+    @property
+    def uses_confirm(self) -> bool:
+        """Whether anything is measured or certified on `confirm`."""
+        return bool(self.confirmations) or self.guarantee.loss is not None

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.certificate import DEFECT, TIE
 from bild_lab.lab.point.prepare import prepare
-from bild_lab.lab.schema.formatting import point_label
+from bild_lab.lab.schema.formatting import counted, point_label
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
 from bild_lab.screening.guarantee import guarantee, order_of_testing
@@ -88,7 +88,7 @@ class ScreeningResult:
         speeds = np.array([row.predicted_speedup for row in self.rows])
         select_losses = self.screening.losses(self.screened)
         order = order_of_testing(goal, speeds, select_losses)
-        held_out = replace(self.screening, split=split)
+        held_out = self.screening.held_out(split)
         with Sweep(self.screening.folder).search_lock():
             decoded = held_out.decode([self.screened[place + 1].candidate for place in order])
         with self.screening.stage("guarantee", "certifying"):
@@ -114,6 +114,7 @@ class ScreeningResult:
             "method": "bootstrap" if tests.p_values is None else "betting",
             "split": split,
             "n": losses.count,
+            "left_out": self.summary["shared_texts"],
             "certified": certified,
             "policy": best and best.policy,
             "knobs": best and dict(best.knobs),
@@ -167,6 +168,8 @@ def in_words(guarantee: Mapping[str, Any], row: Row, mean: float) -> str:
     """
     point = point_label(row, list(row.knobs))
     metric, texts = guarantee["metric"], f"{guarantee['n']:,} texts of {guarantee['split']}"
+    if guarantee["left_out"]:
+        texts += f" (without {counted(guarantee['left_out'], 'text')} of {row.split})"
     bound = (
         f"mean loss of {metric} at most {guarantee['loss']:g} with probability"
         f" {guarantee['probability']:g}"
@@ -239,13 +242,14 @@ def distinct_front(rows: Sequence[Row], max_loss: float) -> list[int]:
 def screen(screening: Screening, spec: ScreenSpec) -> ScreeningResult:
     """Decode the points over the record, predict their speeds, and write what was found.
 
-    Raises UserError if another process screens under the same name, if it holds rows of another setting,
-    and for a guarantee without speeds.
+    Raises UserError if another process screens under the same name, if it holds rows of another
+    setting, for a guarantee without speeds, and if `select` has every text of `confirm`.
     """
     if spec.guarantee.loss is not None and not spec.timed_s:
         raise UserError(
             "a guarantee needs speeds, and screen.timed_s=0 predicts none; give seconds"
         )
+    shared_texts = screening.shared_texts(spec.confirm) if spec.uses_confirm else 0
     with Sweep(screening.folder).search_lock():
         require_same_setting(screening.folder, screening.point.setting)
         screened, model = screening.decode(screening.grid.candidates), None
@@ -259,6 +263,7 @@ def screen(screening: Screening, spec: ScreenSpec) -> ScreeningResult:
         with screening.stage("quality", "scoring"):
             rows = screening.rows(screened, model)
         summary = summary_of(screening, screened, model) | differences_of(timed, differing)
+        summary["shared_texts"] = shared_texts
         result = ScreeningResult(screening, screened, rows, model, summary, to_confirm(rows, spec))
         result.write()
     return result

@@ -20,6 +20,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.metrics.quality import metric_sums
 from bild_lab.lab.metrics.text_metrics import METRICS
 from bild_lab.screening import guarantee as module
+from bild_lab.screening.candidates import grid_of
 from bild_lab.screening.guarantee import (
     GuaranteeSpec,
     Losses,
@@ -32,6 +33,7 @@ from bild_lab.screening.guarantee import (
     require_losses,
     required_n,
 )
+from bild_lab.screening.screen import Screening
 from tests.screening.test_screen import Command
 
 ASKED = GuaranteeSpec(loss=0.1, probability=0.9)
@@ -233,6 +235,21 @@ def test_a_guarantee_that_cannot_be_is_refused(given: dict[str, Any]) -> None:
         require_losses("agreement", 2)
 
 
+def test_texts_that_points_were_chosen_on_are_left_out_of_a_guarantee(words: list[str]) -> None:
+    (data,) = [Path(word.partition("=")[2]) for word in words if word.startswith("dataset.path")]
+    rows = (data / "validation.jsonl").read_text().splitlines(keepends=True)
+    with (data / "test.jsonl").open("a") as stream:
+        stream.writelines(rows[1:])
+    (data / "train.jsonl").write_text(rows[0])
+    shared_words = [word for word in words if not word.startswith("screen.")]
+    screening = Screening(grid_of(shared_words, ["policy=bild"], "screen"), "validation", "screen")
+    assert screening.shared_texts("test") == 2
+    left = {example.prompt for example in screening.held_out("test").point.examples}
+    assert len(left) == 3 and not left & {one.prompt for one in screening.point.examples}
+    with pytest.raises(UserError, match="every text of train is one of validation too; give"):
+        screening.shared_texts("train")
+
+
 @pytest.mark.slow
 def test_the_command_certifies_or_says_what_would_be_enough(screen: Command) -> None:
     lists = [
@@ -272,3 +289,19 @@ def test_the_command_certifies_or_says_what_would_be_enough(screen: Command) -> 
     assert code == 0 and "no certificate, as bleu is no mean over texts; a bootstrap" in printed
     code, printed = screen(*lists, *strict, "screen.timed_s=0")
     assert code == 2 and "a guarantee needs speeds" in printed
+
+
+@pytest.mark.slow
+def test_the_command_says_how_many_texts_both_splits_have(
+    screen: Command, words: list[str]
+) -> None:
+    (data,) = [Path(word.partition("=")[2]) for word in words if word.startswith("dataset.path")]
+    with (data / "test.jsonl").open("a") as stream:
+        stream.write((data / "validation.jsonl").read_text().splitlines(keepends=True)[0])
+    lists = ["policy=bild", "policy.fallback=0.2,0.9", "dataset.metric=chrf"]
+    code, printed = screen(*lists, "screen.guarantee.loss=0.9", "screen.confirmations=1")
+    assert code == 0, printed
+    assert "certified on 3 texts of test (without 1 text of validation)" in printed
+    assert "measured on test (with 1 text of validation): bild" in printed
+    summary = json.loads(Path("outputs/grid/screen.json").read_text())
+    assert summary["guarantee"]["left_out"] == summary["shared_texts"] == 1
