@@ -2,9 +2,11 @@
 
 As its evaluation/speed.py has it (Xia et al., 2024, Table 2): a question's tokens a second are
 those of all its turns together; a task's speedup is the mean over its questions, divided by the
-baseline's mean; MT-Bench's eight categories are one task; mean accepted tokens are tokens a
-verification. These are ratios of means, without pairs or intervals: a sweep's own table has those.
-A question of which a server failed to give a text counts nowhere.
+baseline's mean; MT-Bench's eight categories are one task. Mean accepted tokens are those that a
+verification appends before the text is cut at its end (evaluation/inference_medusa.py): the
+target's own token after an accepted end token counts, which our tokens a target call leave out. These
+are ratios of means, without pairs or intervals: a sweep's own table has those. A question of which a
+server failed to give a text counts nowhere.
 """
 
 from __future__ import annotations

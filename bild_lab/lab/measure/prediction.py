@@ -251,20 +251,20 @@ def speculation_profile(
     The fields and their meaning are those of schema 1.0 of NVIDIA Model-Optimizer's pull request
     2247, as it stood open in September 2026
     (examples/specdec_bench/specdec_bench/speculation_profile.py): an acceptance length counts the
-    target's own token, marginal rate i is the share of verified drafts of which the first i + 1
-    tokens were accepted, conditional rate i the same among those of which the first i were: where a
-    draft ended counts as a rejection. Not known from there, and so ours: what a checkpoint's
-    dictionary holds, the names of methods, the verification "tree", and all of
-    `measurement_conditions`.
+    tokens that a verification emitted, the target's own among them, marginal rate i is the share of
+    verified drafts of which the first i + 1 tokens were accepted, conditional rate i the same among
+    those of which the first i were: where a draft ended counts as a rejection. After an accepted
+    token that ends the text the target's own is not emitted, so the mean length may be less than 1
+    plus all marginal rates. Not known from there, and so ours: what a checkpoint's dictionary holds,
+    the names of methods, the verification "tree", and all of `measurement_conditions`.
     """
-    lengths = [
-        [
-            example_round.accepted + 1
-            for example_round in example.rounds
-            if example_round.next_token is not None
-        ]
+    lengths = [acceptance_lengths(example) for example in examples]
+    accepted = Counter(
+        example_round.accepted
         for example in examples
-    ]
+        for example_round in example.rounds
+        if example_round.next_token is not None
+    )
     histogram, counts, setting = (
         Counter(chain.from_iterable(lengths)),
         result.counts,
@@ -275,7 +275,7 @@ def speculation_profile(
         return {"schema_version": PROFILE_SCHEMA, "measured": False, "note": note}
     longest, steps = len(counts.judged_by_position), histogram.total()
     marginal = [
-        sum(histogram[length] for length in histogram if length > i + 1) / steps
+        sum(count for accepted_tokens, count in accepted.items() if accepted_tokens > i) / steps
         for i in range(longest)
     ]
     by_category: dict[str, list[int]] = defaultdict(list)
@@ -342,6 +342,24 @@ def speculation_profile(
         },
         "validation": None,
     }
+
+
+def acceptance_lengths(example: MeasuredExample) -> list[int]:
+    """How many tokens each verification of a text emitted."""
+    lengths = [
+        example_round.accepted + 1
+        for example_round in example.rounds
+        if example_round.next_token is not None
+    ]
+    unverified = sum(
+        example_round.accepted
+        for example_round in example.rounds
+        if example_round.next_token is None
+    )
+    # more than the text has where an accepted token ended it
+    if lengths and sum(lengths) + unverified > len(example.token_ids):
+        lengths[-1] -= 1
+    return lengths
 
 
 def read_profile(folder: Path) -> Mapping[str, Any] | None:

@@ -13,6 +13,7 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.prediction import (
     PROFILE,
+    acceptance_lengths,
     best_window,
     read_profile,
     speculation_profile,
@@ -29,10 +30,13 @@ from tests.report.sample import (
 )
 
 
-def text(*accepted: int, category: str | None = None, drafted: int = 3) -> MeasuredExample:
-    """A text of rounds that each drafted so many tokens."""
+def text(
+    *accepted: int, category: str | None = None, drafted: int = 3, ends_in_draft: bool = False
+) -> MeasuredExample:
+    """A text of rounds that each drafted so many tokens. ends_in_draft: by the last accepted one."""
     rounds = [{"drafted": [1] * drafted, "accepted": one} for one in accepted]
-    return sample_example(category=category, rounds=rounds)
+    token_ids = [1] * (sum(accepted) + len(accepted) - ends_in_draft)
+    return sample_example(category=category, rounds=rounds, token_ids=token_ids)
 
 
 def profile(
@@ -62,6 +66,27 @@ def test_the_rates_are_those_of_the_lengths() -> None:
     gap = profile(text(0, 0, 2, 2, 2), longest=2)  # a length that no round has
     assert gap["marginal_accept_rates"] == pytest.approx([0.6, 0.6])
     assert gap["conditional_accept_rates"] == pytest.approx([0.6, 1.0])
+
+
+def test_a_token_after_an_accepted_end_is_not_emitted_and_lowers_no_rate() -> None:
+    texts = [
+        text(1, 2, category="writing", ends_in_draft=True),
+        text(0, 3, category="math", ends_in_draft=True),
+        text(2, category="math"),
+    ]
+    found = profile(*texts)
+    emitted = sum(len(one.token_ids) for one in texts)
+    assert found["acceptance_length_histogram"] == {"1": 1, "2": 2, "3": 2}
+    assert found["mean_accept_length"] == pytest.approx(emitted / 5) == pytest.approx(11 / 5)
+    assert found["accept_length_by_k"] == {"3": found["mean_accept_length"]}
+    assert found["mean_accept_length_per_request"] == pytest.approx((4 / 2 + 4 / 2 + 3) / 3)
+    means = {name: one["mean_accept_length"] for name, one in found["per_category"].items()}
+    assert means == {"writing": 2.0, "math": pytest.approx(7 / 3)}
+    assert found["marginal_accept_rates"] == pytest.approx([4 / 5, 3 / 5, 1 / 5])
+    tail = {"drafted": [1, 1], "accepted": 2, "next_token": None}  # returned without verification
+    verified = {"drafted": [1], "accepted": 1}
+    unverified = sample_example(rounds=[verified, tail], token_ids=[1] * 4)
+    assert acceptance_lengths(unverified) == [2]
 
 
 def test_it_says_by_category_and_how_drafts_were_verified() -> None:
