@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
-from bild_lab.engine.models.checkpoint.pieces import begin_of_text
+from bild_lab.engine.models.checkpoint.pieces import prompt_tokens
 from bild_lab.errors import UserError
 from bild_lab.lab.data.prompts import Example, cut_sources
 from bild_lab.ranks import launched
@@ -78,16 +78,15 @@ def tokenize(
     decoder's prompt without tokens.
     """
     tokenized = []
-    count = lambda prompt: len(tokenizer(prompt, verbose=False)["input_ids"])  # noqa: E731
+    count = lambda prompt: len(prompt_tokens(tokenizer, [prompt])[0])  # noqa: E731
     examples = cut_sources(examples, max_source_tokens, count)
     for start in range(0, len(examples), _CHUNK):
         chunk = examples[start : start + _CHUNK]
-        prompts = tokenizer([example.prompt for example in chunk], verbose=False)["input_ids"]
+        prompts = prompt_tokens(tokenizer, [example.prompt for example in chunk])
         references = tokenizer(
             [example.references[0] for example in chunk], add_special_tokens=False, verbose=False
         )
         for example, prompt, reference in zip(chunk, prompts, references["input_ids"], strict=True):
-            prompt = prompt or begin_of_text(tokenizer)
             if not prompt and not encoder_decoder:
                 raise UserError(
                     f"the prompt of example {example.id} has no tokens; a decoder needs at"

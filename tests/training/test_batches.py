@@ -117,6 +117,15 @@ def test_prompts_are_tokenized_as_for_decoding(name: str, checkpoints: Path) -> 
         assert tokenized.prompt.tolist() == list(decoded)
 
 
+def test_a_start_token_that_the_prompt_has_is_not_added_again(checkpoints: Path) -> None:
+    checkpoint, prompt = Checkpoint(str(checkpoints / "llama")), "<s>w5 w6 w7"
+    for longest in (None, 3):
+        example = replace(EXAMPLE, prompt=prompt)
+        (tokenized,) = tokenize([example], checkpoint.tokenizer, False, longest, 20)
+        assert tokenized.prompt.tolist() == [START, 5, 6, 7][: longest or 4]
+    assert list(checkpoint.source(prompt).prompt) == [START, 5, 6, 7]
+
+
 def test_every_pass_has_every_example_once() -> None:
     order = list(BatchOrder([3, 1, 4, 1, 5, 9, 2, 6], batch_size=4, steps=6, seed=0))
     assert len(order) == 24

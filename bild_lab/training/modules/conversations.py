@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.pieces import once_started
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import Template
 from bild_lab.lab.data.prompts import Example
@@ -74,13 +75,16 @@ def _conversation(
         answers.append((len(text), len(text) + len(turn.references[0])))
         text += turn.references[0]
     encoded = base.tokenizer(text, return_offsets_mapping=True, verbose=False)
-    ids = np.array([*encoded["input_ids"], base.tokenizer.eos_token_id])
-    starts, stops = np.array([*encoded["offset_mapping"], (len(text), len(text))]).T
+    tokens = once_started(base.tokenizer, text, encoded["input_ids"])
+    offsets = encoded["offset_mapping"][-len(tokens) :]
+    ids = np.array([*tokens, base.tokenizer.eos_token_id])
+    starts, stops = np.array([*offsets, (len(text), len(text))]).T
     learned = np.zeros(len(ids), bool)
     for start, stop in answers:
         learned |= (starts < stop) & (stops > start)
-        # the template's, after an answer
-        learned |= (starts == stop) & (ids == base.tokenizer.eos_token_id)
+        # the template's, after an answer and white space
+        next_text = len(text) - len(text[stop:].lstrip())
+        learned |= (starts == next_text) & (ids == base.tokenizer.eos_token_id)
     length, ids, learned = len(ids), ids[:longest], learned[:longest]
     answer_start = int(learned.argmax()) if learned.any() else len(ids)
     return Conversation(

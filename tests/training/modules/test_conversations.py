@@ -132,6 +132,25 @@ def test_only_answers_and_the_end_tokens_after_them_are_learned(
         list(tokenize_conversations(Checkpoint(str(checkpoints / "t5")), CHAT, turns, 9))
 
 
+def test_an_end_token_after_white_space_is_learned_and_one_start_token_read(
+    tmp_path: Path, checkpoints: Path
+) -> None:
+    """As Llama's template writes turns, here with the start token in the prompt."""
+    base = OneRowCheckpoint(str(checkpoints / "llama"))
+    templates = {"next_turn_template": " {answer} </s><s>w20 {question} w21"}
+    begun = {"chat_template": "{question}", "prompt_template": "<s>w20 {source} w21"}
+    of = replace(SPEC, path=file(tmp_path, TALK), history=None, **templates, **begun)
+    (found,) = tokenize_conversations(
+        base, of.templates[0], load_examples(of, unanswered=True), longest=100
+    )
+    line = found.row(100)
+    assert line.tokens.tolist() == [
+        *[START, 20, 4, 5, 21, 6, 7, END],
+        *[START, 20, 8, 21, 9, 10, 11, END],
+    ]
+    assert line.tokens[line.learned].tolist() == [6, 7, END, 9, 10, 11, END]
+
+
 def test_heads_train_on_a_file_of_conversations(
     command: Command, checkpoints: Path, tmp_path: Path
 ) -> None:

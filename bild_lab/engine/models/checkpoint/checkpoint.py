@@ -40,7 +40,7 @@ from bild_lab.engine.models.checkpoint.hub import (
     note_commit,
     require_hub,
 )
-from bild_lab.engine.models.checkpoint.pieces import METASPACE, Pieces, begin_of_text, piece_of
+from bild_lab.engine.models.checkpoint.pieces import METASPACE, Pieces, piece_of, prompt_tokens
 from bild_lab.engine.models.checkpoint.weight_files import (
     holds_weights,
     in_folder,
@@ -310,10 +310,7 @@ class Checkpoint:
         limit = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
         if isinstance(prompt, str):
             require_unicode("a prompt", prompt)
-            ids = self.tokenizer(prompt, verbose=False, **limit)["input_ids"] or begin_of_text(
-                self.tokenizer
-            )
-            ids = self._once_started(prompt, ids)
+            (ids,) = prompt_tokens(self.tokenizer, [prompt], **limit)
         elif prompt and isinstance(prompt[0], Mapping):
             ids = self.chat_tokens(prompt, ChatSettings())[:max_tokens]
         else:
@@ -338,18 +335,6 @@ class Checkpoint:
         written = "".join(piece or "" for piece in pieces)
         spaces = len(written) - len(written.lstrip(METASPACE))
         return " " * spaces + text.lstrip(" ") if spaces else text
-
-    def _once_started(self, text: str, ids: list[int]) -> list[int]:
-        """The tokens without the start token that was added to a text that has it, as chat
-        templates write it.
-        """
-        start = self.tokenizer.bos_token
-        twice = (
-            start is not None
-            and text.startswith(start)
-            and ids[:2] == [self.tokenizer.bos_token_id] * 2
-        )
-        return ids[1:] if twice else ids
 
     def chat_tokens(self, messages: Sequence[Mapping[str, str]], chat: ChatSettings) -> list[int]:
         """The messages of a chat as token ids.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -193,3 +193,29 @@ def begin_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     has none.
     """
     return [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+
+
+def prompt_tokens(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **limits: Any
+) -> list[list[int]]:
+    """Prompts as token ids, with the tokenizer's special tokens, an empty one as the begin-of-text
+    token alone.
+
+    limits: options of the tokenizer that cut them.
+    """
+    found = tokenizer(list(texts), verbose=False, **limits)["input_ids"]
+    return [
+        once_started(tokenizer, text, ids or begin_of_text(tokenizer))
+        for text, ids in zip(texts, found, strict=True)
+    ]
+
+
+def once_started(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int]) -> list[int]:
+    """The tokens without the start token that was added to a text that has it, as chat templates
+    write it.
+    """
+    start = tokenizer.bos_token
+    twice = (
+        start is not None and text.startswith(start) and ids[:2] == [tokenizer.bos_token_id] * 2
+    )
+    return ids[1:] if twice else ids
