@@ -51,9 +51,10 @@ class ValidationSpec:
 def run(cfg: DictConfig) -> None:
     """Train, and print where the checkpoint is. Raises UserError for bad input."""
     # late: torch takes seconds to load
+    from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.training.finetune import finetune, finetune_best
     from bild_lab.training.folder import TrainingFolder
-    from bild_lab.training.reports import dataset_words, print_closing
+    from bild_lab.training.reports import dataset_words, print_closing, print_decoding
 
     status_line.enter("reading the data")
     job, rates = finetuning_job(cfg)
@@ -74,7 +75,8 @@ def run(cfg: DictConfig) -> None:
         )
     )
     words = [f"pair.target={job.folder}/checkpoint", "pair.draft=null", "policy=vanilla"]
-    output.print(escape(f"decode with it: python run.py {shlex.join([*words, *dataset_words()])}"))
+    command = f"python run.py {shlex.join([*words, *dataset_words()])}"
+    print_decoding(command, dataset_words(), typed(DatasetSpec, cfg.dataset, "dataset"))
     print_closing(job.logger)
 
 
@@ -115,6 +117,7 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
             "a training learns the texts of dataset.reference_column, not programs with tests; "
             "set dataset.reference_template=null and another metric than pass_at_1"
         )
+    dataset = with_text_template(dataset, start)
     train, validation = examples(dataset, typed(ValidationSpec, cfg.validation, "validation"))
     job = FinetuningJob(
         start=start,
@@ -150,11 +153,30 @@ def starting_point(cfg: DictConfig, max_target_tokens: int) -> StartingPoint:
     return FromCheckpoint(configured_checkpoint(cfg))
 
 
+def with_text_template(dataset: DatasetSpec, start: StartingPoint) -> DatasetSpec:
+    """The dataset with the chat template of the starting point's tokenizer as text, where it asks
+    for that. Raises UserError for a tokenizer that is yet to be trained.
+    """
+    from bild_lab.lab.data.dataset_spec import CHECKPOINT, for_model
+
+    if start.checkpoint is not None:
+        return for_model(dataset, start.checkpoint)
+    if dataset.chat_template == (CHECKPOINT,):
+        raise UserError(
+            f"dataset.chat_template={CHECKPOINT}: a tokenizer that is trained anew has no chat"
+            " template; set model.tokenizer=DIR, or give dataset.chat_template as text"
+        )
+    return dataset
+
+
 def examples(
     dataset: DatasetSpec, validation: ValidationSpec
 ) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
-    """Training and validation examples. Raises UserError if there are none of either."""
-    from bild_lab.lab.data.examples import load_examples
+    """Training and validation examples.
+
+    Raises UserError if there are none of either, or if validation would have training examples.
+    """
+    from bild_lab.lab.data.examples import load_examples, same_rows
 
     train = load_examples(dataset)
     if validation.split is None:
@@ -165,13 +187,18 @@ def examples(
             )
         return train[: -validation.limit], train[-validation.limit :]
     try:
-        return train, load_examples(
-            replace(dataset, split=validation.split, limit=validation.limit)
-        )
+        held_out = load_examples(replace(dataset, split=validation.split, limit=validation.limit))
     except UserError as error:
         raise UserError(
             f"validation.split: {error}; null holds out training examples instead"
         ) from error
+    if same_rows(dataset, validation.split):
+        raise UserError(
+            f"validation.split={validation.split} has the rows of dataset.split={dataset.split}, so"
+            " training examples would choose the best weights; set validation.split=null to hold"
+            " out the last of them, or give dataset.path a folder with a file for each split"
+        )
+    return train, held_out
 
 
 @hydra_main("finetune")

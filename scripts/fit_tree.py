@@ -21,6 +21,7 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.config.compose import hydra_main
 from bild_lab.lab.config.console import output, status_line
 from bild_lab.lab.config.entrypoint import refusing, run_application
+from bild_lab.lab.config.schemas import typed
 
 
 def fit(cfg: DictConfig) -> None:
@@ -31,11 +32,13 @@ def fit(cfg: DictConfig) -> None:
     import torch  # late, as it takes seconds to load
 
     from bild_lab.engine.methods.candidates import CandidateDrafter
+    from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.lab.point.decoder import METHOD
     from bild_lab.lab.point.history import requests_of
     from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.lab.point.prepare import prepare
     from bild_lab.screening.tree_fitting import describe_tree, fit_tree
+    from bild_lab.training.reports import dataset_words, decodes_same_texts
 
     point = prepare(cfg)
     decoder = point.decoders[METHOD]
@@ -62,6 +65,11 @@ def fit(cfg: DictConfig) -> None:
     write_atomically(file, json.dumps(tree).encode())
     output.print(escape(describe_tree(tree)))
     output.print(escape(f"decode with it: policy={point.policy} policy.tree={file}"))
+    if decodes_same_texts(dataset_words(), typed(DatasetSpec, cfg.dataset, "dataset")):
+        output.print(
+            "a run on these data decodes the texts that the tree was fitted to; give dataset.path a"
+            " folder with a file for each split"
+        )
 
 
 @hydra_main("fit_tree")

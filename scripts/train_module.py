@@ -54,7 +54,7 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
     from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.training.modules.ngrams import estimate, reference_tokens
-    from bild_lab.training.reports import dataset_words
+    from bild_lab.training.reports import dataset_words, print_decoding
 
     pair, folder, dataset = checked(cfg)
     if dataset.reference_column is None:
@@ -82,7 +82,7 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
     order = [] if table.order == 2 else ["policy.order=1"]
     target = [f"pair.target={pair.target}", "pair.draft=null"]
     words = shlex.join(["policy=ngram", *order, f"policy.table={path}", *target, *dataset_words()])
-    output.print(escape(f"decode with it: python run.py {words}"))
+    print_decoding(f"python run.py {words}", dataset_words(), dataset)
 
 
 def checked(cfg: DictConfig) -> tuple[PairSpec, Path, DatasetSpec]:

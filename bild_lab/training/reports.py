@@ -4,16 +4,22 @@ to decode with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from rich.markup import escape
 from transformers import TrainerCallback
 
-from bild_lab.lab.config.console import ProgressBar, console, progress_bar
+from bild_lab.errors import UserError
+from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.config.console import ProgressBar, console, output, progress_bar
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import same_rows
 from bild_lab.lab.point.load import build
 from bild_lab.ranks import launched
 
@@ -124,6 +130,33 @@ class LogToRun(TrainerCallback):
                 {"best": state.best_metric, "best_step": state.best_global_step}
             )
         self._run.finish()
+
+
+def print_decoding(command: str, words: Sequence[str], dataset: DatasetSpec) -> None:
+    """Print a command that decodes with what was trained, and whether it decodes the very texts.
+
+    words: those of the command that choose its dataset. dataset: what was trained on.
+    """
+    output.print(escape(f"decode with it: {command}"))
+    if decodes_same_texts(words, dataset):
+        output.print(
+            "these texts were trained on, so their scores tell little; set dataset.split or"
+            " dataset.path to others"
+        )
+
+
+def decodes_same_texts(words: Sequence[str], dataset: DatasetSpec) -> bool:
+    """Whether a run with these words, which name no split, decodes the rows of `dataset`; False
+    where that cannot be told.
+    """
+    group = next(word for word in words if word.startswith("dataset="))
+    try:
+        split = replace(dataset, split=compose_config([group]).dataset.split).split
+        # the hub is not asked again for a note
+        named = dataset if dataset.path else replace(dataset, hub_data_dir=None)
+        return same_rows(named, split)
+    except (UserError, HydraException):  # data that have moved, or no such split or group
+        return False
 
 
 def dataset_words() -> list[str]:

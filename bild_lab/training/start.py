@@ -55,14 +55,14 @@ class SpecialTokens:
 class FromCheckpoint:
     """Start from a checkpoint's weights and tokenizer.
 
-    Raises UserError if they do not fit; reads no weights.
+    checkpoint: where both are. Raises UserError if they do not fit; reads no weights.
     """
 
     trains_tokenizer = False
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         checkpoint.check()
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         require_fitting_tokenizer(
             checkpoint.tokenizer, checkpoint.config, checkpoint.end_tokens, checkpoint.path
         )
@@ -71,15 +71,15 @@ class FromCheckpoint:
     @property
     def identity(self) -> dict[str, Any]:
         """What decides the first weights, under the user's own dotted keys."""
-        return {"model.weights": self._checkpoint.fingerprint}
+        return {"model.weights": self.checkpoint.fingerprint}
 
     def tokenizer(self, texts: Iterable[str]) -> PreTrainedTokenizerBase:
         """The model's own."""
-        return self._checkpoint.tokenizer
+        return self.checkpoint.tokenizer
 
     def special_tokens(self, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
         """Token ids that training and decoding need."""
-        checkpoint = self._checkpoint
+        checkpoint = self.checkpoint
         pad = next(
             (
                 token_id
@@ -94,7 +94,7 @@ class FromCheckpoint:
 
     def model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """The weights, in float32 on the CPU."""
-        return self._checkpoint.weights(torch.float32)
+        return self.checkpoint.weights(torch.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,18 +143,19 @@ class FreshModel:
 class FromScratch:
     """Start from random weights, with a tokenizer trained on the texts or taken from a checkpoint.
 
-    Its methods are those of `FromCheckpoint`. Random weights come from the global generator.
+    Its methods are those of `FromCheckpoint`. checkpoint: where the tokenizer is; None if it is
+    trained. Random weights come from the global generator.
     """
 
     def __init__(self, fresh: FreshModel, max_target_tokens: int) -> None:
         self._fresh, self._longest = fresh, max_target_tokens
         self.name, self.config = f"random weights ({fresh.name})", fresh.configuration()
-        self._shared = None
+        self.checkpoint: Checkpoint | None = None
         if fresh.tokenizer is not None:
             # of which no weights are read
-            self._shared = Checkpoint(fresh.tokenizer, allow_pickles=True)
-        self.trains_tokenizer = self._shared is None
-        if (shared := self._shared) is not None:
+            self.checkpoint = Checkpoint(fresh.tokenizer, allow_pickles=True)
+        self.trains_tokenizer = self.checkpoint is None
+        if (shared := self.checkpoint) is not None:
             shared.check()
             if shared.encoder_decoder != self.config.is_encoder_decoder:
                 kinds = {True: "an encoder–decoder", False: "a decoder"}
@@ -166,14 +167,14 @@ class FromScratch:
 
     @property
     def identity(self) -> dict[str, Any]:
-        shared = None if self._shared is None else content_hash(self._shared.vocabulary)
+        shared = None if self.checkpoint is None else content_hash(self.checkpoint.vocabulary)
         config = {f"model.config.{key}": value for key, value in self._fresh.config.items()}
         pieces = {"model.vocabulary": self._fresh.vocabulary, "model.pieces": self._fresh.pieces}
         return {**config, **pieces, "model.tokenizer": shared}
 
     def tokenizer(self, texts: Iterable[str]) -> PreTrainedTokenizerBase:
-        if self._shared is not None:
-            return self._shared.tokenizer
+        if self.checkpoint is not None:
+            return self.checkpoint.tokenizer
         return train_tokenizer(
             texts, self._fresh.vocabulary, self.config.is_encoder_decoder, self._fresh.pieces
         )

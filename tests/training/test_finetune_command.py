@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 import bild_lab
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_config, config_dir
 from bild_lab.lab.config.schemas import typed
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.training.reports import print_decoding
+from bild_lab.training.start import FromCheckpoint
 from bild_lab.training.train_spec import TrainSpec
 from scripts import finetune
+from scripts.finetune import ValidationSpec
 from tests.training.jobs import losses, write_dataset
 from tests.training.printed import printed_point
 from tests.training.processes import TWO, finished, killed_when, started
@@ -114,6 +121,52 @@ def test_training_examples_can_be_held_out_for_validation(
     assert (metrics["train_examples"], metrics["validation_examples"]) == (23, 7)
 
 
+def test_one_file_is_not_both_splits(dataset: list[str], tmp_path: Path) -> None:
+    """Fault: a file that serves as any split gave its first rows as validation too."""
+    file = Path(dataset[1].partition("=")[2]) / "train.jsonl"
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_bytes(file.read_bytes())
+    columns = {"source_column": "de", "reference_column": "en", "metric": "bleu"}
+    spec = DatasetSpec(name="pairs", path=str(pairs), split="train", **columns)
+    for path in (pairs, tmp_path):
+        with pytest.raises(UserError, match=r"set validation\.split=null to hold out the last"):
+            finetune.examples(replace(spec, path=str(path)), ValidationSpec("validation", 5))
+    train, held_out = finetune.examples(spec, ValidationSpec(None, 5))
+    assert (len(train), len(held_out)) == (25, 5) and not {*train} & {*held_out}
+    apart = replace(spec, path=str(file.parent), limit=9)
+    assert [len(part) for part in finetune.examples(apart, ValidationSpec("val", 5))] == [9, 5]
+
+
+def test_a_command_says_that_it_decodes_what_was_trained_on(
+    dataset: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"de": "Ja.", "en": "Yes."}\n')
+    apart = dataset[1].partition("=")[2]
+    columns = {"source_column": "de", "reference_column": "en", "metric": "bleu"}
+    said = {}
+    for group, path in (
+        ("local", str(pairs)),
+        ("multi30k", apart),
+        ("local", "gone"),
+        ("NAME", apart),
+    ):
+        spec = DatasetSpec(name=None, path=path, split="train", **columns)
+        print_decoding("python run.py", [f"dataset={group}"], spec)
+        said[group, path] = "these texts were trained on" in capsys.readouterr().out
+    assert [pair for pair, learned in said.items() if learned] == [("local", str(pairs))]
+
+
+def test_a_checkpoints_own_chat_template_is_learned(dataset: list[str], checkpoints: Path) -> None:
+    start = FromCheckpoint(Checkpoint(str(checkpoints / "llama")))
+    start.checkpoint.tokenizer.chat_template = (
+        "{{ bos_token }}{% for turn in messages %}w20 {{ turn.content }} w21{% endfor %}"
+    )
+    words = compose_config(["template=chat", *dataset], "finetune").dataset
+    written = finetune.with_text_template(typed(DatasetSpec, words, "dataset"), start)
+    assert written.chat_template == ("w20 {question} w21",)
+
+
 @pytest.mark.slow
 def test_curves_go_to_weights_and_biases_offline(command: Command, dataset: list[str]) -> None:
     words = ["logger=wandb", "logger.mode=offline", "train.max_steps=2"]
@@ -166,6 +219,14 @@ BAD_INPUT = {
         "a training learns the texts of dataset.reference_column, not programs with tests",
     ),
     "missing split": ([*TINY, "validation.split=test"], "null holds out training examples instead"),
+    "one split twice": (
+        [*TINY, "dataset.split=val", "validation.limit=3"],
+        "validation.split=validation has the rows of dataset.split=val, so training examples",
+    ),
+    "a chat template that is yet to be trained": (
+        [*TINY, "template=chat"],
+        "a tokenizer that is trained anew has no chat template; set model.tokenizer=DIR",
+    ),
     "nothing left": (
         [*TINY, "validation.split=null"],
         "validation.limit=200 leaves none to train on",
@@ -177,7 +238,7 @@ BAD_INPUT = {
 }
 
 
-@pytest.mark.fast("misspelt key", "programs to learn")
+@pytest.mark.fast("misspelt key", "programs to learn", "one split twice")
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gives_one_line_and_leaves_nothing(
     case: str, command: Command, dataset: list[str]

@@ -92,6 +92,23 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
     return examples
 
 
+def same_rows(spec: DatasetSpec, split: str) -> bool:
+    """Whether another split has the rows of `spec.split`: it is the same one, or one file serves as
+    both.
+
+    Raises UserError if one of them is missing.
+    """
+    if canonical_split(split) == canonical_split(spec.split):
+        return True
+    # where a row is, names a file; of other datasets of the hub only the number of the row
+    in_files = spec.path or spec.hub_data_dir
+    return bool(in_files) and _first_place(spec) == _first_place(replace(spec, split=split))
+
+
+def _first_place(spec: DatasetSpec) -> str | None:
+    return next((where for where, _ in _rows(spec)), None)
+
+
 @lru_cache(maxsize=4)
 def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
     """The dataset's examples, read once per process.

@@ -48,6 +48,7 @@ from bild_lab.training.reports import (
     answers_bar,
     dataset_words,
     print_closing,
+    print_decoding,
     training_logger,
 )
 from bild_lab.training.run import TrainingJob, TrainingRun, isolated
@@ -322,5 +323,5 @@ def train_and_report(job: FrozenJob) -> None:
         )
     place = job.folder / job.spec.result_name
     output.print(escape(f"{place}: {metrics['steps']:,} steps, loss {metrics['loss']:.3f}{scores}"))
-    output.print(escape(f"decode with it: {job.command}"))
+    print_decoding(job.command, job.calibration.dataset_words, job.calibration.dataset)
     print_closing(job.logger)

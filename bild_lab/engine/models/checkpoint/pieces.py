@@ -215,7 +215,5 @@ def once_started(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int]) 
     write it.
     """
     start = tokenizer.bos_token
-    twice = (
-        start is not None and text.startswith(start) and ids[:2] == [tokenizer.bos_token_id] * 2
-    )
+    twice = start is not None and text.startswith(start) and ids[:2] == [tokenizer.bos_token_id] * 2
     return ids[1:] if twice else ids
