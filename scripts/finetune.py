@@ -177,15 +177,20 @@ def examples(
     Raises UserError if there are none of either, or if validation would have training examples.
     """
     from bild_lab.lab.data.examples import load_examples, same_rows
+    from bild_lab.lab.data.prompts import questions_of
 
     train = load_examples(dataset)
     if validation.split is None:
-        if len(train) <= validation.limit:
+        questions, kept = questions_of([each.id for each in train]), len(train) - validation.limit
+        # no question is on both sides, in another template or in a later turn
+        while kept > 0 and questions[kept - 1] == questions[kept]:
+            kept -= 1
+        if kept <= 0:
             raise UserError(
                 f"dataset {dataset.name} has {len(train)} examples, of which"
                 f" validation.limit={validation.limit} leaves none to train on; lower it"
             )
-        return train[: -validation.limit], train[-validation.limit :]
+        return train[:kept], train[kept:]
     try:
         held_out = load_examples(replace(dataset, split=validation.split, limit=validation.limit))
     except UserError as error:

@@ -17,13 +17,14 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.errors import UserError, require_whole
+from bild_lab.lab.data.prompts import questions_of
 from bild_lab.ranks import launched
 from bild_lab.training.answers import END, Calibration, TargetAnswer
 from bild_lab.training.batches import (
     AnsweredExample,
     Collator,
     TokenizedExample,
-    spread_evenly,
+    spread_over_questions,
 )
 from bild_lab.training.distillation import (
     Teaching,
@@ -110,7 +111,7 @@ def require_fits(calibration: Calibration, small: Checkpoint) -> None:
 def split_answers(
     calibration: Calibration, held_out: int
 ) -> tuple[list[TargetAnswer], list[TargetAnswer]]:
-    """Answers to train on and held-out answers, which are spread evenly over the data.
+    """Answers to train on and held-out answers, which are spread evenly over the questions.
 
     Answers that a length limit or a stop string cut are left out: the drafter would learn to end
     where the target does not. Raises UserError if no answers are left to train on.
@@ -123,7 +124,11 @@ def split_answers(
             " or make calibration data with more (dataset.limit) or longer"
             " (decoding.max_new_tokens) answers"
         )
-    held_out_indices = dict.fromkeys(spread_evenly(held_out, len(complete)))
+    ids = [answer.id for answer in calibration.answers]
+    questions = dict(zip(ids, questions_of(ids), strict=True))
+    held_out_indices = dict.fromkeys(
+        spread_over_questions(held_out, [questions[answer.id] for answer in complete])
+    )
     return [answer for at, answer in enumerate(complete) if at not in held_out_indices], [
         complete[at] for at in held_out_indices
     ]

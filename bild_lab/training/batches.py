@@ -239,3 +239,21 @@ def evaluation_batches(lengths: Sequence[int], batch_size: int) -> Iterator[list
 def spread_evenly(count: int, among: int) -> list[int]:
     """`count` indices spread evenly over range(among), in order."""
     return [index * among // count for index in range(count)]
+
+
+def spread_over_questions(count: int, questions: Sequence[str]) -> list[int]:
+    """The indices of `count` answers to hold out, spread evenly over their questions, in order.
+
+    questions: of each answer, more than `count`. All answers to a question are held out together,
+    so they may be a few more. Raises UserError for a single question.
+    """
+    different = list(dict.fromkeys(questions))
+    if len(different) == 1:
+        raise UserError(
+            f"all {len(questions)} answers are to one question, so none can be held out; make"
+            " answers to more questions (dataset.limit)"
+        )
+    wanted = ceil(count * len(different) / len(questions))
+    places = spread_evenly(min(wanted, len(different) - 1), len(different))
+    held_out = {different[place] for place in places}
+    return [index for index, question in enumerate(questions) if question in held_out]

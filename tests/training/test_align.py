@@ -162,6 +162,18 @@ def test_the_tokens_that_the_target_emitted_are_learned_and_its_text_is_the_refe
     assert learned.answer.tolist() == emitted.answer_token_ids
 
 
+def test_a_question_in_two_templates_is_not_learned_in_one_and_held_out_in_the_other() -> None:
+    answers = tuple(
+        TargetAnswer(f"train-{index}@{template}", "p", "a", [5, 1], "end")
+        for index in range(6)
+        for template in (1, 2)
+    )
+    parts = split_answers(Calibration(Path("calib"), {}, answers), 4)
+    learned, held_out = ({answer.id.partition("@")[0] for answer in part} for part in parts)
+    assert held_out == {"train-0", "train-3"} and not learned & held_out
+    assert [len(part) for part in parts] == [8, 4]
+
+
 def test_an_aligned_model_agrees_more_and_the_commands_that_measure_it_are_printed(
     command: Command, base: list[str], pairs: Path
 ) -> None:

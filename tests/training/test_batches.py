@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.errors import UserError
 from bild_lab.lab.data.prompts import Example, cut_sources
 from bild_lab.training.batches import (
     AnsweredExample,
@@ -21,6 +22,7 @@ from bild_lab.training.batches import (
     TokenizedExample,
     evaluation_batches,
     spread_evenly,
+    spread_over_questions,
     tokenize,
 )
 from tests.tiny import END, START, tiny_tokenizer
@@ -185,3 +187,15 @@ def test_no_two_passes_have_the_same_batches() -> None:
     order = np.array(list(BatchOrder(lengths, batch_size=4, steps=20, seed=0))).reshape(2, 10, 4)
     first, second = ({tuple(sorted(batch)) for batch in turn} for turn in order.tolist())
     assert len(first & second) < 5
+
+
+def test_all_answers_to_a_question_are_held_out_together() -> None:
+    for count, among in ((3, 9), (7, 8), (200, 1001)):  # one answer each: as rows are spread
+        alone = [str(index) for index in range(among)]
+        assert spread_over_questions(count, alone) == spread_evenly(count, among)
+    twice = ["a", "a", "b", "b", "c", "c", "d", "d"]
+    assert spread_over_questions(4, twice) == [0, 1, 4, 5]
+    assert spread_over_questions(1, twice) == [0, 1]
+    assert spread_over_questions(2, ["a", "b", "b"]) == [0]  # one question is left to learn
+    with pytest.raises(UserError, match="all 2 answers are to one question"):
+        spread_over_questions(1, ["a", "a"])

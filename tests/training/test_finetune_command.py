@@ -133,6 +133,9 @@ def test_one_file_is_not_both_splits(dataset: list[str], tmp_path: Path) -> None
             finetune.examples(replace(spec, path=str(path)), ValidationSpec("validation", 5))
     train, held_out = finetune.examples(spec, ValidationSpec(None, 5))
     assert (len(train), len(held_out)) == (25, 5) and not {*train} & {*held_out}
+    twice = replace(spec, chat_template=["Say. {question}", "{question}"])
+    train, held_out = finetune.examples(twice, ValidationSpec(None, 5))
+    assert (len(train), len(held_out)) == (54, 6)  # no question in one template alone
     apart = replace(spec, path=str(file.parent), limit=9)
     assert [len(part) for part in finetune.examples(apart, ValidationSpec("val", 5))] == [9, 5]
 

@@ -23,13 +23,13 @@ from bild_lab.lab.config.console import output, status_line
 from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
-from bild_lab.lab.data.prompts import cut_sources
+from bild_lab.lab.data.prompts import cut_sources, questions_of
 from bild_lab.lab.point.identity import sweep_folder
 from bild_lab.lab.point.load import configured_checkpoint, load_model
 from bild_lab.lab.store.records import require_writable
 from bild_lab.ranks import launched, process_group
 from bild_lab.training.answers import Calibration, joined, read_calibration
-from bild_lab.training.batches import BatchOrder, spread_evenly
+from bild_lab.training.batches import BatchOrder, spread_over_questions
 from bild_lab.training.calibration import CalibrationJob, generate_calibration
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.modules.conversations import Conversation
@@ -88,8 +88,8 @@ class FrozenJob(TrainingJob):
             )
 
     @cached_property
-    def rows(self) -> tuple[AnsweredPrompt, ...]:
-        """Prompts whose answers have enough tokens. Raises UserError if there are too few."""
+    def _cut_rows(self) -> list[AnsweredPrompt]:
+        """The row of every answer."""
         limit, longest = self.calibration.dataset.max_source_tokens, self.recipe.max_target_tokens
         together = self.recipe.max_tokens
         cut_rows = []
@@ -102,14 +102,20 @@ class FrozenJob(TrainingJob):
                     np.array([*prompt, *answer.answer_token_ids[:longest]], np.int32), len(prompt)
                 )
             cut_rows.append(row if together is None else row.cut(together))
+        return cut_rows
+
+    def _is_long_enough(self, row: AnsweredPrompt) -> bool:
+        return row.answer_length >= self.spec.predictors.shortest_answer
+
+    @cached_property
+    def rows(self) -> tuple[AnsweredPrompt, ...]:
+        """Prompts whose answers have enough tokens. Raises UserError if there are too few."""
         predictors = self.spec.predictors
-        long_enough = tuple(
-            row for row in cut_rows if row.answer_length >= predictors.shortest_answer
-        )
+        long_enough = tuple(filter(self._is_long_enough, self._cut_rows))
         if len(long_enough) <= self.held_out:
             raise UserError(
-                f"of the {len(cut_rows)} answers in {self.calibration.folder},"
-                f" {len(cut_rows) - len(long_enough)} are dropped: they have fewer than the"
+                f"of the {len(self._cut_rows)} answers in {self.calibration.folder},"
+                f" {len(self._cut_rows) - len(long_enough)} are dropped: they have fewer than the"
                 f" {predictors.shortest_answer} tokens that {len(predictors.names)} predictions"
                 f" need; held_out={self.held_out} leaves none of the other {len(long_enough)} to train on:"
                 " lower it, predict less far ahead, or make answers to more questions"
@@ -120,10 +126,17 @@ class FrozenJob(TrainingJob):
 
     @cached_property
     def parts(self) -> tuple[list[AnsweredPrompt], list[AnsweredPrompt]]:
-        """Rows to train on, and held-out rows, which are spread evenly over the data."""
-        held_out_indices = spread_evenly(self.held_out, len(self.rows))
-        train = [row for index, row in enumerate(self.rows) if index not in set(held_out_indices)]
-        return train, [self.rows[index] for index in held_out_indices]
+        """Rows to train on, and held-out rows, which are spread evenly over the questions."""
+        rows, questions = self.rows, questions_of([each.id for each in self.calibration.answers])
+        questions_of_rows = [
+            question
+            for question, row in zip(questions, self._cut_rows, strict=True)
+            if self._is_long_enough(row)
+        ]
+        held_out_indices = spread_over_questions(self.held_out, questions_of_rows)
+        apart = set(held_out_indices)
+        train = [row for index, row in enumerate(rows) if index not in apart]
+        return train, [rows[index] for index in held_out_indices]
 
     @property
     def spread(self) -> bool:

@@ -87,6 +87,24 @@ def test_answers_too_short_for_the_masks_are_dropped_and_counted(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_question_in_two_templates_is_not_learned_in_one_and_held_out_in_the_other(
+    tmp_path: Path, checkpoints: Path
+) -> None:
+    job = frozen_job(tmp_path, checkpoints / "llama")
+    twice = tuple(
+        replace(row, id=f"{row.id}@{template}", prompt=f"{row.prompt} w{35 + template}")
+        for row in answers(9)
+        for template in (1, 2)
+    )
+    learned, held_out = replace(job, calibration=calibration(job.base, twice)).parts
+    assert (len(learned), len(held_out)) == (14, 4)
+    asked = [
+        {tuple(row.tokens[: row.prompt_length - 1].tolist()) for row in part}
+        for part in (learned, held_out)
+    ]
+    assert len(asked[1]) == 2 and not asked[0] & asked[1]
+
+
 def test_prompt_and_answer_are_cut_together(tmp_path: Path, checkpoints: Path) -> None:
     job = frozen_job(tmp_path, checkpoints / "llama", max_tokens=8)
     longer = frozen_job(tmp_path, checkpoints / "llama").rows
