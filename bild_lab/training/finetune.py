@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_depth
+from bild_lab.engine.models.hf.admission import learned_positions
 from bild_lab.engine.stop import before_stop
 from bild_lab.errors import UserError
 from bild_lab.lab.config.console import status_line
@@ -252,7 +253,7 @@ class Evaluator:
 
     references: of every example. settings: greedy decoding, as `greedy_settings` gives it. cut:
     stop strings, before which a text ends. Texts are decoded in the training's precision, in
-    batches, with Transformers' `generate`.
+    batches, with Transformers' `generate`, at most to the model's last learned position.
     """
 
     references: Sequence[Sequence[str]]
@@ -309,12 +310,15 @@ class Evaluator:
 
     def _texts(self, model: PreTrainedModel) -> list[str]:
         texts: list[tuple[int, str]] = []
+        decoder = model.get_decoder() if model.config.is_encoder_decoder else model
+        positions = learned_positions(decoder, model.config) or math.inf
         for indices in self._batches():
             prompts = send_to_device(
                 self.collate.prompts([self.examples[index] for index in indices]), model.device
             )
-            out = model.generate(**prompts)
             prompt_length = 1 if model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
+            longest = min(self.settings.max_new_tokens, positions - prompt_length)
+            out = model.generate(**prompts, max_new_tokens=longest)
             decoded = self.tokenizer.batch_decode(out[:, prompt_length:], skip_special_tokens=True)
             texts += zip(
                 indices, (before_stop(text, self.cut).strip() for text in decoded), strict=True

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from bild_lab.engine.request import Source
 from bild_lab.engine.stop import before_stop
@@ -17,7 +17,7 @@ from bild_lab.training.batches import Collator, tokenize
 from bild_lab.training.finetune import LIKELIHOOD, Evaluator, _evaluating, greedy_settings
 from bild_lab.training.losses import LayerLoss
 from tests.stubs import uncached
-from tests.tiny import END, PAD, tiny_llama, tiny_t5, tiny_tokenizer
+from tests.tiny import END, PAD, VOCABULARY, tiny_llama, tiny_t5, tiny_tokenizer
 
 MODELS = {"t5": tiny_t5, "llama": tiny_llama}
 PROMPTS = ["w5 w6 w7", "w8", "w9 w10 w11 w12 w13", "w3 w4", "w20 w21"]
@@ -80,6 +80,16 @@ def test_what_is_scored_of_a_text_ends_before_the_first_stop_string(name: str) -
     cut = tuple(each[len(each) // 2] for each in words)
     found = replace(evaluator(model, 5), cut=cut)._texts(model)
     assert found == [before_stop(text, cut).strip() for text in texts] != texts
+
+
+def test_texts_end_at_the_last_learned_position() -> None:
+    """Fault: a prompt and the most new tokens together led beyond the table of positions."""
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": VOCABULARY}
+    model = GPT2LMHeadModel(GPT2Config(n_positions=10, **sizes)).eval()
+    found = replace(evaluator(model, 5), settings=greedy_settings(LENGTH, [], PAD, None))
+    longest = 10 - len("<s> w9 w10 w11 w12 w13".split())
+    assert [len(text.split()) for text in found._texts(model)] == [longest] * len(PROMPTS)
 
 
 def test_texts_from_nothing_are_judged_by_their_likelihood_and_nothing_is_decoded() -> None:
