@@ -109,7 +109,8 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
 
 def recipe_for(cfg: DictConfig, answers: int) -> TrainSpec:
     """The recipe; steps and warm-up that it leaves open follow from the number of answers."""
-    from bild_lab.training.train_spec import MOST_NUMBER, TrainSpec
+    from bild_lab.training.modules.frozen import frozen_recipe
+    from bild_lab.training.train_spec import MOST_NUMBER
 
     require_whole("held_out", cfg.held_out, 1)
     require_number(
@@ -117,7 +118,7 @@ def recipe_for(cfg: DictConfig, answers: int) -> TrainSpec:
     )
     require_number("warmup_ratio", cfg.warmup_ratio, 0, 1, remedy="or set train.warmup_steps")
     left_open = [key for key in ("max_steps", "warmup_steps") if cfg.train[key] is None]
-    recipe = typed(TrainSpec, OmegaConf.merge(cfg.train, dict.fromkeys(left_open, 1)), "train")
+    recipe = frozen_recipe(OmegaConf.merge(cfg.train, dict.fromkeys(left_open, 1)))
     if "max_steps" in left_open:
         batches = max(1, (answers - cfg.held_out) // recipe.batch_size)  # whole ones of a pass
         recipe = replace(recipe, max_steps=ceil(cfg.passes * batches))

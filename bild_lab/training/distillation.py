@@ -151,6 +151,18 @@ class Teaching:
                 f"align.data={self.data} needs the target's distributions; set align.loss to"
                 f" {', '.join(DIVERGENCES)}"
             )
+        if self.data == "answers":
+            self._require_no_decoding()
+
+    def _require_no_decoding(self) -> None:
+        """Raise UserError for a changed value of the decoding, as the answers are there already."""
+        plain = Teaching.__dataclass_fields__
+        for name in ("temperature", "fallback", "rollback", "window"):
+            if (value := getattr(self, name)) != plain[name].default:
+                raise UserError(
+                    f"align.{name}={value} has no effect with align.data=answers, which decodes no"
+                    f" texts with the drafter; set align.data=drafter or mixture, or leave it out"
+                )
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from bild_lab.engine.models.device import free_bytes
 from bild_lab.ranks import launched
+from bild_lab.training.distillation import Teaching
 from bild_lab.training.train_spec import TrainSpec
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def trial_pass(objective: Objective, bfloat16: bool, rows: int) -> None:
     device = next(model.parameters()).device
     with in_precision(model, bfloat16, device):
         if objective.distillation is not None:
-            answers = replace(objective.distillation.teaching, data="answers")
+            answers = Teaching(loss=objective.distillation.teaching.loss)
             loss = replace(objective.distillation, teaching=answers)(model, examples, 0)
         else:
             batch = {name: rows.to(device) for name, rows in objective.collate(examples).items()}

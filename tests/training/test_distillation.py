@@ -186,7 +186,8 @@ def test_ids_without_a_token_between_the_tokens_are_no_part_of_a_distribution(
     data: str, checkpoints: Path
 ) -> None:
     """The engine gives them no probability, and 0 · log 0 is no number."""
-    found, model = steps("llama", checkpoints, Teaching(data, "kl", temperature=0.0))
+    greedy = {} if data == "answers" else {"temperature": 0.0}
+    found, model = steps("llama", checkpoints, Teaching(data, "kl", **greedy))
     vars(found.teacher.checkpoint)["ids_without_token"] = (10, 39)
     model.eval()
     loss = found(model, EXAMPLES, 0)
@@ -305,6 +306,12 @@ def test_what_cannot_be_learned_is_refused(tmp_path: Path, checkpoints: Path) ->
         r"align\.window must be": {"window": 0},
         "null never rolls back": {"rollback": -1},
         "align.temperature must lie in": {"loss": "kl", "temperature": -1},
+        r"align\.fallback=0\.25 has no effect": {"fallback": 0.25, "rollback": 2.5},
+        r"align\.temperature=0 has no effect": {"temperature": 0, "window": 5},
+        r"align\.rollback=2\.5 has no effect with align\.data=answers": {
+            "loss": "kl",
+            "rollback": 2.5,
+        },
     }
     for message, words in refused.items():
         with pytest.raises(UserError, match=message):

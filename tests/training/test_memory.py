@@ -44,7 +44,8 @@ def taught(folder: Path, data: str) -> dict[str, Any]:
     teacher, start = (
         Checkpoint(str(folder / name / "checkpoint")) for name in ("teacher", "start")
     )
-    teaching = Teaching(data, "kl", temperature=0.0, fallback=0.4, rollback=3.0)
+    bild = {} if data == "answers" else {"temperature": 0.0, "fallback": 0.4, "rollback": 3.0}
+    teaching = Teaching(data, "kl", **bild)
     return {"start": FromCheckpoint(start), "teacher": teacher, "teaching": teaching}
 
 

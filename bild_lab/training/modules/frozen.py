@@ -5,13 +5,14 @@ print.
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.markup import escape
 from transformers import TrainingArguments
@@ -78,6 +79,7 @@ class FrozenJob(TrainingJob):
             raise UserError(
                 f"a {self.spec.noun} does not learn train.soft_targets; only scripts/align.py does"
             )
+        _require_plain_loss(self.recipe)
         self.spec.check(self.base.config)
         answered = self.calibration.manifest["model"]
         if answered["fingerprint"] != self.base.fingerprint:
@@ -253,12 +255,34 @@ def frozen_job(cfg: DictConfig, spec: ModuleSpec) -> FrozenJob:
     """A command's configuration as a job on the model's own answers; missing ones are generated."""
     base, recipe, placed = (
         frozen_model(cfg, spec),
-        typed(TrainSpec, cfg.train, "train"),
+        frozen_recipe(cfg.train),
         placement_of(cfg),
     )
     settings = {"calibration": own_answers(cfg, recipe), "logger": training_logger(cfg.logger)}
     settings |= {"held_out": cfg.held_out, "folder": sweep_folder(cfg), "placed": placed}
     return FrozenJob(base=base, spec=spec, recipe=recipe, **settings)
+
+
+def frozen_recipe(train: DictConfig) -> TrainSpec:
+    """The recipe of a command. A smoothing of labels is left out where nobody wrote it: some groups
+    of `train`, made for whole models, have it.
+    """
+    recipe = typed(TrainSpec, train, "train")
+    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    if not any(word.lstrip("+").startswith("train.label_smoothing=") for word in words):
+        recipe = replace(recipe, label_smoothing=0.0)
+    _require_plain_loss(recipe)
+    return recipe
+
+
+def _require_plain_loss(recipe: TrainSpec) -> None:
+    """Raise UserError for losses of whole models, which a module has a loss of its own for."""
+    for key, plain in (("loss", "last"), ("label_smoothing", 0)):
+        if (value := getattr(recipe, key)) != plain:
+            raise UserError(
+                f"train.{key}={value} has no effect beside a frozen model, as a module has a loss of"
+                f" its own; set train.{key}={plain}, or leave it out"
+            )
 
 
 def placement_of(cfg: DictConfig) -> BasePlacement:

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 
 from bild_lab.engine.methods.bita import BitaAdapter
 from bild_lab.errors import UserError
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.training.folder import TrainingFolder
-from bild_lab.training.modules.frozen import train_beside_frozen
+from bild_lab.training.modules.frozen import frozen_recipe, train_beside_frozen
 from scripts import train_bita, train_module
 from tests.training.jobs import Kill, losses
 from tests.training.modules.frozen_jobs import BITA, answers, calibration, frozen_job
@@ -115,6 +116,21 @@ def test_prompt_and_answer_are_cut_together(tmp_path: Path, checkpoints: Path) -
     kept = [(row.tokens.tolist(), row.prompt_length) for row in job.rows]
     # a prompt that leaves too little room is dropped
     assert cut == kept and len(kept) < len(longer)
+
+
+@pytest.mark.parametrize("knob", [{"loss": "calm"}, {"label_smoothing": 0.5}])
+def test_a_loss_of_whole_models_is_refused(
+    knob: dict[str, Any], tmp_path: Path, checkpoints: Path
+) -> None:
+    ((key, value),) = knob.items()
+    with pytest.raises(UserError, match=rf"train\.{key}={value} has no effect beside a frozen"):
+        frozen_job(tmp_path, checkpoints / "llama", **knob)
+
+
+def test_a_group_with_smoothed_labels_trains_a_module_without() -> None:
+    for group in ("small", "toy"):
+        train = compose_config([f"train={group}"], "train_bita").train
+        assert train.label_smoothing == 0.1 and frozen_recipe(train).label_smoothing == 0
 
 
 def test_answers_of_another_model_are_refused(tmp_path: Path, checkpoints: Path) -> None:
@@ -228,6 +244,10 @@ BAD_INPUT = {
     "no masks": (
         ["model.path={llama}", "bita.mask_tokens=0"],
         "bita.mask_tokens must be a whole number >= 1",
+    ),
+    "smoothed labels": (
+        ["model.path={llama}", "train=small", "train.label_smoothing=0.1"],
+        "train.label_smoothing=0.1 has no effect beside a frozen model",
     ),
     "no calibration": (
         ["model.path={llama}", "calibration=nowhere"],
