@@ -32,13 +32,11 @@ def fit(cfg: DictConfig) -> None:
     import torch  # late, as it takes seconds to load
 
     from bild_lab.engine.methods.candidates import CandidateDrafter
-    from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.lab.point.decoder import METHOD
     from bild_lab.lab.point.history import requests_of
     from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.lab.point.prepare import prepare
     from bild_lab.screening.tree_fitting import describe_tree, fit_tree
-    from bild_lab.training.reports import dataset_words, decodes_same_texts
 
     point = prepare(cfg)
     decoder = point.decoders[METHOD]
@@ -65,6 +63,13 @@ def fit(cfg: DictConfig) -> None:
     write_atomically(file, json.dumps(tree).encode())
     output.print(escape(describe_tree(tree)))
     output.print(escape(f"decode with it: policy={point.policy} policy.tree={file}"))
+
+
+def note_same_texts(cfg: DictConfig) -> None:
+    """Say so where a run on these data decodes the texts that the tree was fitted to."""
+    from bild_lab.lab.data.dataset_spec import DatasetSpec
+    from bild_lab.training.reports import dataset_words, decodes_same_texts
+
     if decodes_same_texts(dataset_words(), typed(DatasetSpec, cfg.dataset, "dataset")):
         output.print(
             "a run on these data decodes the texts that the tree was fitted to; give dataset.path a"
@@ -77,6 +82,7 @@ def main(cfg: DictConfig) -> None:
     """One tree."""
     with refusing():
         fit(cfg)
+        note_same_texts(cfg)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from bild_lab.screening.tree_fitting import (
     collecting_drafter,
     describe_tree,
 )
+from bild_lab.training import reports
 from scripts import fit_tree as script
 from tests.checkpoints import write_data
 from tests.engine.methods.modules.tiny import files_of
@@ -229,6 +230,22 @@ def test_the_file_of_a_fitted_tree_is_decoded_with_and_is_part_of_the_result(
         "split": "test",
         "examples": 5,
     }
+
+
+def test_a_tree_of_the_texts_that_a_run_decodes_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text('{"de": "Ja.", "en": "Yes."}\n')
+    (tmp_path / "apart").mkdir()
+    for split in ("test", "validation"):
+        (tmp_path / "apart" / f"{split}.jsonl").write_text('{"de": "Ja.", "en": "Yes."}\n')
+    monkeypatch.setattr(reports, "dataset_words", lambda: ["dataset=multi30k"])
+    told = []
+    for path in ("pairs.jsonl", "apart"):
+        line = ["dataset=multi30k", f"dataset.path={tmp_path / path}"]
+        script.note_same_texts(compose_config(line, "fit_tree"))
+        told.append("decodes the texts that the tree was fitted to" in capsys.readouterr().out)
+    assert told == [True, False]
 
 
 def test_a_policy_without_candidates_has_no_tree_to_fit(
