@@ -177,7 +177,7 @@ def examples(
     Raises UserError if there are none of either, or if validation would have training examples.
     """
     from bild_lab.lab.data.examples import load_examples, same_rows
-    from bild_lab.lab.data.prompts import questions_of
+    from bild_lab.lab.schema.questions import questions_of
 
     train = load_examples(dataset)
     if validation.split is None:

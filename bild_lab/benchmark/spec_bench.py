@@ -11,13 +11,14 @@ server failed to give a text counts nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean, median
 from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.formatting import MISSING, number, point_label, times
+from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.result import Result
 
 QUESTIONS = 480
@@ -66,7 +67,7 @@ def spec_bench_table(results: Sequence[Result]) -> str:
         )
         examples = answered_questions(read_examples(result.folder))
         rows.append([label, *spec_bench_row(examples, result.counts.tokens_per_target_call)])
-        count = len({example.id for example in examples})
+        count = len(set(_questions(examples)))
         if count < QUESTIONS:
             notes.append(f"{label}: over {count} of the {QUESTIONS} questions.")
     if not rows:
@@ -90,8 +91,14 @@ def _flat(setting: Mapping[str, Any]) -> dict[str, Any]:
 
 def answered_questions(examples: Sequence[MeasuredExample]) -> list[MeasuredExample]:
     """The turns of those questions of which every text came, of the point and of its baseline."""
-    failed = {example.id for example in examples if example.failed}
-    return [example for example in examples if example.id not in failed]
+    asked = list(zip(examples, _questions(examples), strict=True))
+    failed = {question for example, question in asked if example.failed}
+    return [example for example, question in asked if question not in failed]
+
+
+def _questions(examples: Sequence[MeasuredExample]) -> list[str]:
+    """The question of each text: turns of one share it."""
+    return questions_of([example.id for example in examples])
 
 
 def spec_bench_row(
@@ -132,13 +139,13 @@ def speedup_of_means(examples: Sequence[MeasuredExample]) -> float | None:
     return mean(questions_per_s(examples)) / mean(baseline)
 
 
-def questions_per_s(examples: Iterable[MeasuredExample], baseline: bool = False) -> list[float]:
+def questions_per_s(examples: Sequence[MeasuredExample], baseline: bool = False) -> list[float]:
     """Each question's tokens a second, its turns together; of repeats the median counts."""
     totals: dict[str, list[float]] = {}
-    for example in examples:
+    for example, question in zip(examples, _questions(examples), strict=True):
         tokens = example.baseline_token_ids if baseline else example.token_ids
         seconds = example.baseline_latency_s if baseline else example.latency_s
-        total = totals.setdefault(example.id, [0.0, 0.0])
+        total = totals.setdefault(question, [0.0, 0.0])
         total[0] += len(tokens)
         total[1] += median(seconds)
     return [tokens / seconds for tokens, seconds in totals.values()]

@@ -24,6 +24,7 @@ from bild_lab.lab.metrics.text_metrics import AGREEMENT, metric_named
 from bild_lab.lab.metrics.writing import Writing
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import NonInferiority, Quality, Speedup
+from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import (
     ENOUGH_EXAMPLES,
@@ -199,16 +200,16 @@ def compare_point(
             for place, metric in enumerate((pair.a.setting.metric, *further))
         ),
         relative_latency_ratio=relative_latency,
-        enough_answered=_are_enough([keys[place] for place in answered]),
+        enough_answered=_are_enough([keys[place][0] for place in answered]),
         clock_is_known=pair.a.clock_is_known and pair.b.clock_is_known,
     )
 
 
-def _are_enough(keys: Sequence[tuple[str, int]]) -> bool:
+def _are_enough(ids: Sequence[str]) -> bool:
     """Whether intervals over these examples are wide enough to call one side better. Turns of a
     conversation count once.
     """
-    return len({conversation for conversation, _ in keys}) >= ENOUGH_EXAMPLES
+    return len(set(questions_of(ids))) >= ENOUGH_EXAMPLES
 
 
 @dataclass(frozen=True)
@@ -318,7 +319,7 @@ def _compare_metric(metric: str, a: _Side, b: _Side, margin: float | None) -> Me
         values=(_metric_value(metric, a), _metric_value(metric, b)),
         difference=None if against_a is None else against_a.difference,
         non_inferiority=None if against_a is None else against_a.score.non_inferiority,
-        enough=_are_enough([example.key for example in a.examples]),
+        enough=_are_enough([example.id for example in a.examples]),
     )
 
 

@@ -17,7 +17,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.data.prompts import questions_of
+from bild_lab.lab.schema.questions import questions_of
 from bild_lab.ranks import launched
 from bild_lab.training.answers import END, Calibration, TargetAnswer
 from bild_lab.training.batches import (

@@ -38,7 +38,7 @@ def example(
 
 EXAMPLES = [
     example("81", "writing", 100, 1.0, 2.0),
-    example("81", "writing", 20, 2.0, 4.0, turn=2),  # the question: 120 tokens in 3 s, 6 s
+    example("81/2", "writing", 20, 2.0, 4.0, turn=2),  # the question: 120 tokens in 3 s, 6 s
     example("120", "math", 10, 1.0, 1.0),
     example("7", "translation", 30, 1.0, 3.0),
 ]

@@ -4,13 +4,10 @@ is too long with a shorter source.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bild_lab.errors import UserError
-
-_TEMPLATE_NUMBER = re.compile(r"@\d+$")
 
 
 @dataclass(frozen=True)
@@ -39,22 +36,6 @@ class Example:
     category: str | None = None
     turn: int = 1
     continues: Continuation | None = None
-
-
-def questions_of(ids: Sequence[str]) -> list[str]:
-    """The question of each example, by its id: a question in several templates ("train-0@2") and
-    the later turns of a conversation ("train-0/2") share that of the first.
-
-    Ids of a dataset's own may end alike ("HumanEval/2"), so a turn counts as later only if there is
-    an earlier one.
-    """
-    known = set(ids)
-    questions = []
-    for example_id in ids:
-        first_turn, _, turn = example_id.rpartition("/")
-        is_later = turn.isdecimal() and first_turn in known
-        questions.append(_TEMPLATE_NUMBER.sub("", first_turn if is_later else example_id))
-    return questions
 
 
 class SourcePrompt(str):

@@ -14,6 +14,7 @@ from scipy.special import ndtri, stdtrit
 
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.numbers import Latency, Speedup
+from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.result import Result
 
 RESAMPLES = 2000
@@ -25,13 +26,15 @@ ENOUGH_DIFFERENT = 8
 
 
 def conversations_of(ids: Sequence[str]) -> list[int] | None:
-    """The conversation of each example, from 0 in order of appearance: turns of one share its id.
+    """The conversation of each example, from 0 in order of appearance. Its turns share it, and one
+    question in several templates does.
 
     What resampling must keep together, as a later turn goes on from the earlier ones: turns that
-    count as if they were independent make intervals too narrow. None where no id repeats.
+    count as if they were independent make intervals too narrow. None where every example is alone.
     """
-    places = {conversation: place for place, conversation in enumerate(dict.fromkeys(ids))}
-    return None if len(places) == len(ids) else [places[conversation] for conversation in ids]
+    questions = questions_of(ids)
+    places = {question: place for place, question in enumerate(dict.fromkeys(questions))}
+    return None if len(places) == len(ids) else [places[question] for question in questions]
 
 
 def paired_speedup(

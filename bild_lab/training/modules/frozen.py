@@ -24,9 +24,10 @@ from bild_lab.lab.config.console import output, status_line
 from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
-from bild_lab.lab.data.prompts import cut_sources, questions_of
+from bild_lab.lab.data.prompts import cut_sources
 from bild_lab.lab.point.identity import sweep_folder
 from bild_lab.lab.point.load import configured_checkpoint, load_model
+from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.store.records import require_writable
 from bild_lab.ranks import launched, process_group
 from bild_lab.training.answers import Calibration, joined, read_calibration

@@ -19,7 +19,6 @@ from bild_lab.lab.data.prompts import (
     SourcePrompt,
     cut_sources,
     longest_fitting,
-    questions_of,
 )
 
 SOURCE = "a b c d e f g h"
@@ -97,9 +96,3 @@ def test_the_longest_that_fits() -> None:
         8,
         8,
     ]
-
-
-def test_templates_and_turns_of_a_question_share_it() -> None:
-    ids = ["train-0@1", "train-0@1/2", "train-0@2", "train-0@2/2", "HumanEval/2", "HumanEval/2/2"]
-    assert questions_of(ids) == ["train-0"] * 4 + ["HumanEval/2"] * 2
-    assert questions_of(["HumanEval/1", "HumanEval/2"]) == ["HumanEval/1", "HumanEval/2"]

@@ -64,6 +64,7 @@ def test_turns_of_a_conversation_are_no_independent_examples() -> None:
     apart = paired_speedup(*twice)
     assert apart.high - apart.low < 0.8 * (once.high - once.low)
     assert conversations_of(["b", "a", "b", "c"]) == [0, 1, 0, 2]
+    assert conversations_of(["81", "82", "81/2", "81/3"]) == [0, 1, 0, 0]
     assert conversations_of(["b", "a"]) is None  # draws are those of single texts
 
 
