@@ -36,7 +36,15 @@ MEMORY_BYTES = 2**31
 _TRIED_ANSWERS = ("", "pass", "    pass", "\n    pass\n", "0")
 
 _WORKER = Path(__file__).with_name("program_worker.py")
-_FENCED = re.compile(r"```[ \t]*[\w+-]*[ \t]*\r?\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+_END_OF_THOUGHT = "</think>"
+# a line that begins or ends a block of code: its indentation, its marks, and what it says of the
+# code
+_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})([^`\r\n]*)\r?\n?", re.MULTILINE)
+_DEEPER = (
+    3  # columns that the end of a block may be indented deeper than its beginning (CommonMark)
+)
+# a block whose fences stand anywhere, such as behind words
+_LOOSELY_FENCED = re.compile(r"```[ \t]*[\w+-]*[ \t]*\r?\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 _HEAD = re.compile(r"^(?:async +)?def +(\w+)", re.MULTILINE)
 
 
@@ -44,8 +52,8 @@ def passes(answers: Sequence[str], references: Sequence[Sequence[str]]) -> list[
     """100 for each answer whose program ran to its end, 0 for others. Call `require_permission`
     first.
 
-    references: of each answer one program, in which `{answer}` stands for it. Of an answer with a
-    fenced block of code the first such block counts. Raises UserError for another reference, and
+    references: of each answer one program, in which `{answer}` stands for it. Of an answer with
+    fenced blocks of code one block counts (`code_of`). Raises UserError for another reference, and
     where no program runs.
     """
     programs = []
@@ -106,8 +114,9 @@ def _syntax_problem(program: str) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(program, "program", "exec")
-    except (SyntaxError, ValueError) as error:  # a ValueError for a null character
-        return str(error)
+    # a ValueError for a null character, the last two for what is nested too deeply
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return str(error) or type(error).__name__
     return ""
 
 
@@ -126,22 +135,88 @@ def require_permission(run_code: bool) -> None:
 
 
 def code_of(answer: str, program_head: str = "") -> str:
-    """The answer's first fenced block of code, on lines of its own; without one the answer as it
-    is.
+    """The code of an answer, without what a model thought before it: a fenced block, on lines of
+    its own; without one the answer as it is.
 
     program_head: what the program begins with, such as imports and a function's head. It stays: a
     block that defines the function anew comes after it, and any other block is the function's body
-    and gets its indentation.
+    and gets its indentation. Of several blocks the first that defines the function and compiles
+    behind the head counts, else the first that compiles, else the first. Code outside all blocks
+    comes before them: an answer that is code alone, or the end of a block that the prompt began.
     """
-    fenced_block = _FENCED.search(answer)
-    if fenced_block is None:
+    answer = answer.rpartition(_END_OF_THOUGHT)[2]
+    for code in (answer, _block_begun_by_the_prompt(answer)):
+        if _is_code(code, program_head):
+            return code
+    # a block whose end cannot be told is read in both ways
+    blocks = [*_fenced_blocks(answer), *_LOOSELY_FENCED.findall(answer)]
+    if not blocks:
         return answer
-    block, last_line = fenced_block[1], program_head.rstrip().rpartition("\n")[2]
+    programs = [_placed(block, program_head) for block in blocks]
+    defining = [program for program in programs if _defines_anew(program, program_head)]
+    compiling = (
+        program for program in [*defining, *programs] if not _syntax_problem(program_head + program)
+    )
+    return next(compiling, programs[0])
+
+
+def _block_begun_by_the_prompt(answer: str) -> str:
+    """The text before the first fence, if that may end a block; else empty."""
+    fence = _FENCE.search(answer)
+    return "" if fence is None or fence[3].strip() else answer[: fence.start()]
+
+
+def _is_code(text: str, program_head: str) -> bool:
+    """Whether a whole text is code and no prose: a function, or the indented body of one."""
+    indented_body = text.lstrip("\r\n")[:1] in (" ", "\t") and text.strip() != ""
+    may_be_code = indented_body or _HEAD.search(text) is not None
+    return may_be_code and not _syntax_problem(program_head + text)
+
+
+def _fenced_blocks(answer: str) -> list[str]:
+    """The blocks of code between lines that are fences; the last may lack its end."""
+    blocks, opening = [], None
+    for fence in _FENCE.finditer(answer):
+        if opening is None:
+            opening = fence
+        elif _closes(fence, opening):
+            blocks.append(_between(answer, opening, fence.start()))
+            opening = None
+    if opening is not None:
+        blocks.append(_between(answer, opening, len(answer)))
+    return blocks
+
+
+def _closes(fence: re.Match[str], opening: re.Match[str]) -> bool:
+    """Whether a fence ends the block that another one begins, as CommonMark says."""
+    deepest = len(opening[1]) + _DEEPER
+    return fence[2].startswith(opening[2]) and not fence[3].strip() and len(fence[1]) <= deepest
+
+
+def _between(answer: str, opening: re.Match[str], end: int) -> str:
+    """A block, up to the place of its end, without the indentation that its beginning has."""
+    block = answer[opening.end() : end].removesuffix("\n")
+    return re.sub(rf"^[ \t]{{0,{len(opening[1])}}}", "", block, flags=re.MULTILINE)
+
+
+def _placed(block: str, program_head: str) -> str:
+    """A block as it comes after the program's head: on lines of its own, a body with the
+    indentation of its function.
+    """
+    last_line = program_head.rstrip().rpartition("\n")[2]
     indentation = last_line[: len(last_line) - len(last_line.lstrip())]
-    function_names = _HEAD.findall(program_head)
-    if indentation and function_names and function_names[-1] not in _HEAD.findall(block):
-        block = textwrap.indent(textwrap.dedent(block), indentation)
+    in_function = indentation and _HEAD.search(program_head)
+    if in_function and not _defines_anew(block, program_head):
+        block = textwrap.dedent(block)
+        if not _defines_anew(block, program_head):
+            block = textwrap.indent(block, indentation)
     return f"\n{block}\n"
+
+
+def _defines_anew(code: str, program_head: str) -> bool:
+    """Whether code defines the function that the program's head ends in."""
+    function_names = _HEAD.findall(program_head)
+    return bool(function_names) and function_names[-1] in _HEAD.findall(code)
 
 
 @lru_cache(maxsize=4096)  # baselines repeat from point to point

@@ -131,6 +131,54 @@ def test_a_block_is_the_function_anew_or_its_body_after_the_prompts_imports_and_
     ) == [0, 0]
 
 
+HEAD = 'from math import ceil\n\ndef double(x):\n    """Twice x."""\n'
+DOUBLE = "def double(x):\n    return 2 * x\n"
+INDENTED = textwrap.indent(DOUBLE, "   ")
+FENCED_DOCSTRING = (
+    'def double(x):\n    """So:\n    ```\n    >>> 1\n    ```\n    """\n    return 2 * x\n'
+)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"<think>\nPerhaps\n```python\ndef double(x): ...\n```\n</think>\n```python\n{DOUBLE}```",
+        f"It begins.\n```python\ndef double(x): ...\n```\n</think>\n{DOUBLE}",
+        f"1. So:\n\n   ```python\n{INDENTED}   ```\nThat is it.",
+        f'```python title="double.py"\n{DOUBLE}```\nThat is it.',
+        f"```{{.python}}\n{DOUBLE}```\nThat is it.",
+        f"~~~python\n{DOUBLE}~~~\nThat is it.",
+        f"Here: ```python\n{DOUBLE}```\nThat is it.",
+        f"```bash\npip install numpy\n```\n```python\n{DOUBLE}```",
+        f"For example:\n```\n>>> double(1)\n2\n```\nSo:\n```python\n{DOUBLE}```",
+        f"```python\ndouble(1) == 2\n```\nSo:\n```python\n{DOUBLE}```",
+        "```bash\npip install numpy\n```\n```python\nreturn 2 * x\n```",
+        "    return 2 * x\n```\n\nIt doubles.",
+        f"{DOUBLE}```\n\nIt doubles:\n```\ndouble(1) == 2\n```",
+        f"```python\n{FENCED_DOCSTRING}```\nThat is it.",
+        FENCED_DOCSTRING,
+        f"```python\n{DOUBLE}```\n```python\ndef double(x): ...\n```",
+        "```python\nreturn 2 * x\n    ```\nThat is it.",
+    ],
+)
+def test_the_block_that_answers_is_found_however_it_is_written(answer: str) -> None:
+    assert passes([answer], [[HEAD + "{answer}\n\nassert double(2) == 4\n"]]) == [100]
+
+
+@pytest.mark.parametrize(
+    ("answer", "counts"),
+    [
+        (" Sure\n```\n    return 2 * x\n```", "\n    return 2 * x\n"),
+        ("```python\nreturn 2 *\n```\n```\nno code here\n```", "\n    return 2 *\n"),
+        ("```python\n" + "-" * 100_000 + "1\n```", "\n    " + "-" * 100_000 + "1\n"),
+    ],
+)
+def test_prose_is_no_code_and_code_that_does_not_compile_fails_alone(
+    answer: str, counts: str
+) -> None:
+    assert code_of(answer, HEAD) == counts
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not HUMANEVAL.is_file(), reason="no shared/data folder beside the repository")
 def test_humanevals_own_solutions_pass_and_no_others() -> None:
