@@ -421,6 +421,13 @@ def test_ppds_tables_share_a_run_for_each_data_set(scale: str) -> None:
     assert f": python scripts/match_rates.py match={scale}" in second
 
 
+def test_a_translation_ends_as_those_of_ppds_prompt_do_but_its_tables_count_all_positions() -> None:
+    assert compose("config", ["dataset=wmt15_en_fr"]).decoding.stop == ["#"]
+    assert composed("ppd/fig2").decoding.stop is None
+    command = "python scripts/match_rates.py match=paper dataset=wmt15_en_fr"
+    assert of_match_rates(command).decoding.stop is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", rates_of("paper"))
 def test_a_row_of_ppds_tables_has_the_papers_prompt_and_all_the_numbers_it_prints(
