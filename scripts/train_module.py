@@ -55,6 +55,7 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.training.modules.ngrams import estimate, reference_tokens
     from bild_lab.training.reports import dataset_words, print_decoding
+    from bild_lab.training.start import require_no_languages
 
     pair, folder, dataset = checked(cfg)
     if dataset.reference_column is None:
@@ -65,6 +66,7 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
     # of which no weights are read
     checkpoint = Checkpoint(pair.target, pair.target_revision, allow_pickles=True)
     checkpoint.check()
+    require_no_languages(checkpoint)
     texts = sum(len(example.references) for example in examples)
     status_line.enter("counting")
     corpus = f"{dataset.name} {dataset.split}, {texts:,} texts"

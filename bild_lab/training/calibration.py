@@ -42,6 +42,7 @@ from bild_lab.training.answers import (
     read_part,
 )
 from bild_lab.training.folder import keep_plan, write_json, writing
+from bild_lab.training.start import require_no_languages
 
 _WHAT, _REMEDY = (
     "the calibration data",
@@ -74,6 +75,7 @@ class CalibrationJob:
         require_whole("decoding.max_new_tokens", self.max_new_tokens, 1)
         require_whole("batch_size", self.batch_size, 1)
         require_whole("part_size", self.part_size, 1)
+        require_no_languages(self.target.checkpoint)
         if self.stop:
             StopStrings(self.stop, self.target.checkpoint)  # refuses
 

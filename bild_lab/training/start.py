@@ -33,6 +33,7 @@ from transformers import (
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError, require_choice, require_whole
 from bild_lab.lab.data.prompts import Example
+from bild_lab.lab.point.languages import languages_of
 from bild_lab.lab.store.hashing import content_hash
 
 # ids 0, 1, 2 as in T5; decoders have 3 too
@@ -62,6 +63,7 @@ class FromCheckpoint:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         checkpoint.check()
+        require_no_languages(checkpoint)
         self.checkpoint = checkpoint
         require_fitting_tokenizer(
             checkpoint.tokenizer, checkpoint.config, checkpoint.end_tokens, checkpoint.path
@@ -157,6 +159,7 @@ class FromScratch:
         self.trains_tokenizer = self.checkpoint is None
         if (shared := self.checkpoint) is not None:
             shared.check()
+            require_no_languages(shared)
             if shared.encoder_decoder != self.config.is_encoder_decoder:
                 kinds = {True: "an encoder–decoder", False: "a decoder"}
                 raise UserError(
@@ -257,6 +260,18 @@ def train_tokenizer(
         clean_up_tokenization_spaces=False,
         model_max_length=_LONGEST_TEXT,
     )
+
+
+def require_no_languages(checkpoint: Checkpoint) -> None:
+    """Raise UserError for a translation model that is told its languages: a training would mark
+    neither the source's nor the answer's.
+    """
+    if languages_of(checkpoint.tokenizer):
+        raise UserError(
+            f"{checkpoint.path} is told the languages that it translates between"
+            f" ({type(checkpoint.tokenizer).__name__}), and training of such models, or on their"
+            " answers, is not supported; give a checkpoint of another kind, such as T5's"
+        )
 
 
 def require_references(examples: Sequence[Example]) -> None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
-from transformers import AutoModelForCausalLM, LlamaConfig, T5Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    LlamaConfig,
+    NllbTokenizer,
+    T5Config,
+)
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
@@ -22,6 +29,8 @@ from bild_lab.training.start import (
     require_room,
     train_tokenizer,
 )
+from scripts import finetune, generate_calibration, train_lm_heads, train_module
+from tests.tiny_architectures import configuration
 from tests.training.jobs import LLAMA, T5, TURNED, WORDS
 
 CONFIGURATIONS = sorted(
@@ -134,6 +143,37 @@ def test_a_tokenizer_whose_end_token_does_not_end_decoding_is_refused(copied: Pa
     change(copied, "generation_config.json", eos_token_id=7)
     with pytest.raises(UserError, match=r"texts end with token 1, decoding with \[7\]"):
         FromCheckpoint(Checkpoint(str(copied)))
+
+
+TRAININGS = {
+    "finetune": (finetune, ["model.path={}"]),
+    "tokenizer": (finetune, ["model=t5_tiny", "model.tokenizer={}"]),
+    "calibration": (generate_calibration, ["model.path={}", "dataset.split=test"]),
+    "heads": (train_lm_heads, ["model.path={}", "layers=[1]"]),
+    "medusa": (train_module, ["module=medusa", "model.path={}"]),
+    "ngram": (train_module, ["module=ngram", "pair.target={}", "dataset.split=test"]),
+}
+
+
+@pytest.mark.fast("finetune", "calibration")
+@pytest.mark.parametrize("training", TRAININGS)
+def test_a_model_that_is_told_its_languages_is_not_trained(
+    training: str, command: Callable[..., tuple[int, str]], data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "translator"
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "\u2581a"]
+    tokenizer = NllbTokenizer(vocab={piece: at for at, piece in enumerate(pieces)}, merges=[])
+    config = configuration("m2m_100")
+    config.vocab_size, config.decoder_start_token_id, config.eos_token_id = len(tokenizer), 2, 2
+    tokenizer.save_pretrained(folder)
+    AutoModelForSeq2SeqLM.from_config(config).save_pretrained(folder)
+    script, words = TRAININGS[training]
+    given = [*(word.format(folder) for word in words), "dataset=multi30k", f"dataset.path={data}"]
+    code, printed = command(script, *given, "name=told")
+    assert code == 2, printed
+    *_, line = printed.strip().splitlines()  # saving draws a bar
+    assert "is told the languages that it translates between (NllbTokenizer)" in line
+    assert not Path("outputs").exists()
 
 
 TEXTS = [*WORDS, *TURNED.values(), "Hund, Katze und Maus!"]

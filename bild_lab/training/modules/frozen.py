@@ -54,7 +54,7 @@ from bild_lab.training.reports import (
     training_logger,
 )
 from bild_lab.training.run import TrainingJob, TrainingRun, isolated
-from bild_lab.training.start import require_room
+from bild_lab.training.start import require_no_languages, require_room
 from bild_lab.training.train_spec import TrainSpec
 from bild_lab.training.trainer import Objective
 
@@ -248,6 +248,7 @@ def frozen_model(cfg: DictConfig, spec: ModuleSpec) -> Checkpoint:
         configured.path, configured.revision, allow_pickles=configured.allow_pickles
     )
     base.check()
+    require_no_languages(base)
     spec.check(base.config)
     return base
 
