@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.hf_generation import HuggingFaceGenerate
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.models.checkpoint.chat import CompleteText
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.device import free_bytes
 from bild_lab.engine.models.native.layers import cache_bytes
@@ -127,7 +128,18 @@ def read_calibration(folder: Path) -> Calibration:
         )
     if not answers:
         raise UserError(f"the calibration data in {folder} is empty; {remedy}")
-    return Calibration(folder, manifest, answers)
+    calibration = Calibration(folder, manifest, answers)
+    return (
+        _with_complete_prompts(calibration) if calibration.dataset.has_own_template else calibration
+    )
+
+
+def _with_complete_prompts(calibration: Calibration) -> Calibration:
+    """The answers to prompts in the model's own template, which writes all special tokens."""
+    answers = (
+        replace(answer, prompt=CompleteText(answer.prompt)) for answer in calibration.answers
+    )
+    return replace(calibration, answers=tuple(answers))
 
 
 def joined(calibrations: Sequence[Calibration]) -> Calibration:

@@ -63,11 +63,11 @@ class FromCheckpoint:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         checkpoint.check()
-        require_no_languages(checkpoint)
         self.checkpoint = checkpoint
         require_fitting_tokenizer(
             checkpoint.tokenizer, checkpoint.config, checkpoint.end_tokens, checkpoint.path
         )
+        require_no_languages(checkpoint)
         self.name, self.config = checkpoint.path, checkpoint.config
 
     @property

@@ -16,6 +16,7 @@ import torch
 
 from bild_lab.engine import batch_decoding as batched
 from bild_lab.engine.batch_scheduler import Batch
+from bild_lab.engine.models.checkpoint.chat import lacks_special_tokens
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
@@ -134,6 +135,16 @@ def test_several_folders_are_one_with_all_their_answers_in_turn(tmp_path: Path) 
     }
     assert len(hashes) == 4
     assert read_together(lima) == read_calibration(lima)
+
+
+def test_prompts_in_the_models_own_template_are_complete_when_they_are_read_again(
+    tmp_path: Path,
+) -> None:
+    plain = written(tmp_path / "plain", "a")
+    own = written(tmp_path / "own", "b", chat_template=["checkpoint", "<s>{question}"])
+    both = read_together(plain, own)
+    assert [lacks_special_tokens(answer.prompt) for answer in both.answers] == [True, False]
+    assert read_calibration(own).dataset.templates[0].first_turn == "<s>{question}"
 
 
 def test_answers_of_two_models_or_to_prompts_cut_differently_are_not_mixed(tmp_path: Path) -> None:

@@ -32,15 +32,18 @@ class Template:
     """The prompt format of a chat model (BiTA Table 6).
 
     first_turn: contains {question}. next_turn: contains {answer}, to the previous turn, and then
-    {question}. The tokenizer adds the start token. Raises UserError if a placeholder is missing, or
-    if `first_turn` begins with the start token.
+    {question}. complete: they hold all special tokens, as a model's own template does; otherwise
+    the tokenizer adds the start token. Raises UserError if a placeholder is missing, or if
+    `first_turn` begins with a start token that the tokenizer adds.
     """
 
     first_turn: str = "{question}"
     next_turn: str = "\n{answer}\n{question}"
+    complete: bool = False
 
     def __post_init__(self) -> None:
-        if "{question}" not in self.first_turn or self.first_turn.startswith("<s>"):
+        started_twice = self.first_turn.startswith("<s>") and not self.complete
+        if "{question}" not in self.first_turn or started_twice:
             raise UserError(
                 "dataset.chat_template must contain {question}, and not begin with <s>, which"
                 f" the tokenizer adds, got {self.first_turn!r}"
@@ -69,7 +72,8 @@ class DatasetSpec:
     becomes agreement, if there are no references. `path` overrides `hub_id`. A column is a dotted
     path ("translation.de"), or a list of paths: the first one that a row has is used, but of
     `reference_column` all are. `chat_template` and `next_turn_template` belong to a chat model, as
-    in `conf/template/*.yaml`. Raises UserError for values that no dataset can satisfy.
+    in `conf/template/*.yaml`; `for_model` writes a model's own as [checkpoint, TEXT]. Raises
+    UserError for values that no dataset can satisfy.
     """
 
     # what tables and logs call the dataset; null: the name of the file, folder or hub id
@@ -270,9 +274,16 @@ class DatasetSpec:
 
         Those of a checkpoint are known after `for_model`.
         """
+        own = self.has_own_template
         return tuple(
-            Template(first_turn, self.next_turn_template) for first_turn in self.chat_template
+            Template(first_turn, self.next_turn_template, complete=own)
+            for first_turn in (self.chat_template[1:] if own else self.chat_template)
         )
+
+    @property
+    def has_own_template(self) -> bool:
+        """Whether the template is the model's own, which writes all special tokens itself."""
+        return self.chat_template[0] == CHECKPOINT and len(self.chat_template) > 1
 
 
 def for_model(spec: DatasetSpec, checkpoint: Checkpoint) -> DatasetSpec:
@@ -291,7 +302,10 @@ def for_model(spec: DatasetSpec, checkpoint: Checkpoint) -> DatasetSpec:
             " answered, so later turns cannot continue it; set dataset.turns=1, or give"
             " dataset.chat_template and next_turn_template as text"
         )
-    texts = {"chat_template": first_turn, "next_turn_template": next_turn or Template.next_turn}
+    texts = {
+        "chat_template": (CHECKPOINT, first_turn),
+        "next_turn_template": next_turn or Template.next_turn,
+    }
     # they are in these texts
     return replace(spec, **texts, chat_template_date=None, chat_template_kwargs={})
 
@@ -316,10 +330,6 @@ def own_template(checkpoint: Checkpoint, chat: ChatSettings) -> tuple[str, str |
         for turns in ([question], [question, answer, question])
     )
     next_turn = two_turns.removeprefix(one_turn) if two_turns.startswith(one_turn) else None
-    start = tokenizer.bos_token
-    # it adds the token itself
-    if start is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
-        one_turn = one_turn.removeprefix(start)
     return one_turn, next_turn
 
 

@@ -26,7 +26,7 @@ from bild_lab.lab.data.conversations import (
 )
 from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, fill_template
 from bild_lab.lab.data.formats import Row, columns_of, first_value
-from bild_lab.lab.data.prompts import Example, SourcePrompt, with_answers
+from bild_lab.lab.data.prompts import CompleteSourcePrompt, Example, SourcePrompt, with_answers
 from bild_lab.lab.data.rows import canonical_split, hub_rows, local_rows
 from bild_lab.lab.metrics.programs import ANSWER
 from bild_lab.lab.metrics.text_metrics import needs_references
@@ -236,7 +236,8 @@ def _row_examples(
         suffix = f"@{number}" if len(spec.templates) > 1 else ""
         templated_example = replace(example, id=f"{example.id}{suffix}")
         first_turn, *later_turns = conversation(templated_example, [question, *turns[1:]], template)
-        source_prompt = SourcePrompt(
+        prompt_type = CompleteSourcePrompt if template.complete else SourcePrompt
+        source_prompt = prompt_type(
             turns[0], inserted(template.first_turn.split("{question}"), around)
         )
         turn_examples = [replace(first_turn, prompt=source_prompt), *later_turns]

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from bild_lab.engine.models.checkpoint.chat import CompleteText
 from bild_lab.errors import UserError
 
 
@@ -76,7 +77,11 @@ class SourcePrompt(str):
         return self._shorter(fitting)
 
     def _shorter(self, characters: int) -> SourcePrompt:
-        return SourcePrompt(self.source[:characters], self.around)
+        return type(self)(self.source[:characters], self.around)
+
+
+class CompleteSourcePrompt(SourcePrompt, CompleteText):
+    """A prompt that knows its source, in the template of the model's own tokenizer."""
 
 
 def cut_sources(
@@ -96,7 +101,10 @@ def cut_sources(
 
 
 def _with_source(prompt: str) -> SourcePrompt:
-    return prompt if isinstance(prompt, SourcePrompt) else SourcePrompt(prompt, ("", ""))
+    if isinstance(prompt, SourcePrompt):
+        return prompt
+    prompt_type = CompleteSourcePrompt if isinstance(prompt, CompleteText) else SourcePrompt
+    return prompt_type(prompt, ("", ""))
 
 
 def longest_fitting(length: int, fits: Callable[[int], bool]) -> int:

@@ -154,7 +154,7 @@ def setting_of(
             key: getattr(dataset, key)
             for key in ("split", "prompt_template", "max_source_tokens", "metric")
         },
-        "chat_template": list(dataset.chat_template),
+        "chat_template": [template.first_turn for template in dataset.templates],
         "dtype": runtime.dtype,
         "compile": runtime.compile,
         **{key: value for key, (value, usual) in unusual.items() if value != usual},

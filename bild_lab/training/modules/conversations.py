@@ -74,7 +74,12 @@ def _conversation(
         text += turn.prompt + between
         answers.append((len(text), len(text) + len(turn.references[0])))
         text += turn.references[0]
-    encoded = base.tokenizer(text, return_offsets_mapping=True, verbose=False)
+    encoded = base.tokenizer(
+        text,
+        add_special_tokens=not template.complete,
+        return_offsets_mapping=True,
+        verbose=False,
+    )
     tokens = once_started(base.tokenizer, text, encoded["input_ids"])
     offsets = encoded["offset_mapping"][-len(tokens) :]
     ids = np.array([*tokens, base.tokenizer.eos_token_id])

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from bild_lab.engine.models.checkpoint.chat import CompleteText
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.point.load import load
@@ -164,6 +165,14 @@ def test_a_list_of_prompts_gives_a_list(folder: Path) -> None:
     )
     with pytest.raises(UserError, match="a stream has one prompt, got a list of 2; use generate"):
         next(decoder.stream(["w5", "w9"], 6))
+
+
+def test_a_complete_text_gets_no_special_tokens(tmp_path: Path) -> None:
+    # whose tokenizer adds <s>
+    checkpoint = Checkpoint(str(save(tiny_llama(0), tmp_path / "llama")))
+    assert checkpoint.source(CompleteText("w5 w9")).prompt == (5, 9)
+    assert checkpoint.source(CompleteText("<s> w5") + " w9").prompt == (START, 5, 9)
+    assert checkpoint.source(CompleteText("w5 w9"), max_tokens=1).prompt == (5,)
 
 
 def test_a_text_that_has_its_start_token_starts_once(tmp_path: Path) -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from bild_lab.engine.models.checkpoint.pieces import prompt_tokens
 from bild_lab.errors import UserError
 from bild_lab.lab.data.conversations import conversation
 from bild_lab.lab.data.dataset_spec import DatasetSpec, Template, for_model
 from bild_lab.lab.data.examples import load_examples
-from bild_lab.lab.data.prompts import Continuation, Example, with_answers
+from bild_lab.lab.data.prompts import Continuation, Example, cut_sources, with_answers
+from bild_lab.training.batches import tokenize
 
 CHAT = Template("[{question}]", " {answer} | [{question}]")
 FIRST = Example("81", "Write.", "", references=("a poem",), category="writing")
@@ -59,15 +63,25 @@ def test_a_turn_whose_answer_is_missing_is_named() -> None:
         with_answers(turns, {"82": "Another."})
 
 
-class Chats:
-    """Tokenizers whose chat template is written in Jinja, one word a token."""
+WORDS = ("Write", "Rewrite", "One")
 
-    def __init__(self, template: str | None) -> None:
-        vocabulary = {piece: place for place, piece in enumerate(("<unk>", "<s>"))}
+
+class Chats:
+    """Tokenizers whose chat template is written in Jinja, one word a token.
+
+    added: the special tokens around a text.
+    """
+
+    def __init__(self, template: str | None, added: str = "<s> $A") -> None:
+        pieces = ("<unk>", "<s>", "</s>", "user", "assistant", "<", ">", "/", *WORDS)
+        vocabulary = {piece: place for place, piece in enumerate(pieces)}
         plain = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-        plain.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        plain.pre_tokenizer = Whitespace()
+        plain.post_processor = TemplateProcessing(
+            single=added, special_tokens=[("<s>", 1), ("</s>", 2)]
+        )
         self.tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=plain, bos_token="<s>", chat_template=template
+            tokenizer_object=plain, bos_token="<s>", eos_token="</s>", chat_template=template
         )
         self.path = "chats"
 
@@ -102,8 +116,45 @@ def test_a_checkpoints_own_template_writes_both_turns_as_transformers_does() -> 
         written = chats.tokenizer.apply_chat_template(
             given, tokenize=False, add_generation_prompt=True
         )
-        assert "<s>" + example.prompt == written  # which the tokenizer adds
+        assert example.prompt == written
     assert for_model(spec, Chats(None)) is spec
+
+
+@pytest.mark.parametrize("added", ["$A", "<s> $A", "$A </s>", "<s> $A </s>"])
+@pytest.mark.parametrize("template", [TURNS, TURNS.removeprefix("{{ bos_token }}")])
+def test_prompts_in_a_models_own_template_have_the_tokens_that_it_writes_and_no_others(
+    template: str, added: str, tmp_path: Path
+) -> None:
+    tokenizer = Chats(template, added).tokenizer
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": ["Write", "Rewrite"]}))
+    spec = replace(for_model(chat_spec(turns=2), Chats(template, added)), path=str(file))
+    examples = load_examples(spec, unanswered=True)
+    messages = [("user", "Write"), ("assistant", "One"), ("user", "Rewrite")]
+    given = [{"role": role, "content": text} for role, text in messages]
+    whole = with_answers(examples, {examples[0].id: "One"})
+    for example, count in zip(whole, (1, 3), strict=True):
+        written = tokenizer.apply_chat_template(given[:count], add_generation_prompt=True)
+        assert prompt_tokens(tokenizer, [example.prompt]) == [written["input_ids"]]
+    (unanswered, _) = load_examples(spec, unanswered=True)
+    count = lambda prompt: len(prompt_tokens(tokenizer, [prompt])[0])  # noqa: E731
+    (cut,) = cut_sources([unanswered], count(unanswered.prompt), count)
+    assert cut == unanswered and count(cut.prompt) == count(unanswered.prompt)
+    learned = replace(unanswered, references=("One",))
+    (tokenized,) = tokenize([learned], tokenizer, False, count(cut.prompt), 8)
+    assert [tokenized.prompt.tolist()] == prompt_tokens(tokenizer, [cut.prompt])
+
+
+def test_a_template_of_the_users_own_leaves_the_start_token_to_the_tokenizer(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(UserError, match="not begin with <s>, which the tokenizer adds"):
+        replace(chat_spec(), chat_template="<s>{question}")
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "Write"}))
+    spec = replace(chat_spec(), chat_template="user {question}", path=str(file))
+    (example,) = load_examples(spec)
+    assert prompt_tokens(Chats(None).tokenizer, [example.prompt]) == [[1, 3, 8]]
 
 
 DATED = (
@@ -112,10 +163,13 @@ DATED = (
 
 
 def test_a_template_that_writes_the_date_writes_the_same_one_every_day() -> None:
-    assert for_model(chat_spec(), Chats(DATED)).chat_template == ("01 January 2026 {question}",)
+    assert for_model(chat_spec(), Chats(DATED)).chat_template == (
+        "checkpoint",
+        "01 January 2026 {question}",
+    )
     told = chat_spec(chat_template_date="2025-12-24", chat_template_kwargs={"thinking": True})
     spec = for_model(told, Chats(DATED))
-    assert spec.chat_template == ("24 December 2025 think {question}",)
+    assert spec.chat_template == ("checkpoint", "24 December 2025 think {question}")
     assert hash(spec) == hash(for_model(told, Chats(DATED))) and not spec.chat_template_kwargs
 
 
@@ -148,7 +202,8 @@ def test_a_checkpoint_without_a_usable_template_is_refused() -> None:
         for_model(chat_spec(), Chats(None))
     with pytest.raises(UserError, match=r"later turns cannot continue it; set dataset\.turns=1"):
         for_model(chat_spec(turns=2), Chats(ANSWERED))
-    assert for_model(chat_spec(), Chats(ANSWERED)).chat_template == ("{question} now|",)
+    answered_otherwise = for_model(chat_spec(), Chats(ANSWERED))
+    assert answered_otherwise.chat_template == ("checkpoint", "{question} now|")
     with pytest.raises(UserError, match="must contain {question}"):
         _ = chat_spec().templates
 

@@ -126,6 +126,9 @@ def test_only_answers_and_the_end_tokens_after_them_are_learned(
         cut.row(100).tokens.tolist() == [START, 20, 4, 5, 21, 6, 7, END, 20]
         and cut.finish_reason == "length"
     )
+    complete = replace(CHAT, complete=True)  # without a start token
+    (found,) = tokenize_conversations(base, complete, turns, longest=100)
+    assert found.row(100).tokens.tolist() == line.tokens.tolist()[1:]
     (unlearned,) = tokenize_conversations(base, CHAT, turns, longest=4)
     assert unlearned.row(100).answer_length == 0  # a training leaves it out
     with pytest.raises(UserError, match=r"is an encoder–decoder; set dataset.turns=1"):

@@ -22,6 +22,20 @@ TODAY = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")
 RESERVED = ("messages", "conversation", "tokenize", "add_generation_prompt", "chat_template")
 
 
+class CompleteText(str):
+    """A text that holds all of its special tokens, as chat templates write them: a tokenizer adds
+    none. What follows it is part of it.
+    """
+
+    def __add__(self, later_text: str) -> CompleteText:
+        return CompleteText(str(self) + str(later_text))
+
+
+def lacks_special_tokens(text: str) -> bool:
+    """Whether the tokenizer is to add its special tokens."""
+    return not isinstance(text, CompleteText)
+
+
 @dataclass(frozen=True)
 class ChatSettings:
     """What a chat template is told besides the messages.

@@ -302,10 +302,11 @@ class Checkpoint:
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         """The prompt as token ids, at most max_tokens of them.
 
-        prompt: text, to which the tokenizer's special tokens are added, an empty one the
-        begin-of-text token alone; token ids, taken as they are; or messages ("role", "content") for
-        the tokenizer's chat template. Raises UserError for a prompt without tokens, for a token
-        without an embedding, for text that is no Unicode, and for messages without a template.
+        prompt: text, to which the tokenizer's special tokens are added unless it is a
+        `CompleteText`, an empty one the begin-of-text token alone; token ids, taken as they are; or
+        messages ("role", "content") for the tokenizer's chat template. Raises UserError for a
+        prompt without tokens, for a token without an embedding, for text that is no Unicode, and
+        for messages without a template.
         """
         limit = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
         if isinstance(prompt, str):

@@ -7,10 +7,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from bild_lab.engine.models.checkpoint.chat import lacks_special_tokens
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a byte that has no piece
 METASPACE = "▁"  # how it writes a space
@@ -198,22 +201,31 @@ def begin_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def prompt_tokens(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **limits: Any
 ) -> list[list[int]]:
-    """Prompts as token ids, with the tokenizer's special tokens, an empty one as the begin-of-text
-    token alone.
+    """Prompts as token ids, with the tokenizer's special tokens unless they are `CompleteText`, an
+    empty one as the begin-of-text token alone.
 
     limits: options of the tokenizer that cut them.
     """
-    found = tokenizer(list(texts), verbose=False, **limits)["input_ids"]
-    return [
-        once_started(tokenizer, text, ids or begin_of_text(tokenizer))
-        for text, ids in zip(texts, found, strict=True)
-    ]
+    prompts = []
+    for add_special_tokens, group in groupby(texts, key=lacks_special_tokens):
+        group_texts = list(group)
+        found = tokenizer(
+            group_texts, add_special_tokens=add_special_tokens, verbose=False, **limits
+        )["input_ids"]
+        prompts += [
+            once_started(tokenizer, text, ids or begin_of_text(tokenizer))
+            for text, ids in zip(group_texts, found, strict=True)
+        ]
+    return prompts
 
 
 def once_started(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int]) -> list[int]:
-    """The tokens without the start token that was added to a text that has it, as chat templates
-    write it.
-    """
+    """The tokens without the start token that was added to a text that has it."""
     start = tokenizer.bos_token
-    twice = start is not None and text.startswith(start) and ids[:2] == [tokenizer.bos_token_id] * 2
+    twice = (
+        lacks_special_tokens(text)
+        and start is not None
+        and text.startswith(start)
+        and ids[:2] == [tokenizer.bos_token_id] * 2
+    )
     return ids[1:] if twice else ids
