@@ -28,6 +28,8 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 # after any other suffix of text; as pyarrow calls them
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
+
 Row = dict[str, Any]
 
 
@@ -151,21 +153,31 @@ def _csv(file: Path) -> Iterator[tuple[str, Any]]:
         # text
         if suffix_of(file) == ".tsv":
             reader = csv.reader(handle, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
+            rows = ([_unquoted(text) for text in values] for values in reader)
         else:
             header_line = handle.readline()
             reader = csv.reader(
                 chain([header_line], handle), strict=True, delimiter=_delimiter(header_line)
             )
-        names = next(reader, [])
+            rows = reader
+        names = next(rows, [])
         if any("\0" in name for name in names):
             raise UserError(f"{file} holds zero bytes; {_converted(file)}")
         _distinct(names, str(file))
-        for values in filter(None, reader):
+        for values in filter(None, rows):
             if len(values) != len(names):
                 raise UserError(
                     f"{file} line {reader.line_num}: wanted {len(names)} columns, got {len(values)}"
                 )
             yield f"line {reader.line_num}", dict(zip(names, values, strict=True))
+
+
+def _unquoted(text: str) -> str:
+    """A field of a tab-separated file as it was, where programs such as pandas have quoted it: in
+    quotation marks, with those inside it doubled.
+    """
+    doubled = '""' in text[1:-1] and _QUOTED.fullmatch(text)
+    return text[1:-1].replace('""', '"') if doubled else text
 
 
 def _delimiter(header: str) -> str:

@@ -125,6 +125,27 @@ def test_text_formats_give_the_same_rows(tmp_path: Path, name: str, content: str
     assert rows == [{"de": "Ja", "en": "Yes"}, {"de": '"Nein', "en": "No"}]
 
 
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ('"He says ""yes""."', 'He says "yes".'),  # as pandas.to_csv(sep="\t") does
+        ('"""Yes"""', '"Yes"'),
+        ('""""', '"'),
+        ('"Yes"', '"Yes"'),  # plain text, as in the files of translations
+        ('"Yes" and "no"', '"Yes" and "no"'),
+        ('"Yes""', '"Yes""'),
+        ('""', '""'),
+        ('He says ""yes"".', 'He says ""yes"".'),
+    ],
+)
+def test_a_tab_separated_text_that_was_quoted_is_as_before(
+    tmp_path: Path, written: str, text: str
+) -> None:
+    file = tmp_path / "rows.tsv"
+    file.write_text(f"de\ten\n{written}\tb\n")
+    assert [row for _, row in read_rows(file)] == [{"de": text, "en": "b"}]
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_a_shard_without_rows_is_refused(tmp_path: Path, suffix: str) -> None:
     table = pyarrow.table({"de": ["Ja"]})
