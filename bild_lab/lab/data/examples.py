@@ -343,7 +343,7 @@ def _references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
 def _column_references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
     """The references of all columns, in their order.
 
-    A column may be null in a row if another one is not.
+    A column may be null in a row, or blank as an empty cell of a table is, if another one is not.
     """
     values = []
     for column in spec.reference_column:
@@ -371,7 +371,9 @@ def _column_references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ..
                 f"{where}: {columns} must be texts or numbers, or lists of them, got"
                 f" {reference!r:.200}; {remedy}"
             )
-    return tuple(texts)
+    # one of several references that is blank is none
+    written_texts = [text for text in texts if text.strip()]
+    return tuple(written_texts or texts)
 
 
 def _text_of(value: object) -> str | None:

@@ -262,6 +262,16 @@ def test_all_reference_columns_count_and_the_first_is_shown_as_solved(rows_file)
     assert [one.references for one in examples] == [("b", "c", "d"), ("f",), ("h",)]
 
 
+def test_a_blank_reference_beside_another_one_is_none(rows_file) -> None:
+    rows = [
+        {"de": "a", "en": "b", "also": ""},
+        {"de": "c", "en": " ", "also": ["d", ""]},
+        {"de": "e", "en": "", "also": ""},  # which a metric of words refuses
+    ]
+    examples = load_examples(spec(path=rows_file(*rows), reference_column=["en", "also"]))
+    assert [one.references for one in examples] == [("b",), ("d",), ("", "")]
+
+
 @pytest.mark.parametrize(
     ("value", "texts"),
     [
