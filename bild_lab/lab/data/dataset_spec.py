@@ -60,6 +60,8 @@ def fill_template(template: str, **values: str) -> str:
 
     Other braces, and braces in the values, are unchanged.
     """
+    if not values:
+        return template
     names = "|".join(map(re.escape, values))
     return re.sub("{(" + names + ")}", lambda match: values[match[1]], template)
 
@@ -194,6 +196,11 @@ class DatasetSpec:
             "prompt_template must contain {source}, or be empty for unconditional generation,"
             f" got {prompt_template!r}",
         )
+        _require(
+            "{input}" not in prompt_template or self.input_column,
+            f"prompt_template holds {{input}}, got {prompt_template!r}; set dataset.input_column, or"
+            " leave it out",
+        )
         _require(self.metric, f"metric must be one of {METRIC_NAMES}, got none")
         _require(
             len(set(self.scored)) == len(self.scored),
@@ -239,6 +246,16 @@ class DatasetSpec:
         _require(
             "{source}" in shot_template and "{reference}" in shot_template,
             f"shot_template must hold {{source}} and {{reference}}, got {self.shot_template!r}",
+        )
+        _require(
+            "{input}" not in shot_template or self.input_column,
+            f"shot_template holds {{input}}, got {shot_template!r}; set dataset.input_column, or"
+            " leave it out",
+        )
+        _require(
+            "{input}" in shot_template or "{input}" not in (self.prompt_template or ""),
+            "shot_template must hold {input}, as prompt_template does, got"
+            f" {self.shot_template!r}",
         )
         _require(
             canonical_split(self.shot_split or "") != canonical_split(self.split),

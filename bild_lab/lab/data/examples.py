@@ -219,7 +219,7 @@ def _row_examples(
 
     answers: the conversation's own answer to each turn, where these are used; else none.
     """
-    source, around = _question(spec, where, row, turns[0])
+    source, around = _question(spec, where, row, turns[0], spec.prompt_template)
     around = (shots + around[0], *around[1:])
     question = turns[0].join(around)
     row_id, category = _optional(row, spec.id_column), _optional(row, spec.category_column)
@@ -262,11 +262,11 @@ def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
         (where, row) for where, row in _rows(shot_spec) if not _lacks_source(spec, row)
     )
     for where, row in islice(rows_with_source, spec.shots):
-        source, reference = _turns(spec, where, row)[0], _column_references(spec, where, row)[0]
-        require_unicode(where, source, reference)
-        solved_examples.append(
-            (source, fill_template(spec.shot_template, source=source, reference=reference))
-        )
+        turn, reference = _turns(spec, where, row)[0], _column_references(spec, where, row)[0]
+        source, around = _question(spec, where, row, turn, spec.shot_template, reference=reference)
+        shot = turn.join(around)
+        require_unicode(where, shot)
+        solved_examples.append((source, shot))
     if len(solved_examples) < spec.shots:
         raise UserError(
             f"dataset.shots={spec.shots}, but split {spec.shot_split!r} has {len(solved_examples)}"
@@ -303,19 +303,24 @@ def _lacks_source(spec: DatasetSpec, row: Row) -> bool:
     return present and (value is None or (isinstance(value, str) and not value.strip()))
 
 
-def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str, tuple[str, ...]]:
-    """The source with its input, and the texts around the source in the question that the task asks
-    about it.
+def _question(
+    spec: DatasetSpec, where: str, row: Row, source: str, template: str, **values: str
+) -> tuple[str, tuple[str, ...]]:
+    """The source with its input, and the texts around the source in a template of the task.
+
+    values: of the template's other placeholders.
     """
     text = _optional(row, spec.input_column)
     if text is not None and not isinstance(text, str):
         raise UserError(f"{where}: {' or '.join(spec.input_column)} must be a string, got {text!r}")
-    parts = spec.prompt_template.split("{source}")
-    if spec.input_column and "{input}" in spec.prompt_template:
-        return source, tuple(fill_template(text_around, input=text or "") for text_around in parts)
-    if not text or not text.strip():
-        return source, tuple(parts)
-    text_before, *texts_after = parts
+    in_template = "{input}" in template
+    if in_template:
+        values["input"] = text or ""
+    text_before, *texts_after = (
+        fill_template(text_around, **values) for text_around in template.split("{source}")
+    )
+    if in_template or not text or not text.strip():
+        return source, (text_before, *texts_after)
     return f"{source}\n{text}", (
         text_before,
         *(f"\n{text}{text_after}" for text_after in texts_after),
@@ -335,9 +340,7 @@ def _references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
             f"{where}: dataset.reference_template wants a text in column {missing[0]}, got columns"
             f" {columns_of(row)}"
         )
-    return (
-        fill_template(spec.reference_template, **values) if values else spec.reference_template,
-    )
+    return (fill_template(spec.reference_template, **values),)
 
 
 def _column_references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:

@@ -374,6 +374,17 @@ def test_rows_that_give_no_example_are_refused_by_place_and_key(rows_file, case:
             "reference_column",
         ),
         ({"shots": 2, "shot_template": "{source}"}, "shot_template", "'{source}'"),
+        ({"prompt_template": "{source} {input}"}, "prompt_template", "dataset.input_column"),
+        (
+            {"shots": 2, "shot_template": "{source} {input} {reference}"},
+            "shot_template",
+            "dataset.input_column",
+        ),
+        (
+            {"shots": 2, "input_column": "about", "prompt_template": "{source} {input}"},
+            "shot_template must hold {input}",
+            "{reference}",
+        ),
     ],
 )
 def test_a_spec_that_no_dataset_could_satisfy_is_refused(
@@ -641,6 +652,33 @@ def test_gsm8k_asks_after_eight_solved_problems_of_its_train_split_that_have_a_q
     assert shots == [f"Question: {row['question']}\nAnswer: {row['answer']}" for row in solved[:8]]
     assert asked == f"Question: {solved[9]['question']}\nAnswer:"
     assert examples[0].references == (solved[9]["answer"],)
+
+
+@pytest.mark.parametrize(
+    ("templates", "prompt"),
+    [
+        ({}, "Who?\nA text.\nMe {input}.\n\nWhat?\n{reference}"),
+        (
+            {
+                "prompt_template": "{input} Q: {source} A:",
+                "shot_template": "{input} Q: {source} A: {reference} | ",
+            },
+            "A text. Q: Who? A: Me {input}. | {reference} Q: What? A:",
+        ),
+    ],
+)
+def test_a_solved_example_has_its_input_as_a_question_has(
+    tmp_path: Path, templates: dict[str, str], prompt: str
+) -> None:
+    rows = {
+        "train": {"question": "Who?", "about": "A text.", "answer": "Me {input}."},
+        "test": {"question": "What?", "about": "{reference}", "answer": "It."},
+    }
+    for split, row in rows.items():
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
+    columns = {"source_column": "question", "input_column": "about", "reference_column": "answer"}
+    (example,) = load_examples(spec(path=str(tmp_path), shots=1, **columns, **templates))
+    assert example.prompt == prompt
 
 
 def test_only_rows_of_the_categories_count_and_keep_their_names(rows_file) -> None:
