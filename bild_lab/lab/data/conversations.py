@@ -1,4 +1,6 @@
-"""Conversations: the messages of a row as questions and answers, and an example for each turn."""
+"""Conversations: the messages of a row as questions and answers, and an example for each turn, or
+for the last one.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from itertools import takewhile
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template, fill_template
 from bild_lab.lab.data.formats import Row, first_value
-from bild_lab.lab.data.prompts import Continuation, Example
+from bild_lab.lab.data.prompts import Continuation, Example, SourcePrompt, with_answers
 
 # the speakers in ShareGPT's files, {"from", "value"}, and in those of chat models, {"role",
 # "content"}
@@ -62,11 +64,21 @@ def _answered(spec: DatasetSpec) -> bool:
     return spec.history == REFERENCES or spec.reference_column == spec.source_column
 
 
+def ends_with_its_question(spec: DatasetSpec) -> bool:
+    """Whether the last question of a conversation is the one that is asked: another column has the
+    answer to it.
+    """
+    return spec.has_references and not _answered(spec) and spec.turns == 1
+
+
 def questions_and_answers(
-    spec: DatasetSpec, messages: Sequence[Message]
+    spec: DatasetSpec, where: str, messages: Sequence[Message]
 ) -> tuple[list[str], list[str]]:
     """The questions of a conversation, and the answer to each where these are used, else no
     answers.
+
+    Of a conversation that `ends_with_its_question` all questions, and the answers between them.
+    Raises UserError if it does not end with one, and has several.
 
     A system message first stands before the first question, with an empty line between. Another
     message before that is skipped, as FastChat does (`train.py`, `preprocess`). The conversation
@@ -79,7 +91,16 @@ def questions_and_answers(
     if turns and turns[0][0] not in ASKING:
         turns = turns[1:]
     answers: list[str] = []
-    if not _answered(spec) and {speaker for speaker, _ in turns} == {USER}:
+    if ends_with_its_question(spec) and sum(speaker in ASKING for speaker, _ in turns) > 1:
+        alternating = _alternating(turns)
+        if len(alternating) < len(turns) or len(turns) % 2 == 0:
+            columns = " or ".join(spec.source_column)
+            raise UserError(
+                f"{where}: {columns} holds several questions, so the last one is asked after the"
+                " answers to the others; end it with that question, with an answer between any two"
+            )
+        questions, answers = alternating[::2], alternating[1::2]
+    elif not _answered(spec) and {speaker for speaker, _ in turns} == {USER}:
         texts = takewhile(str.strip, (text for _, text in turns))
         questions = list(texts)[: spec.turns]
     else:
@@ -111,8 +132,10 @@ def conversation(
     """An example for each question: the first with a complete prompt, later ones without the
     previous turns.
     """
-    between, _, question_template = template.next_turn.partition("{answer}")
     turns = [replace(first_turn, prompt=fill_template(template.first_turn, question=questions[0]))]
+    if len(questions) == 1:
+        return turns
+    between, question_template = template.around_answer
     for number, question in enumerate(questions[1:], start=2):
         turns.append(
             replace(
@@ -126,3 +149,16 @@ def conversation(
             )
         )
     return turns
+
+
+def last_turn(turns: Sequence[Example], answers: Sequence[str], template: Template) -> Example:
+    """The last of these turns as the one example of its conversation, behind the answers to the
+    turns before it.
+    """
+    ids = (turn.id for turn in turns)
+    last = with_answers(turns, dict(zip(ids, answers, strict=False)))[-1]
+    _, question_template = template.around_answer
+    text_before, *texts_after = question_template.split("{question}")
+    history = last.prompt.removesuffix(turns[-1].prompt)
+    prompt = SourcePrompt(last.source, (history + text_before, *texts_after))
+    return replace(turns[0], source=last.source, prompt=prompt)

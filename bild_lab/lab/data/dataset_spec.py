@@ -32,13 +32,13 @@ class Template:
     """The prompt format of a chat model (BiTA Table 6).
 
     first_turn: contains {question}. next_turn: contains {answer}, to the previous turn, and then
-    {question}. complete: they hold all special tokens, as a model's own template does; otherwise
-    the tokenizer adds the start token. Raises UserError if a placeholder is missing, or if
-    `first_turn` begins with a start token that the tokenizer adds.
+    {question}; None: no turn can follow another. complete: they hold all special tokens, as a
+    model's own template does; otherwise the tokenizer adds the start token. Raises UserError if a
+    placeholder is missing, or if `first_turn` begins with a start token that the tokenizer adds.
     """
 
     first_turn: str = "{question}"
-    next_turn: str = "\n{answer}\n{question}"
+    next_turn: str | None = "\n{answer}\n{question}"
     complete: bool = False
 
     def __post_init__(self) -> None:
@@ -48,11 +48,27 @@ class Template:
                 "dataset.chat_template must contain {question}, and not begin with <s>, which"
                 f" the tokenizer adds, got {self.first_turn!r}"
             )
-        if not re.search(r"\{answer\}.*\{question\}", self.next_turn, flags=re.DOTALL):
+        if self.next_turn is not None and not re.search(
+            r"\{answer\}.*\{question\}", self.next_turn, flags=re.DOTALL
+        ):
             raise UserError(
                 "dataset.next_turn_template must contain {answer} and then {question}, got"
                 f" {self.next_turn!r}"
             )
+
+    @property
+    def around_answer(self) -> tuple[str, str]:
+        """What comes between a turn and its answer, and behind that, with {question}.
+
+        Raises UserError if no turn can follow another.
+        """
+        if self.next_turn is None:
+            raise UserError(
+                "the chat template writes a first turn otherwise once it is answered, so no question"
+                " can follow it; give dataset.chat_template and next_turn_template as text"
+            )
+        between, _, question_template = self.next_turn.partition("{answer}")
+        return between, question_template
 
 
 def fill_template(template: str, **values: str) -> str:
@@ -114,8 +130,8 @@ class DatasetSpec:
     chat_template_date: str | None = None
     # of chat_template=checkpoint: what its template is told, such as {enable_thinking: false}
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
-    # holds {answer}, to the turn before, and then {question}
-    next_turn_template: str = Template.next_turn
+    # holds {answer}, to the turn before, and then {question}; null: no turn can follow another
+    next_turn_template: str | None = Template.next_turn
     turns: int | None = 1  # how many turns of a conversation, at least 1; null: all
     # a file or folder with columns `id` and `answer`, which later turns continue; references: the
     # dataset's own answers
@@ -313,7 +329,7 @@ def for_model(spec: DatasetSpec, checkpoint: Checkpoint) -> DatasetSpec:
     if spec.chat_template != (CHECKPOINT,):
         return spec
     first_turn, next_turn = own_template(checkpoint, spec.chat)
-    if next_turn is None and spec.turns != 1:
+    if not next_turn and spec.turns != 1:
         raise UserError(
             f"the chat template of {checkpoint.path} writes a first turn otherwise once it is"
             " answered, so later turns cannot continue it; set dataset.turns=1, or give"
@@ -321,7 +337,7 @@ def for_model(spec: DatasetSpec, checkpoint: Checkpoint) -> DatasetSpec:
         )
     texts = {
         "chat_template": (CHECKPOINT, first_turn),
-        "next_turn_template": next_turn or Template.next_turn,
+        "next_turn_template": next_turn or None,
     }
     # they are in these texts
     return replace(spec, **texts, chat_template_date=None, chat_template_kwargs={})

@@ -21,6 +21,8 @@ from bild_lab.files import shipped_folder
 from bild_lab.lab.data.conversations import (
     SYSTEM,
     conversation,
+    ends_with_its_question,
+    last_turn,
     messages_of,
     questions_and_answers,
 )
@@ -173,7 +175,7 @@ def _examples(
     for index, (where, row) in rows:
         answers: list[str] = []
         if (messages := messages_of(spec, where, row)) is not None:
-            turns, answers = questions_and_answers(spec, messages)
+            turns, answers = questions_and_answers(spec, where, messages)
             for turn in turns:
                 _require_whole_text(where, turn)
             if not turns:
@@ -215,10 +217,12 @@ def _row_examples(
     answers: Sequence[str],
     shots: str,
 ) -> Iterator[Example]:
-    """The examples of one row: each of its turns with each template.
+    """The examples of one row: each of its turns with each template, or the last of them.
 
-    answers: the conversation's own answer to each turn, where these are used; else none.
+    answers: the conversation's own answer to each turn, or to each before the last one, where these
+    are used; else none.
     """
+    asks_the_last = len(turns) > 1 and ends_with_its_question(spec)
     source, around = _question(spec, where, row, turns[0], spec.prompt_template)
     around = (shots + around[0], *around[1:])
     question = turns[0].join(around)
@@ -227,7 +231,9 @@ def _row_examples(
         id=default_id if row_id is None else str(row_id),
         source=source,
         prompt=question,
-        references=tuple(answers[:1]) if answers else _references(spec, where, row),
+        references=(
+            tuple(answers[:1]) if answers and not asks_the_last else _references(spec, where, row)
+        ),
         category=None if category is None else str(category),
     )
     texts = [question, *turns, *answers, *example.references, example.id, example.category or ""]
@@ -241,7 +247,9 @@ def _row_examples(
             turns[0], inserted(template.first_turn.split("{question}"), around)
         )
         turn_examples = [replace(first_turn, prompt=source_prompt), *later_turns]
-        if answers and spec.reference_column:
+        if asks_the_last:
+            yield last_turn(turn_examples, answers, template)
+        elif answers and spec.reference_column:
             for turn_example, answer in zip(turn_examples, answers, strict=True):
                 yield replace(turn_example, references=(answer,))
         else:
@@ -286,7 +294,24 @@ def _turns(spec: DatasetSpec, where: str, row: Row) -> list[str]:
                 f"{where}: {columns} must be a non-empty string, got {turn!r}; correct the row"
             )
         _require_whole_text(where, turn)
+    if len(turns) < (len(value) if isinstance(value, list | tuple) else 1):
+        _require_named_reference(spec, where)
     return turns
+
+
+def _require_named_reference(spec: DatasetSpec, where: str) -> None:
+    """Raise UserError for references that may belong to a turn that is not asked, as their columns
+    are no places in a list.
+    """
+    columns = spec.reference_column or ()
+    named = all(column.rpartition(".")[2].isdecimal() for column in columns)
+    if any(map(needs_references, spec.scored)) and not named:
+        source, reference = spec.source_column[0], columns[0]
+        raise UserError(
+            f"{where}: {source} holds several turns, of which the first is asked, and"
+            f" {reference} may answer another; name the first by dataset.source_column={source}.0,"
+            f" and where {reference} is a list, its answer by dataset.reference_column={reference}.0"
+        )
 
 
 def _require_whole_text(where: str, turn: str) -> None:

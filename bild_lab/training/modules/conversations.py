@@ -69,7 +69,7 @@ def tokenize_conversations(
 def _conversation(
     base: Checkpoint, template: Template, turns: Sequence[Example], longest: int
 ) -> Conversation:
-    between, text, answers = template.next_turn.partition("{answer}")[0], "", []
+    between, text, answers = template.around_answer[0], "", []
     for turn in turns:
         text += turn.prompt + between
         answers.append((len(text), len(text) + len(turn.references[0])))

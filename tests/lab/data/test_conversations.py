@@ -202,6 +202,8 @@ def test_a_checkpoint_without_a_usable_template_is_refused() -> None:
         for_model(chat_spec(), Chats(None))
     with pytest.raises(UserError, match=r"later turns cannot continue it; set dataset\.turns=1"):
         for_model(chat_spec(turns=2), Chats(ANSWERED))
+    with pytest.raises(UserError, match="later turns cannot continue it"):
+        for_model(chat_spec(turns=2), Chats(DATED))  # it writes the first turn alone
     answered_otherwise = for_model(chat_spec(), Chats(ANSWERED))
     assert answered_otherwise.chat_template == ("checkpoint", "{question} now|")
     with pytest.raises(UserError, match="must contain {question}"):
@@ -275,3 +277,51 @@ def test_the_parts_of_a_message_are_joined_and_pictures_are_refused(tmp_path: Pa
         UserError, match="line 1: the content of a message must be text, got .*image_url"
     ):
         examples_of(tmp_path, said([{"type": "image_url", "image_url": "x"}]))
+
+
+GOLD = {"reference_column": "gold", "metric": "exact_match"}
+
+
+def test_the_last_question_is_asked_where_another_column_has_the_answer(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    one_more = [system, *said("One?", "1.", "Two?", "2.", "{question}?")]
+    templates = {
+        "chat_template": ["[{question}]", "<{question}>"],
+        "next_turn_template": " {answer} | [{question}] ",
+        "prompt_template": "Q: {source}",
+    }
+    first, second, short, _ = examples_of(tmp_path, one_more, said("One?"), **GOLD, **templates)
+    prompt = "[Q: Be brief.\n\nOne?] 1. | [Two?]  2. | [{question}?] "
+    assert first == Example("test-0@1", "{question}?", prompt, ("g",))
+    assert second.prompt.startswith("<Q: Be brief.\n\nOne?> 1. | ")
+    assert (short.prompt, short.references) == ("[Q: One?]", ("g",))
+    # a long prompt loses the end of this question alone
+    assert first.prompt.within(len(prompt) - 2, len) == prompt.replace("{question}?", "{question")
+
+
+def test_so_does_the_chat_template_of_a_checkpoint_or_it_is_refused(tmp_path: Path) -> None:
+    messages = said("One?", "1.", "Two?")
+    chat = {**GOLD, "chat_template": "checkpoint"}
+    file = tmp_path / "chats.jsonl"
+    file.write_text(json.dumps({"messages": messages, "gold": "g"}) + "\n")
+    spec = DatasetSpec(name="chats", path=str(file), source_column="messages", **chat)
+    (example,) = load_examples(for_model(spec, Chats(TURNS)))
+    assert example.prompt == "<user>One?</><assistant>1.</><user>Two?</><assistant>"
+    with pytest.raises(UserError, match="first turn otherwise once it is answered, so no question"):
+        load_examples(for_model(spec, Chats(ANSWERED)))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        said("One?", "1.", "Two?", "2."),
+        said("One?", "", "Two?"),
+        said("One?", "Two?", roles=("user", "user")),
+    ],
+)
+def test_several_questions_without_the_one_that_is_answered_are_refused(
+    tmp_path: Path, messages: list[dict[str, object]]
+) -> None:
+    with pytest.raises(UserError, match="line 1: messages holds several questions, so the last"):
+        examples_of(tmp_path, messages, **GOLD)
+    assert examples_of(tmp_path, messages)[0].prompt == "One?"  # without a reference the first

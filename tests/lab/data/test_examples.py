@@ -243,6 +243,11 @@ REFUSED = {  # the rows, what is asked of them, and what the message names
         )
         for value in [None, []]
     },
+    "a reference beside several turns": (
+        [{"turns": ["One?", "Two?"], "en": ["1", "2"]}],
+        {"source_column": "turns"},
+        ["line 1: turns holds several turns", "source_column=turns.0", "reference_column=en.0"],
+    ),
     "one of the reference columns": (
         [{"de": "a", "en": "b", "also": None}, {"de": "a", "en": "b"}],
         {"reference_column": ["en", "also"]},
@@ -706,6 +711,16 @@ def test_a_column_may_be_a_place_in_a_list(rows_file) -> None:
     assert [example.references for example in first] == [("Yes.",), ("No.",)]
     with pytest.raises(UserError, match="wants column en.1"):
         load_examples(spec(path=path, reference_column="en.1"))
+
+
+def test_of_several_turns_the_first_has_the_reference_that_is_named(rows_file) -> None:
+    path = rows_file({"turns": ["One?", "Two?"], "en": ["1", "2"], "id": 7})
+    for source_column in ("turns", "turns.0"):
+        asked = spec(path=path, source_column=source_column, reference_column="en.0")
+        (example,) = load_examples(asked)
+        assert (example.source, example.references) == ("One?", ("1",))
+    (example,) = load_examples(spec(path=path, source_column="turns.0"))
+    assert example.references == ("1", "2")  # either is right
 
 
 @needs_shared_data
