@@ -415,10 +415,10 @@ class Screening:
         place_of = {key: place for place, key in enumerate(distinct_keys)}
         references = [example.references or NO_REFERENCE for example in self.point.examples]
         if scoring.lead == AGREEMENT:
-            references = [(decoder.text(list(text.token_ids)),) for text in screened[0].texts]
+            references = [(decoder.scored_text(text.token_ids),) for text in screened[0].texts]
         token_statistic = metric_named(scoring.lead).of_tokens
         if token_statistic is None:
-            pool = [decoder.text(list(tokens)) for _, tokens in distinct_keys]
+            pool = [decoder.scored_text(tokens) for _, tokens in distinct_keys]
         else:
             pool = []
             for index, keys in groupby(distinct_keys, key=itemgetter(0)):

@@ -9,18 +9,24 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 
 from bild_lab.errors import UserError
+from bild_lab.lab.data.prompts import Example
+from bild_lab.lab.metrics.quality import Scoring
+from bild_lab.lab.point.decoder import METHOD
 from bild_lab.screening import record_store as store
 from bild_lab.screening.candidates import grid_of, read_lists
 from bild_lab.screening.guarantee import GuaranteeSpec
+from bild_lab.screening.replay import ReplayedPoint, ReplayedText
 from bild_lab.screening.rows import (
     Row,
     read_table,
@@ -29,10 +35,12 @@ from bild_lab.screening.rows import (
     write_rows,
     write_summary,
 )
+from bild_lab.screening.screen import Screening
 from bild_lab.screening.screen_spec import ScreenSpec
 from bild_lab.screening.screened_sweep import confirmation, to_confirm
 from scripts import screen as script
 from tests.loopback_hub import REPOSITORY
+from tests.policies import load
 from tests.report.sample import sample_drafted
 
 Command = Callable[..., tuple[int, str]]
@@ -250,6 +258,25 @@ def test_points_that_are_not_measured_live_may_be_screened_on_any_split() -> Non
     assert ScreenSpec(**{**SPEC, **changes}).confirmations == 0
     with pytest.raises(UserError, match="must be two splits"):
         ScreenSpec(**{**SPEC, **changes, "guarantee": GuaranteeSpec(loss=0.02)})
+
+
+def test_a_screening_scores_the_texts_that_a_run_does(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those without white space at the end, which then is no loss."""
+    decoder = load(checkpoints, "llama", "vanilla")
+    monkeypatch.setattr(type(decoder), "text", lambda _, ids: " text" + "\n" * len(ids))
+    screening = Screening(grid=None, split="test", config_name="screen")
+    vars(screening)["point"] = SimpleNamespace(
+        decoders={METHOD: decoder},
+        scoring=Scoring(("agreement",)),
+        examples=[Example("0", "a", "a")],
+    )
+    points = [
+        ReplayedPoint(None, [ReplayedText(token_ids, Counter(), {})])
+        for token_ids in ((5,), (5, 6))
+    ]
+    assert screening.losses(points).per_text.tolist() == [[0.0]]
 
 
 def row(speedup: float, quality: float, **knobs: Any) -> Row:

@@ -90,9 +90,8 @@ def result_of(
         if point.measure.target_log_probability:
             likelihoods = log_probabilities(decoder.running[0], requests, timed)
     with stopwatch.phase("metrics"):
-        # what a program begins with counts; a space at its end does not
         texts = {
-            name: [decoder.text(text.token_ids).rstrip() for text in timed_texts]
+            name: [decoder.scored_text(text.token_ids) for text in timed_texts]
             for name, timed_texts in timed.items()
         }
         summary = summarize(examples, timed, point.seed)

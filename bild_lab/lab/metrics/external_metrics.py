@@ -54,14 +54,15 @@ def mean_of_function(
 ) -> MetricSums:
     """The mean of a user's function over texts, on a scale of 100.
 
-    scale: the scale of its numbers; None: its author did not say, so 100.
+    It gets texts without white space around them, as metrics of `evaluate` do. scale: the scale of
+    its numbers; None: its author did not say, so 100.
 
     Raises UserError where it fails, or gives no number of its scale.
     """
     values, numbers = [], []
     for text, text_references in zip(texts, references, strict=True):
         try:
-            value = function(text, text_references)
+            value = function(text.strip(), text_references)
         except Exception as error:  # the user's code may raise anything
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise UserError(

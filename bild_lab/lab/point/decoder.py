@@ -380,13 +380,10 @@ class Decoder:
             rounds = iter([self.method.decode(request, Trace())[request.limits.prompt_length :]])
         emitted: list[int] = []
         shown = ""
-        checkpoint = self.target.checkpoint
         for new_tokens in rounds:
             emitted += new_tokens
-            tokens = without_byte_tokens(emitted, checkpoint.tokenizer)
+            tokens = without_byte_tokens(emitted, self.target.checkpoint.tokenizer)
             text = stable_prefix(self.text(tokens, strings), strings)
-            if checkpoint.encoder_decoder:  # whose whole text is stripped
-                text = text.rstrip()
             if text.startswith(shown) and len(text) > len(shown):
                 yield text[len(shown) :]
                 shown = text
@@ -398,9 +395,14 @@ class Decoder:
 
         Behind the prompt it gives the whole text: leading spaces are kept.
         """
-        checkpoint = self.target.checkpoint
-        text = before_stop(checkpoint.continuation(token_ids), self.stop if stop is None else stop)
-        return text.strip() if checkpoint.encoder_decoder else text
+        text = self.target.checkpoint.continuation(token_ids)
+        return before_stop(text, self.stop if stop is None else stop)
+
+    def scored_text(self, token_ids: Sequence[int]) -> str:
+        """The text that metrics get: what a program begins with counts, a space at its end does
+        not.
+        """
+        return self.text(token_ids).rstrip()
 
     def pieces(self, token_ids: Iterable[int]) -> dict[int, str]:
         """The text that each token adds, with its leading space, by token id.

@@ -73,6 +73,11 @@ def test_a_plain_function_of_ones_own_is_a_metric() -> None:
 
 
 @pytest.mark.usefixtures("own")
+def test_a_function_gets_texts_without_white_space_around_them() -> None:
+    assert score("own_metric.errors", [" a", "a\n", "\n a"], [["a"]] * 3).value == 100.0
+
+
+@pytest.mark.usefixtures("own")
 def test_a_function_says_its_scale_and_its_direction() -> None:
     found = score("own_metric.errors", ["a", "b", "c", "d"], [["a"], ["b"], ["c"], ["x"]])
     assert (found.metric, found.value) == ("100-errors", 75.0)

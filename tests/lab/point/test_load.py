@@ -311,6 +311,17 @@ def test_a_stream_holds_back_only_what_may_still_change(
     assert stable_prefix(text, stop).rstrip(" ") == shown
 
 
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_a_text_keeps_the_indentation_that_a_program_begins_with(
+    family: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = load(checkpoints, family, "vanilla")
+    checkpoint_class = type(decoder.target.checkpoint)
+    monkeypatch.setattr(checkpoint_class, "continuation", lambda *_: "    return 1\n")
+    assert decoder.text([5]) == "    return 1\n"
+    assert decoder.scored_text([5]) == "    return 1"
+
+
 def test_threads_are_those_of_the_process(checkpoints: Path) -> None:
     before = torch.get_num_threads()
     try:
