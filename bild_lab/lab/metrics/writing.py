@@ -40,6 +40,15 @@ _KIND_OF_LANGUAGE = {
         ("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod", "dz", "dzo"), CHAR
     ),
 }
+# the codes of languages in two letters, but for kr, which is Kanuri and mostly meant as Korean
+ISO_639_1 = frozenset(
+    "aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de"
+    " dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz"
+    " ia id ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko ks ku kv kw ky la lb lg li ln"
+    " lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa"
+    " pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su sv sw ta te tg"
+    " th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu".split()
+)
 # "1,5" is one and a half, and "1.000" a thousand
 DECIMAL_COMMA = frozenset(
     "az be bg bs ca cs da de el es et eu fi fr gl hr hu hy id is it ka kk lt lv mk nb nl nn no pl"
@@ -85,10 +94,16 @@ def require_tokenizer(name: str | None, metrics: Sequence[str]) -> None:
 
 
 def require_language(code: str | None) -> None:
-    """Raise UserError for what is no code of a language, such as its name."""
-    if code is not None and not regex.fullmatch(r"[a-z]{2}([-_][A-Za-z]{2,4})?", code):
+    """Raise UserError for what is no code of a language, such as its name or a country's code."""
+    if code is None:
+        return
+    if (
+        not regex.fullmatch(r"[a-z]{2}([-_][A-Za-z]{2,4})?", code)
+        or _language_alone(code) not in ISO_639_1
+    ):
         raise UserError(
-            f"dataset.language must be a code of two letters such as en, de or zh-CN, got {code!r}"
+            "dataset.language must be a code of two letters such as en, de or zh-CN, got"
+            f" {code!r}; a country's code is another one: Chinese is zh, Japanese ja, Korean ko"
         )
 
 
@@ -245,6 +260,8 @@ _SPACES = dict.fromkeys("\u00a0\u2007\u2009\u202f", "_")
 _APOSTROPHES = dict.fromkeys("'\u2019", "_")
 # a comma without the space of a list, a thin space and its opposite, as TeX writes them
 _TEX = {"{,}": ",", r"\,": "_", r"\!": ""}
+# the mark of a currency between a sign and its number: -$5, in TeX -\$5
+_SIGNED_CURRENCY = regex.compile(r"(?<=(?<!\w)[-+])\\?\p{Sc}(?=[\d.,])")
 _PLAIN = str.maketrans({**_SIGNS, **_MARKS, **_SPACES, **_APOSTROPHES})
 
 _SIGN = r"(?:(?<!\d)[-+])?"
@@ -284,7 +301,7 @@ def _plain(text: str) -> str:
     """The text with ASCII digits and signs. ² and other powers are no digits."""
     for written, mark in _TEX.items():
         text = text.replace(written, mark)
-    plain = text.translate(_PLAIN)
+    plain = _SIGNED_CURRENCY.sub("", text.translate(_PLAIN))
     if plain.isascii():
         return plain
     return "".join(

@@ -18,6 +18,12 @@ from bild_lab.lab.metrics.writing import Writing, last_number, same_number
         ("It costs $1,234,567.50.", "1234567.50"),
         ("so 18.", "18"),
         ("-4", "-4"),
+        ("a loss of -$1,234.50", "-1234.50"),
+        ("\u2212€5", "-5"),
+        (r"-\$5", "-5"),
+        ("$-5", "-5"),
+        ("$3-$5", "5"),
+        ("US-$5", "5"),
         ("16-4", "4"),  # a minus sign between two numbers is none of the second
         ("+.5", "0.5"),
         ("1,23", "23"),  # no comma between thousands

@@ -180,6 +180,10 @@ def test_a_tokenizer_that_is_installed_finds_words(
             {"metric": "bleu", "language": "German"},
             "code of two letters such as en, de or zh-CN, got 'German'",
         ),
+        *(
+            ({"metric": "bleu", "language": country}, f"got '{country}'; .* Chinese is zh")
+            for country in ("cn", "jp", "kr", "zz", "cz_CZ")
+        ),
     ],
 )
 def test_a_tokenizer_that_no_metric_has_is_refused(keys: dict[str, str], message: str) -> None:
