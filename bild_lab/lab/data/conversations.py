@@ -11,7 +11,13 @@ from itertools import takewhile
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template, fill_template
 from bild_lab.lab.data.formats import Row, first_value
-from bild_lab.lab.data.prompts import Continuation, Example, SourcePrompt, with_answers
+from bild_lab.lab.data.prompts import (
+    CompleteSourcePrompt,
+    Continuation,
+    Example,
+    SourcePrompt,
+    with_answers,
+)
 
 # the speakers in ShareGPT's files, {"from", "value"}, and in those of chat models, {"role",
 # "content"}
@@ -160,5 +166,6 @@ def last_turn(turns: Sequence[Example], answers: Sequence[str], template: Templa
     _, question_template = template.around_answer
     text_before, *texts_after = question_template.split("{question}")
     history = last.prompt.removesuffix(turns[-1].prompt)
-    prompt = SourcePrompt(last.source, (history + text_before, *texts_after))
+    prompt_type = CompleteSourcePrompt if template.complete else SourcePrompt
+    prompt = prompt_type(last.source, (history + text_before, *texts_after))
     return replace(turns[0], source=last.source, prompt=prompt)

@@ -15,6 +15,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from bild_lab.engine.models.checkpoint.chat import CompleteText
 from bild_lab.engine.models.checkpoint.pieces import prompt_tokens
 from bild_lab.errors import UserError
 from bild_lab.lab.data.conversations import conversation
@@ -307,6 +308,7 @@ def test_so_does_the_chat_template_of_a_checkpoint_or_it_is_refused(tmp_path: Pa
     spec = DatasetSpec(name="chats", path=str(file), source_column="messages", **chat)
     (example,) = load_examples(for_model(spec, Chats(TURNS)))
     assert example.prompt == "<user>One?</><assistant>1.</><user>Two?</><assistant>"
+    assert isinstance(example.prompt, CompleteText)  # no tokenizer adds anything to it
     with pytest.raises(UserError, match="first turn otherwise once it is answered, so no question"):
         load_examples(for_model(spec, Chats(ANSWERED)))
 
