@@ -307,7 +307,7 @@ def test_so_does_the_chat_template_of_a_checkpoint_or_it_is_refused(tmp_path: Pa
     file.write_text(json.dumps({"messages": messages, "gold": "g"}) + "\n")
     spec = DatasetSpec(name="chats", path=str(file), source_column="messages", **chat)
     (example,) = load_examples(for_model(spec, Chats(TURNS)))
-    assert example.prompt == "<user>One?</><assistant>1.</><user>Two?</><assistant>"
+    assert example.prompt == "<s><user>One?</><assistant>1.</><user>Two?</><assistant>"
     assert isinstance(example.prompt, CompleteText)  # no tokenizer adds anything to it
     with pytest.raises(UserError, match="first turn otherwise once it is answered, so no question"):
         load_examples(for_model(spec, Chats(ANSWERED)))
