@@ -266,8 +266,8 @@ class _Side:
         }
         values = _stored_values(metric, sides)
         if values is not None:
-            shown = self.quality(metric).metric
-            return score_values(shown, *values, **resampling)
+            shown, bounded = self.quality(metric).metric, metric_named(metric).bounded
+            return score_values(shown, *values, bounded=bounded, **resampling)
         token_metric = metric_named(metric).of_tokens
         if token_metric is not None:
             outputs = [

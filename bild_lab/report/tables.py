@@ -247,10 +247,12 @@ def non_inferiority_cell(tested: NonInferiority | None, enough: bool) -> TableCe
     """
     if tested is None:
         return TableCell(MISSING)
-    bound = f"at least {signed(tested.lower_bound)}"
+    details = [p_value_words(tested.p_value), f"margin {tested.margin:g}"]
+    if tested.lower_bound is not None:
+        details.insert(1, f"at least {signed(tested.lower_bound)}")
     return TableCell(
         "yes" if tested.shown and enough else "not shown",
-        f"{p_value_words(tested.p_value)}, {bound}, margin {tested.margin:g}",
+        ", ".join(details),
         tested.p_value,
     )
 

@@ -21,7 +21,8 @@ class MetricSums:
     metric: its name as shown. statistics: None if there are none that add up; then the "sums" are
     how often each of the `count` examples is there. value_of: for one row of sums, or for several.
     signature: how it is computed.
-    per_example: each example's value; None if the metric is not the mean of such values.
+    per_example: each example's value; None if the metric is not the mean of such values. bounded:
+    whether each of these lies between 0 and 100, whatever the texts.
     """
 
     metric: str
@@ -30,6 +31,7 @@ class MetricSums:
     statistics: Float[np.ndarray, "n k"] | None
     signature: str | None = None
     per_example: tuple[float, ...] | None = None
+    bounded: bool = False
 
     @property
     def resamples(self) -> int:

@@ -3,14 +3,25 @@
 A metric that is right or wrong for each example has a score test of the difference of paired
 proportions (Tango, 1998, Statistics in Medicine 17, 891-908; for non-inferiority Liu, Hsueh, Hsieh
 and Chen, 2002, Statistics in Medicine 21, 231-245). It stays honest where hardly an example
-differs: a bootstrap of such examples has an interval of no width. Any other metric has the paired
-bootstrap, and so have turns of conversations: no independent pairs, as the score test takes them.
+differs: a bootstrap of such examples has an interval of no width.
+
+Another metric whose examples have values from 0 to 100 has a betting test (Waudby-Smith and Ramdas,
+2010.09686, §3.2), and so have turns of conversations, which are no independent pairs. It is valid
+for every distribution of such values. The bootstrap is not: simulated with a loss of the whole
+margin, it says "no worse" in 70, 39 and 5 of 100 cases at 40, 100 and 1000 texts where the margin is
+one point and few texts lose everything, the betting test in 3 at most, and in 5 whatever else was
+tried. Taking the larger p-value of both would only cost power. Its price: not even equal texts show
+fewer than 3 / margin of the scale, 60 texts for five points and 300 for one. From there on it finds
+what the bootstrap finds, such as 97 of 100 at 100 texts whose differences have a deviation of 8
+points, with a margin of five; rare large gains and losses take more texts (44 where it finds 74).
+A corpus metric, such as BLEU, has no bound for each example: the paired bootstrap, which shows
+nothing where hardly an example differs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -18,9 +29,12 @@ from scipy.special import ndtr, ndtri
 
 from bild_lab.lab.metrics.bootstrap import least_p_value
 from bild_lab.lab.schema.numbers import NON_INFERIORITY_LEVEL, NonInferiority
+from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT
 
-WRONG, RIGHT = 0.0, 100.0  # the values of an example by a metric of right and wrong
-SCORE, BOOTSTRAP = "score", "bootstrap"
+# the values of an example by a metric of right and wrong, and the ends of the scale of others
+WRONG, RIGHT = 0.0, 100.0
+SCORE, BETTING, BOOTSTRAP = "score", "betting", "bootstrap"
+MOST_STAKED = 0.9  # the share of the capital that an example which loses everything may cost
 
 
 def non_inferiority(
@@ -29,25 +43,33 @@ def non_inferiority(
     differences: Float[np.ndarray, " resamples"],
     margin: float,
     count: int,
+    different: int,
+    bounded: bool = False,
+    conversations: Sequence[int] | None = None,
 ) -> NonInferiority:
     """Test whether a system is no worse than the baseline by `margin` points of a metric.
 
-    values, baseline_values: of each example, in the same order; None where the metric has no such,
-    and for turns of conversations.
+    values, baseline_values: of each example, in the same order; None where the metric has no such.
     differences: of both systems over paired bootstrap resamples, system minus baseline, in points.
-    count: how many independent examples there are.
+    count, different: how many independent examples there are, and how many of them have another
+    text than the baseline. bounded: whether every example has a value from 0 to 100.
+    conversations: of which each example is a turn, as `conversations_of` numbers them; None: of
+    none.
     """
     if values is None or baseline_values is None:
-        return bootstrap_test(differences, margin, count)
-    if not {*values, *baseline_values} <= {WRONG, RIGHT}:
-        return bootstrap_test(differences, margin, count)
-    pairs = list(zip(values, baseline_values, strict=True))
-    return score_test(
-        gained=pairs.count((RIGHT, WRONG)),
-        lost=pairs.count((WRONG, RIGHT)),
-        examples=len(pairs),
-        margin=margin,
-    )
+        return _bootstrap_of_enough(differences, margin, count, different)
+    right_or_wrong = {*values, *baseline_values} <= {WRONG, RIGHT}
+    if right_or_wrong and conversations is None:
+        pairs = list(zip(values, baseline_values, strict=True))
+        return score_test(
+            gained=pairs.count((RIGHT, WRONG)),
+            lost=pairs.count((WRONG, RIGHT)),
+            examples=len(pairs),
+            margin=margin,
+        )
+    if right_or_wrong or bounded:
+        return betting_test(np.subtract(values, baseline_values), margin, conversations)
+    return _bootstrap_of_enough(differences, margin, count, different)
 
 
 def score_test(gained: int, lost: int, examples: int, margin: float) -> NonInferiority:
@@ -95,6 +117,83 @@ def _score_lower_bound(gained: int, lost: int, examples: int) -> float:
         return score_statistic(gained, lost, examples, difference) - deviation
 
     return float(brentq(excess, lowest, observed, xtol=1e-10))
+
+
+def betting_test(
+    differences: Float[np.ndarray, " examples"],
+    margin: float,
+    conversations: Sequence[int] | None = None,
+) -> NonInferiority:
+    """The betting test of a mean of bounded differences, and the bound that it would just not
+    reject.
+
+    differences: of each example, system minus baseline, from -100 to 100 points. margin: in points,
+    above 0; one of 100 or more cannot be exceeded. conversations: as in `non_inferiority`. One
+    counts as one example: the sum of its turns, over the most turns that any has.
+    """
+    losses = -np.asarray(differences, dtype=float) / RIGHT
+    turns = np.ones(len(losses))
+    if conversations is not None:
+        losses, turns = np.bincount(conversations, losses), np.bincount(conversations)
+    most_turns = turns.max()
+    order = np.random.default_rng(0).permutation(len(losses))
+    losses, turns = losses[order] / most_turns, turns[order] / most_turns
+
+    def p_value(share: float) -> float:
+        return _betting_p_value(losses, turns, share) if share < 1 else 0.0
+
+    p_value_at_margin = p_value(margin / RIGHT)
+    return NonInferiority(
+        margin=margin,
+        lower_bound=-RIGHT * _least_share_shown(p_value),
+        p_value=p_value_at_margin,
+        test=BETTING,
+    )
+
+
+def _betting_p_value(
+    losses: Float[np.ndarray, " examples"], turns: Float[np.ndarray, " examples"], share: float
+) -> float:
+    """How surprising these losses would be if their mean were `share` or more.
+
+    One over the largest capital of a player who begins with 1 and stakes on one example after the
+    other that it loses less: who can expect no gain then (Ville's inequality). The stakes are those
+    that suit so many examples of the variance that the examples before show, drawn towards 1/4. The
+    capital grows with the share, so the p-value falls. losses: from -1 to 1, in random order.
+    turns: of each example, as a share of the most. share: between -1 and 1.
+    """
+    examples = len(losses)
+    seen = np.arange(examples)
+    sums, squares = (np.cumsum(each) - each for each in (losses, losses**2))
+    variance = (0.25 + np.maximum(squares - sums**2 / np.maximum(seen, 1), 0)) / (seen + 1)
+    stakes = np.sqrt(-2 * math.log(NON_INFERIORITY_LEVEL) / (examples * variance))
+    stakes = np.minimum(stakes, MOST_STAKED / (1 - share))
+    capital = np.cumsum(np.log1p(stakes * (share * turns - losses)))  # its logarithm
+    return math.exp(-max(0.0, float(capital.max())))
+
+
+def _least_share_shown(p_value: Callable[[float], float]) -> float:
+    """The smallest share of the scale that a test shows not to be lost, to 1e-9; 1 if none is.
+
+    p_value: given the share, falling.
+    """
+    not_shown, shown = -1.0, 1.0
+    while shown - not_shown > 1e-9:
+        middle = (not_shown + shown) / 2
+        if p_value(middle) <= NON_INFERIORITY_LEVEL:
+            shown = middle
+        else:
+            not_shown = middle
+    return shown
+
+
+def _bootstrap_of_enough(
+    differences: Float[np.ndarray, " resamples"], margin: float, count: int, different: int
+) -> NonInferiority:
+    """The paired bootstrap, which says nothing where too few examples differ for its interval."""
+    if different < ENOUGH_DIFFERENT:
+        return NonInferiority(margin=margin, lower_bound=None, p_value=1.0, test=BOOTSTRAP)
+    return bootstrap_test(differences, margin, count)
 
 
 def bootstrap_test(

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -241,6 +242,7 @@ def score_with_baseline(
         seed,
         margin,
         conversations,
+        different=_different(predictions, baseline, conversations),
     )
 
 
@@ -252,14 +254,21 @@ def score_values(
     seed: int = 0,
     margin: float | None = None,
     conversations: Sequence[int] | None = None,
+    bounded: bool = False,
 ) -> MetricScore:
-    """`score_with_baseline` from the stored values of single examples. metric: its shown name."""
+    """`score_with_baseline` from the stored values of single examples. metric: its shown name.
+    bounded: whether it gives every text a value from 0 to 100.
+    """
+    measured = replace(mean_metric(metric, values), bounded=bounded)
+    if baseline is None:
+        return _metric_score(measured, None, seed, conversations=conversations)
     return _metric_score(
-        mean_metric(metric, values),
-        None if baseline is None else mean_metric(metric, baseline),
+        measured,
+        mean_metric(metric, baseline),
         seed,
         margin,
         conversations,
+        different=_different(values, baseline, conversations),
     )
 
 
@@ -295,11 +304,16 @@ def score_pool(
         quality = Quality(metric=sums.metric, value=value, low=low, high=high)
         differences = _paired_differences(resampled, baseline_resampled)
         if margin is not None:
-            values = [
-                None if conversations is not None else _values_of(sums, system_picks)
-                for system_picks in (picks, baseline)
-            ]
-            tested = non_inferiority(*values, differences, margin, count)
+            tested = non_inferiority(
+                _values_of(sums, picks),
+                _values_of(sums, baseline),
+                differences,
+                margin,
+                count,
+                _different(picks, baseline, conversations),
+                sums.bounded,
+                conversations,
+            )
             quality = replace(quality, non_inferiority=tested)
         difference = _difference(sums.metric, value - baseline_value, differences, count)
         scores[picks] = quality, difference
@@ -311,13 +325,23 @@ def _values_of(sums: MetricSums, picks: Sequence[int]) -> list[float] | None:
     return None if sums.per_example is None else [sums.per_example[pick] for pick in picks]
 
 
+def _different(
+    outputs: Sequence[Any], baseline: Sequence[Any], conversations: Sequence[int] | None
+) -> int:
+    """How many independent examples have another output than the baseline's."""
+    places = [place for place, output in enumerate(outputs) if output != baseline[place]]
+    return len(places if conversations is None else {conversations[place] for place in places})
+
+
 def _metric_score(
     method: MetricSums,
     baseline: MetricSums | None,
     seed: int,
     margin: float | None = None,
     conversations: Sequence[int] | None = None,
+    different: int = 0,
 ) -> MetricScore:
+    """The score of a metric. different: how many independent examples differ from the baseline's."""
     value, resampled = method.value(), method.resampled(seed, conversations=conversations)
     signature = None
     if method.signature:
@@ -333,10 +357,16 @@ def _metric_score(
     difference = _difference(method.metric, value - baseline_value, differences, count)
     tested = None
     if margin is not None:
-        values = [
-            None if conversations is not None else sums.per_example for sums in (method, baseline)
-        ]
-        tested = non_inferiority(*values, differences, margin, count)
+        tested = non_inferiority(
+            method.per_example,
+            baseline.per_example,
+            differences,
+            margin,
+            count,
+            different,
+            method.bounded,
+            conversations,
+        )
     compared_quality = replace(
         quality,
         baseline=baseline_value,

@@ -74,6 +74,7 @@ class Metric:
         """The metric's sums over these outputs."""
         fitting = writing if self.of_tokens is not None else writing.of(references)
         measured = self.measure(self.shown, predictions, references, fitting)
+        measured = replace(measured, bounded=self.bounded)
         if self.higher_is_better:
             return measured
         per_example = measured.per_example and tuple(

@@ -42,7 +42,9 @@ def percentile(name: str, percent: int, meaning: str) -> Any:
 class NonInferiority:
     """Whether the quality is no worse than the baseline's by a margin, one-sided at 5 %.
 
-    test: "score" for a metric that is right or wrong for each example, else "bootstrap".
+    test: "score" for a metric that is right or wrong for each example, "betting" for another one
+    from 0 to 100, else "bootstrap". lower_bound: None where the bootstrap has too few examples that
+    differ to know one.
     """
 
     margin: float = required(
@@ -50,7 +52,7 @@ class NonInferiority:
         " (`measure.margin`).",
         unit=POINTS,
     )
-    lower_bound: float = required(
+    lower_bound: float | None = required(
         "The one-sided lower 95 % bound of the quality minus the baseline’s. Above minus the margin"
         " the point is no worse.",
         unit=POINTS,
@@ -67,7 +69,7 @@ class NonInferiority:
         """Whether the data show that no more than the margin is lost."""
         return self.p_value <= NON_INFERIORITY_LEVEL
 
-    def to_columns(self) -> dict[str, float]:
+    def to_columns(self) -> dict[str, float | None]:
         """Its columns, as `sweep.csv` has them, for other tables."""
         names = ("margin", "lower_bound", "p_value")
         return {f"non_inferiority_{name}": getattr(self, name) for name in names}

@@ -1,4 +1,4 @@
-"""No worse by a margin: the score test of paired proportions, and the paired bootstrap."""
+"""No worse by a margin: the score test of paired proportions, the betting test, the bootstrap."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from scipy.stats import binom, multinomial
 from bild_lab.errors import UserError
 from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.metrics.non_inferiority import (
+    BETTING,
     BOOTSTRAP,
     SCORE,
+    betting_test,
     bootstrap_test,
     non_inferiority,
     score_statistic,
@@ -77,14 +79,86 @@ def test_everything_lost_and_everything_gained() -> None:
     assert score_test(0, 5, 5, 100).shown  # no more than everything can be lost
 
 
-def test_right_and_wrong_have_the_score_test_and_other_values_the_bootstrap() -> None:
+def test_right_and_wrong_have_the_score_test_bounded_values_the_bet_others_the_bootstrap() -> None:
     differences = np.linspace(-4, 4, 1000)
-    assert non_inferiority([100.0, 0.0], [0.0, 0.0], differences, 5, 2).test == SCORE
+    assert non_inferiority([100.0, 0.0], [0.0, 0.0], differences, 5, 2, 1).test == SCORE
     for values in ([100.0, 50.0], None):
-        assert non_inferiority(values, [0.0, 0.0], differences, 5, 2).test == BOOTSTRAP
+        assert non_inferiority(values, [0.0, 0.0], differences, 5, 2, 2).test == BOOTSTRAP
+    bounded = non_inferiority([100.0, 50.0], [0.0, 0.0], differences, 5, 2, 2, bounded=True)
+    assert bounded == betting_test([100.0, 50.0], 5)
     # one count of each kind, by hand: the second example was lost
-    lost = non_inferiority([100.0, 0.0, 0.0], [100.0, 100.0, 0.0], differences, 5, 3)
+    lost = non_inferiority([100.0, 0.0, 0.0], [100.0, 100.0, 0.0], differences, 5, 3, 1)
     assert lost == score_test(0, 1, 3, 5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bet_shows_just_the_margins_above_its_bound(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    differences = np.clip(random.normal(-1, 20, 200), -100, 100)
+    bound = betting_test(differences, 5).lower_bound
+    assert betting_test(differences, -bound + 0.01).shown
+    assert not betting_test(differences, -bound - 0.01).shown
+    p_values = [betting_test(differences, margin).p_value for margin in (1, 2, 5, 10, 20)]
+    assert p_values == sorted(p_values, reverse=True)
+    assert betting_test(-np.full(9, 100.0), 5).lower_bound == -100
+    assert betting_test(-np.full(9, 100.0), 100).shown  # no more than everything can be lost
+
+
+def test_equal_texts_need_three_over_the_margin_of_them() -> None:
+    """As one that loses everything may be missing: 0.95^59 < 0.05 < 0.95^58; the bet needs a few
+    more.
+    """
+    assert not betting_test(np.zeros(58), 5).shown and betting_test(np.zeros(70), 5).shown
+
+
+@pytest.mark.parametrize(("texts", "share", "lost"), [(40, 0.02, 50), (100, 0.01, 100)])
+def test_rare_large_losses_of_the_whole_margin_are_not_called_no_worse(
+    texts: int, share: float, lost: float
+) -> None:
+    """Most draws of these texts hold no loss, or hardly one."""
+    random, shown = np.random.default_rng(0), 0
+    for _ in range(100):
+        baseline = np.full(texts, 60.0 if lost < 60 else 100.0)
+        values = baseline - lost * (random.random(texts) < share)
+        values[0] -= 1e-9  # neither right nor wrong
+        tested = score_values("ROUGE-L", values.tolist(), baseline.tolist(), margin=1, bounded=True)
+        shown += tested.score.non_inferiority.shown
+    assert shown <= 5
+
+
+def test_turns_of_a_conversation_count_once() -> None:
+    right, conversations = [100.0] * 80, [place // 2 for place in range(80)]
+    tested = score_values("pass@1", right, right, margin=5, conversations=conversations)
+    found = tested.score.non_inferiority
+    assert found == betting_test(np.zeros(40), 5) and found.test == BETTING and not found.shown
+    differences = np.random.default_rng(0).normal(-1, 10, 50)
+    twice = betting_test(np.repeat(differences, 2), 5, [place // 2 for place in range(100)])
+    assert twice.p_value == pytest.approx(betting_test(differences, 5).p_value)
+
+
+def test_a_corpus_metric_shows_nothing_where_hardly_a_text_differs() -> None:
+    references = [["a b c d e f"]] * 100
+    baseline = ["a b c d e f"] * 100
+    for changed, shown in ((0, False), (7, False), (8, True)):
+        texts = ["a b c d e g"] * changed + baseline[changed:]
+        scored = score_with_baseline("bleu", texts, baseline, references, margin=10)
+        assert scored.score.non_inferiority.shown == shown, changed
+    # seven conversations of which every turn differs are as few
+    turns = [place // 2 for place in range(100)]
+    texts = ["a b c d e g"] * 14 + baseline[14:]
+    scored = score_with_baseline(
+        "bleu", texts, baseline, references, margin=10, conversations=turns
+    )
+    assert not scored.score.non_inferiority.shown
+    pooled = score_pool(
+        "bleu",
+        ["a b c d e f", "a b c d e g"],
+        references[:2],
+        [[1] * 7 + [0] * 93],
+        [0] * 100,
+        margin=10,
+    )
+    assert not pooled[0][0].non_inferiority.shown
 
 
 @pytest.mark.parametrize("count", [1000, 100])
