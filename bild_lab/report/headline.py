@@ -314,7 +314,7 @@ def _corrected_for_choice(group: Group, n_points: int) -> str:
 
 def _without_verdict(group: Group, results: list[Result]) -> str:
     """Why no point is called faster, and the fastest point's numbers."""
-    n_examples, fastest = group.setting.n_examples, results[0]
+    n_examples, fastest = group.fewest_texts, results[0]
     examples = "1 example is" if n_examples == 1 else f"{n_examples} examples are"
     reason = (
         "Texts of a batch share their clock, and nothing says how far it is off:"

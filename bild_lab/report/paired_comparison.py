@@ -27,7 +27,7 @@ from bild_lab.lab.schema.numbers import NonInferiority, Quality, Speedup
 from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import (
-    ENOUGH_EXAMPLES,
+    are_enough,
     conversations_of,
     paired_ratio,
     with_clock_noise,
@@ -209,7 +209,7 @@ def _are_enough(ids: Sequence[str]) -> bool:
     """Whether intervals over these examples are wide enough to call one side better. Turns of a
     conversation count once.
     """
-    return len(set(questions_of(ids))) >= ENOUGH_EXAMPLES
+    return are_enough(len(set(questions_of(ids))))
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def _runs(group: Group) -> str:
     )
     if any(not result.timed for result in group.results):
         runs += " (replayed texts are not timed)"
-    return f"{runs}; intervals are over the {setting.n_examples} texts"
+    return f"{runs}; intervals are over {group.fewest_texts} texts"
 
 
 def _baselines(group: Group) -> str:

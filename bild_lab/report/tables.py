@@ -23,6 +23,7 @@ from bild_lab.lab.schema.formatting import (
 )
 from bild_lab.lab.schema.numbers import Category, NonInferiority, Speedup
 from bild_lab.lab.schema.result import COLUMNS, Result
+from bild_lab.lab.schema.statistics import are_enough
 from bild_lab.lab.store.groups import Group
 from bild_lab.report.phrases import difference_interval, p_value_words
 from bild_lab.report.provenance import disturbance
@@ -263,17 +264,20 @@ def _non_inferiority_column(group: Group) -> TableColumn:
         non_inferiority_title(group.results),
         " ".join(COLUMNS[f"non_inferiority_{name}"].explanation for name in names),
         lambda result: non_inferiority_cell(
-            result.quality.non_inferiority, group.has_enough_examples
+            result.quality.non_inferiority, are_enough(result.counted_texts)
         ),
     )
 
 
 def categories_of(result: Result) -> dict[str, Category]:
     """What was measured in each category of the dataset, and over all examples (BiTA Table 7);
-    empty without categories.
+    empty without categories. A speedup of too few texts has no interval.
     """
+    if not result.categories:
+        return {}
     overall = Category(
         n_examples=result.answered_texts,
+        independent_texts=result.counted_texts,
         tokens=result.tokens,
         tokens_per_s=result.tokens_per_s,
         baseline_tokens_per_s=result.baseline_tokens_per_s,
@@ -282,7 +286,16 @@ def categories_of(result: Result) -> dict[str, Category]:
         tokens_per_target_call=result.counts.tokens_per_target_call,
         acceptance_rate=result.counts.acceptance_rate,
     )
-    return {**result.categories, OVERALL: overall} if result.categories else {}
+    categories = {**result.categories, OVERALL: overall}
+    return {name: _without_narrow_interval(category) for name, category in categories.items()}
+
+
+def _without_narrow_interval(category: Category) -> Category:
+    """The category, without the interval of its speedup if that is over too few texts."""
+    known = category.independent_texts
+    if are_enough(category.n_examples if known is None else known):
+        return category
+    return replace(category, speedup=replace(category.speedup, low=None, high=None))
 
 
 def _baseline_row(group: Group, columns: Sequence[TableColumn]) -> TableRow | None:

@@ -23,7 +23,7 @@ from bild_lab.lab.schema.formatting import (
 )
 from bild_lab.lab.schema.numbers import NON_INFERIORITY_LEVEL, NonInferiority, Speedup
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
-from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES
+from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, are_enough
 from bild_lab.lab.store.groups import Group, by_setting, differing_keys, telling_knobs
 from bild_lab.report import tables
 from bild_lab.report.phrases import machine_facts
@@ -116,7 +116,8 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
             cells = _cells(group, result)
             if tested:
                 tested_quality = result.quality.non_inferiority
-                cells.insert(4, _non_inferiority_text(tested_quality, group.has_enough_examples))
+                enough = are_enough(result.counted_texts)
+                cells.insert(4, _non_inferiority_text(tested_quality, enough))
             table.add_row(*cells, style="dim" if result.is_baseline else "")
         table.add_section()
     for failure in failures:

@@ -150,6 +150,18 @@ def test_few_examples_get_no_superlative(count):
     )
 
 
+@pytest.mark.parametrize(
+    ("texts", "changes"),
+    [
+        (3, {"streamed": {"errors": 17, "retries": 0}}),  # seventeen texts never came
+        (5, {"independent_texts": 5}),  # conversations of four turns
+    ],
+)
+def test_texts_that_never_came_and_further_turns_are_no_examples(texts: int, changes: dict) -> None:
+    result = bild(setting={"n_examples": 20}, **changes)
+    assert headline([result]).startswith(f"{texts} examples are too few to say which point")
+
+
 @pytest.mark.parametrize(("batch", "noise"), [(8, None), (8, 0.01), (1, None)])
 def test_a_batch_that_was_timed_once_gets_no_superlative(batch: int, noise: float | None) -> None:
     results = [

@@ -23,7 +23,7 @@ from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.measure.cost import has_cost_model, total_cost
 from bild_lab.lab.measure.recorder import first_difference
 from bild_lab.lab.measure.timing import Timed, TimedTexts, repeats_of, token_count, total_s
-from bild_lab.lab.metrics.bootstrap import central_interval, resampled_sums
+from bild_lab.lab.metrics.bootstrap import central_interval, independent, resampled_sums
 from bild_lab.lab.metrics.quality import NO_REFERENCE, Scoring, Tokens, score_with_baseline
 from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY
 from bild_lab.lab.point.decoder import BASELINE, METHOD
@@ -67,7 +67,11 @@ def summarize(
     timed = {name: [texts[index] for index in indices] for name, texts in timed.items()}
     baseline = timed.get(BASELINE)
     if not all(text.latency_s for text in timed[METHOD]):
-        return {"tokens": token_count(timed[METHOD]), "counts": counts(timed[METHOD])}
+        return {
+            "independent_texts": independent(len(examples), _conversations(examples)),
+            "tokens": token_count(timed[METHOD]),
+            "counts": counts(timed[METHOD]),
+        }
     return {
         "latency_s": latency_summary(waits(timed[METHOD])),
         "baseline_latency_s": None if baseline is None else latency_summary(waits(baseline)),
@@ -159,7 +163,7 @@ def _conversations(examples: Sequence[Example]) -> list[int] | None:
 def speed(
     timed: Mapping[str, Sequence[Timed]], seed: int, conversations: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """Tokens per second and speedup: the fields that Result and Category share.
+    """Texts, tokens per second and speedup: the fields that Result and Category share.
 
     conversations: of the texts, as in `paired_speedup`.
 
@@ -168,7 +172,11 @@ def speed(
     lossless methods do.
     """
     method_rate = token_count(timed[METHOD]) / total_s(timed[METHOD])
-    fields = {"tokens": token_count(timed[METHOD]), "tokens_per_s": method_rate}
+    fields = {
+        "independent_texts": independent(len(timed[METHOD]), conversations),
+        "tokens": token_count(timed[METHOD]),
+        "tokens_per_s": method_rate,
+    }
     if BASELINE not in timed:
         return {
             **fields,

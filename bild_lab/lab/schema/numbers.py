@@ -252,6 +252,7 @@ class Category:
     """
 
     n_examples: int
+    independent_texts: int | None = None
     tokens: int
     tokens_per_s: float
     baseline_tokens_per_s: float | None

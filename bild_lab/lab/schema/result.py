@@ -198,6 +198,11 @@ class Result:
     latency_s: Latency | None = group("latency_s_", None)
     baseline_latency_s: Latency | None = None
     speedup: Speedup = group("speedup_", Speedup())
+    independent_texts: int | None = column(
+        "How many texts the intervals are over: those that came, a conversation’s turns counted"
+        " once.",
+        digits=0,
+    )
     tokens: int = required(
         "Tokens emitted, after every cut at an end token or the length limit.", digits=0
     )
@@ -319,6 +324,12 @@ class Result:
     def answered_texts(self) -> int:
         """How many texts speeds, changes and agreement are of: all but the failed ones."""
         return self.setting.n_examples - self.failed_texts
+
+    @property
+    def counted_texts(self) -> int:
+        """How many texts its intervals are over; of older results turns count each."""
+        known = self.independent_texts
+        return self.answered_texts if known is None else known
 
     @property
     def doubt(self) -> str:

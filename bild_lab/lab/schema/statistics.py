@@ -26,6 +26,13 @@ ENOUGH_EXAMPLES = 20  # for the speedup's interval
 ENOUGH_DIFFERENT = 8
 
 
+def are_enough(texts: int) -> bool:
+    """Whether intervals over so many independent texts that came are wide enough to call a point
+    better or faster. A conversation counts once.
+    """
+    return texts >= ENOUGH_EXAMPLES
+
+
 def conversations_of(ids: Sequence[str]) -> list[int] | None:
     """The conversation of each example, from 0 in order of appearance. Its turns share it, and one
     question in several templates does.

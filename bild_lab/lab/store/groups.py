@@ -14,7 +14,7 @@ from bild_lab.lab.config.schemas import PairSpec
 from bild_lab.lab.schema.columns import to_json
 from bild_lab.lab.schema.formatting import is_command, knob_label, point_label, short_name
 from bild_lab.lab.schema.result import Result, Setting
-from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, best_at_loss, pareto_front
+from bild_lab.lab.schema.statistics import are_enough, best_at_loss, pareto_front
 from bild_lab.lab.store.hashing import plain_numbers
 
 FEW = 12  # so many results are all selected
@@ -59,9 +59,16 @@ class Group:
         )
 
     @property
+    def fewest_texts(self) -> int:
+        """How many independent texts the point has that has the fewest, as a server failed to give
+        it others.
+        """
+        return min(result.counted_texts for result in self.results)
+
+    @property
     def has_enough_examples(self) -> bool:
-        """Whether there are enough examples to say which point is better."""
-        return self.setting.n_examples >= ENOUGH_EXAMPLES
+        """Whether every point has enough texts to say which is better."""
+        return are_enough(self.fewest_texts)
 
     @property
     def has_enough_timings(self) -> bool:

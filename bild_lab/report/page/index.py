@@ -21,7 +21,7 @@ from bild_lab.lab.config.console import console
 from bild_lab.lab.config.policies import changed_knobs
 from bild_lab.lab.schema.formatting import MISSING, interval, short_value, times
 from bild_lab.lab.schema.result import Result, Setting
-from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, TOLERANCE
+from bild_lab.lab.schema.statistics import TOLERANCE, are_enough
 from bild_lab.lab.store.groups import data_title, pair_title
 from bild_lab.lab.store.progress import read_commands
 from bild_lab.lab.store.records import RESULT
@@ -133,6 +133,13 @@ def _run(folder: Path) -> Run:
     )
 
 
+def _counted_texts(rows: pd.DataFrame) -> pd.Series:
+    """Of each point how many texts its intervals are over (`Result.counted_texts`)."""
+    if "independent_texts" not in rows.columns:
+        return rows["n_examples"]
+    return rows["independent_texts"].fillna(rows["n_examples"])
+
+
 def _clocks_unknown(rows: pd.DataFrame) -> pd.Series:
     """Of each point whether nothing says how far its clock is off (`Result.clock_is_known`)."""
     unknown = pd.Series(False, rows.index)
@@ -148,7 +155,7 @@ def _best(rows: pd.DataFrame, folder: Path, loss: float) -> str:
     if rows.empty:
         return MISSING
     compared = rows.dropna(subset=["speedup", "quality_difference"])
-    enough = compared[compared["n_examples"] >= ENOUGH_EXAMPLES]
+    enough = compared[_counted_texts(compared).map(are_enough)]
     if enough.empty:
         return MISSING if compared.empty else _TOO_FEW_EXAMPLES
     enough = enough[~_clocks_unknown(enough)]

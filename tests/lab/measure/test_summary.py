@@ -69,6 +69,10 @@ def test_turns_of_a_conversation_are_resampled_together() -> None:
     assert quality("exact_match", others, texts).difference_low == -100
     categories = by_category([replace(one, category="math") for one in turns], both, seed=0)
     assert categories["math"].speedup.low == categories["math"].speedup.high
+    counted = (categories["math"].n_examples, categories["math"].independent_texts)
+    assert counted == (2, 1)
+    assert summarize(turns, both, seed=0)["independent_texts"] == 1
+    assert summarize(others, both, seed=0)["independent_texts"] == 2
 
 
 def test_the_ratio_of_tokens_a_second_is_the_papers_greedy_speedup() -> None:

@@ -92,6 +92,10 @@ def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path)
             *["bild 1.80× [1.75, 1.85], GPU slowed by heat"] * 2,
         ),
         (sample_sweep(setting={"n_examples": 19}), "too few examples", "too few examples"),
+        (
+            [sample_result("bild", {}, 1.5, independent_texts=19)],
+            *["too few examples"] * 2,
+        ),
         ([TIMED_ONCE], "batches timed once", "batches timed once"),
         ([sample_result("bild", {}, 2.0, -0.5)], "–", "bild 2.00× [1.95, 2.05]"),
         ([sample_result("bild", {}, 2.0, -3.0)], "–", "–"),
@@ -103,6 +107,7 @@ def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path)
         "nothing but an impossible speedup",
         "a slowed GPU",
         "too few examples",
+        "too few conversations",
         "a batch",
         "a small loss",
         "a loss",

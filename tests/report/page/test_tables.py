@@ -77,6 +77,9 @@ def test_the_table_of_points_says_which_are_no_worse_by_the_margin() -> None:
     few = {"quality": sample_tested_quality(-1.0, 0.0112), "setting": {"n_examples": 19}}
     points = shown(sample_result("bild", {}, 1.8, **few))["points"]
     assert by_title(points)["no worse by 5"][0] == "not shown"  # whatever the p-value
+    turns = {"quality": sample_tested_quality(-1.0, 0.0112), "independent_texts": 19}
+    points = shown(sample_result("bild", {}, 1.8, **turns))["points"]
+    assert by_title(points)["no worse by 5"][0] == "not shown"
 
 
 def test_what_was_not_measured_has_no_table() -> None:
@@ -198,10 +201,23 @@ def test_texts_that_never_came_are_none_of_the_examples_of_a_speedup() -> None:
     assert "only 6 texts differ" in claim  # of those that came
 
 
+def test_a_category_of_few_texts_has_no_interval() -> None:
+    categories = {"one": part(1.5, 19), "turns": {**part(1.5, 20), "independent_texts": 10}}
+    categories["enough"] = {**part(1.5, 40), "independent_texts": 20}
+    table = shown(sample_result("bild", {}, 1.5, categories=categories))["categories"]
+    details = {row.cells[0].text: row.cells[3].detail for row in table.rows}
+    assert details == {
+        "one": "",
+        "turns": "",
+        "enough": "[1.30, 1.80]",
+        "overall": "[1.45, 1.55]",
+    }
+
+
 def test_a_speedup_of_a_busy_machine_says_so_in_every_table() -> None:
     own = {
         "environment": {**ENVIRONMENT, "busy_elsewhere_percent": 74.4},
-        "categories": {"news": part(1.4, 9)},
+        "categories": {"news": part(1.4, 20)},
     }
     found = shown(sample_result("bild", {}, 1.5, **own))
     for name, row in (
