@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import exp, log
+from statistics import mean
 
 from bild_lab.lab.schema.formatting import (
     counted,
@@ -27,6 +28,7 @@ from bild_lab.lab.schema.statistics import (
 from bild_lab.lab.store.groups import (
     Group,
     by_setting,
+    by_setting_without_seed,
     differing_in,
     differing_keys,
     telling_knobs,
@@ -68,10 +70,11 @@ def headline_sentences(results: Sequence[Result]) -> list[str]:
     group = best_group(groups)
     if group is None:
         return ["No point finished, so there is nothing to report."]
-    keys = differing_keys(groups)
+    keys, n_points = differing_keys(groups), len(differing_in("seed", results))
     if len(groups) == 1 or not keys:
-        return [*_counts_on_busy_machine(group), *_findings(group)]
-    first_finding, *further_findings = _findings(group)
+        return [*_counts_on_busy_machine(group), *_findings(group, n_points)]
+    n_settings = len(by_setting_without_seed(groups))
+    first_finding, *further_findings = _findings(group, n_points, n_settings)
     return [
         *_counts_on_busy_machine(group),
         *_means_over_seeds(results),
@@ -84,25 +87,34 @@ def headline_sentences(results: Sequence[Result]) -> list[str]:
 def best_group(groups: Sequence[Group]) -> Group | None:
     """Return the setting with the greatest speedup at no loss, among those with enough examples if
     there are any; None without a setting.
+
+    Seeds are no choice: of settings that differ in the seed alone the mean counts, and the first is
+    returned.
     """
 
-    def key(group: Group) -> tuple[bool, float]:
-        best = group.best(0.0)
-        return group.has_enough_timings, 0.0 if best is None else best.speedup.value
+    def key(groups_of_seeds: Sequence[Group]) -> tuple[bool, float]:
+        best_points = [group.best(0.0) for group in groups_of_seeds]
+        speedups = [0.0 if best is None else best.speedup.value for best in best_points]
+        return all(group.has_enough_timings for group in groups_of_seeds), mean(speedups)
 
-    return max(groups, key=key, default=None)
+    settings = by_setting_without_seed(groups)
+    return max(settings, key=key)[0] if settings else None
 
 
 def _one_of_settings(group: Group, groups: Sequence[Group], keys: Sequence[str]) -> str:
-    """The setting among the others: `Best of 2 settings (draft t5-tiny)`.
+    """The setting among the others: `Best of 2 settings (draft t5-tiny)`, or `One of 3 seeds
+    (seed 0)`.
 
     keys: in which the settings differ.
     """
+    n_settings = len(by_setting_without_seed(groups))
+    if n_settings == 1:
+        return f"One of {len(groups)} seeds (seed {group.setting.seed})"
     values = {key: group.setting.get(key) for key in keys if key not in HASH_KEYS}
     named = [f"{key} {short_name(value)}" for key, value in values.items() if value is not None]
     words = ", ".join(named[:_NAMED_KEYS]) or f"which differ in {', '.join(keys)}"
     comparable = all(each.has_enough_timings for each in groups) and REGIME not in keys
-    return f"{'Best' if comparable else 'One'} of {len(groups)} settings ({words})"
+    return f"{'Best' if comparable else 'One'} of {n_settings} settings ({words})"
 
 
 def _means_over_seeds(results: Sequence[Result]) -> list[str]:
@@ -123,8 +135,9 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
             or None in [*speedups, *differences]
         ):
             continue
-        speedup, speedup_low, speedup_high = mean_with_interval(speedups)
-        difference, difference_low, difference_high = mean_with_interval(differences)
+        n_points = len(points_by_seed)
+        speedup, speedup_low, speedup_high = mean_with_interval(speedups, n_points)
+        difference, difference_low, difference_high = mean_with_interval(differences, n_points)
         label = point_label(
             representative, telling_knobs(representative, representatives), representatives
         )
@@ -134,12 +147,19 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
         speed = f"{times(speedup)} {interval(speedup_low, speedup_high)}"
         means.append((speedup, f"{label} {speed}, {change} (seeds {seeds})"))
     fastest = [words for _, words in sorted(means, reverse=True)[:_NAMED_SEED_MEANS]]
-    return [f"Mean and 95 % interval over sampling seeds: {'; '.join(fastest)}."] if fastest else []
+    if not fastest:
+        return []
+    choice = f" (Bonferroni, of {len(points_by_seed)} points)" if len(points_by_seed) > 1 else ""
+    return [f"Mean and 95 % interval over sampling seeds{choice}: {'; '.join(fastest)}."]
 
 
-def _findings(group: Group) -> list[str]:
-    """What was found of the points that were timed, then of replayed texts."""
-    timed = _timed_findings(group) if any(result.timed for result in group.results) else []
+def _findings(group: Group, n_points: int, n_settings: int = 1) -> list[str]:
+    """What was found of the points that were timed, then of replayed texts.
+
+    n_points, n_settings: among which the best was chosen.
+    """
+    some_timed = any(result.timed for result in group.results)
+    timed = _timed_findings(group, n_points, n_settings) if some_timed else []
     replayed = [_replayed(group, result) for result in group.results if not result.timed]
     return [*timed, *replayed]
 
@@ -156,7 +176,7 @@ def _replayed(group: Group, result: Result) -> str:
     return f"{words}; {quality_change(group, result)}."
 
 
-def _timed_findings(group: Group) -> list[str]:
+def _timed_findings(group: Group, n_points: int, n_settings: int) -> list[str]:
     points = timed_points(group)
     if not group.relative or not points or group.baseline_quality is None:
         return [_without_comparison(group)]
@@ -166,8 +186,8 @@ def _timed_findings(group: Group) -> list[str]:
     if not group.has_enough_timings:
         return [_without_verdict(group, possible)]
     claims = _claims(group, possible)
-    if len(points) > 1 and group.best(1.0) is not None:
-        claims.append(_corrected_for_choice(group, len(points)))
+    if n_points > 1 and group.best(1.0) is not None:
+        claims.append(_corrected_for_choice(group, n_points, n_settings))
     return claims
 
 
@@ -289,22 +309,27 @@ def _claims(group: Group, results: list[Result]) -> list[str]:
     return claims
 
 
-def _corrected_for_choice(group: Group, n_points: int) -> str:
+def _corrected_for_choice(group: Group, n_points: int, n_settings: int) -> str:
     """How the named points were chosen, where to choose them instead, and the last one's intervals
-    for that choice.
+    for that choice, which was among the points of all settings.
     """
     split, best = group.setting.split, group.best(1.0)
     speedup, quality = best.speedup, best.quality
     value = speedup.value
     log_bounds = (log(value), log(speedup.low or value), log(speedup.high or value))
-    low, high = interval_of_best(*log_bounds, n_points)
+    low, high = interval_of_best(*log_bounds, n_points, best.counted_texts)
     corrected = f"{group.label(best)} has {interval(exp(low), exp(high))}"
     if quality.difference_low is not None:
         bounds = interval_of_best(
-            quality.difference, quality.difference_low, quality.difference_high, n_points
+            quality.difference,
+            quality.difference_low,
+            quality.difference_high,
+            n_points,
+            best.counted_texts,
         )
         corrected += f", {group.metric} {interval(*bounds, write=signed)}"
-    choice = f"Best of {n_points} points on these examples ({split})"
+    where = "on these examples" if n_settings == 1 else f"of {n_settings} settings"
+    choice = f"Best of {n_points} points {where} ({split})"
     if split.startswith(("valid", "dev")):
         choice += ": measure the choice on test data."
     else:

@@ -14,7 +14,7 @@ from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import interval_of_best
 from bild_lab.lab.store.groups import by_setting
-from bild_lab.report.headline import headline, headline_sentences
+from bild_lab.report.headline import best_group, headline, headline_sentences
 from bild_lab.report.phrases import reason_lines
 from tests.report.sample import (
     ENVIRONMENT,
@@ -43,7 +43,7 @@ def test_what_is_certain_comes_before_what_was_only_not_seen():
         " BLEU −0.74, −1.19 to −0.24 on 100 examples, a loss beyond chance; 66 % of the texts"
         " are the target’s own. Best of 19 points on these examples (test), which flatters them:"
         " choose on validation data, as scripts/screen.py does. Corrected for that choice"
-        " (Bonferroni), bild (fallback 0.5, rollback 5) has [1.62, 1.78], BLEU [−1.43, +0.03]."
+        " (Bonferroni), bild (fallback 0.5, rollback 5) has [1.62, 1.78], BLEU [−1.45, +0.05]."
     )
 
 
@@ -203,10 +203,12 @@ def test_the_interval_of_a_choice_holds_for_the_best_of_all_points() -> None:
         best = random.normal(size=count).max()
         ends = (best, best - 1.96, best + 1.96)
         held["plain"] += ends[1] <= 0 <= ends[2]
-        low, high = interval_of_best(*ends, count)
+        low, high = interval_of_best(*ends, count, texts=10**6)
         held["corrected"] += low <= 0 <= high
     assert held["plain"] < 0.75 * texts and held["corrected"] >= 0.93 * texts
-    assert interval_of_best(1.5, 1.4, 1.7, 1) == pytest.approx((1.4, 1.7))
+    few = interval_of_best(0, -1, 1, count, texts=20)
+    assert few[1] == pytest.approx(3.512 * np.sqrt(20 / 19) / 1.96, rel=0.01)
+    assert interval_of_best(1.5, 1.4, 1.7, 1, texts=10**7) == pytest.approx((1.4, 1.7))
 
 
 def test_points_of_several_sampling_seeds_are_pooled_with_an_interval_over_the_seeds() -> None:
@@ -223,11 +225,39 @@ def test_points_of_several_sampling_seeds_are_pooled_with_an_interval_over_the_s
     # Student's t with two degrees of freedom: 4.303 · 0.1 / √3, and twice that in quality
     own = "bild (fallback 0.5) 1.50× [1.25, 1.75], BLEU 0.00 [−0.50, +0.50] (seeds 0, 1, 2)."
     assert text.startswith(
-        f"Mean and 95 % interval over sampling seeds: {own} Best of 3 settings (seed 1): "
+        f"Mean and 95 % interval over sampling seeds: {own} One of 3 seeds (seed 0): "
     )
+    assert "Best of" not in text and "decodes 1.40×" in text
     assert "over sampling seeds" not in headline(sampled(0.0, fallback=0.5))
     two = headline([*sampled(1.0, fallback=0.5, window=4), *sampled(1.0, fallback=0.9, window=4)])
     assert "bild (fallback 0.5) 1.50×" in two and "bild (fallback 0.9) 1.50×" in two
+    # the quantile for the better of two points is 6.205
+    assert "seeds (Bonferroni, of 2 points): bild (fallback 0.9) 1.50× [1.14, 1.86]" in two
+
+
+def test_of_settings_with_several_seeds_the_best_has_the_best_mean() -> None:
+    def seeds(draft: str, *speedups: float) -> list[Result]:
+        return [
+            sample_result("bild", {}, speedup, setting={"draft": draft, "seed": seed})
+            for seed, speedup in enumerate(speedups)
+        ]
+
+    results = [*seeds("lucky", 1.0, 1.9), *seeds("good", 1.6, 1.7)]
+    assert best_group(by_setting(results)).setting.draft == "good"
+    assert "Best of 2 settings (draft good, seed 0): bild decodes 1.60×" in headline(results)
+    assert "Best of 2 points of 2 settings (test)" in headline(results)
+
+
+def test_the_best_of_many_settings_is_corrected_for_the_points_of_all() -> None:
+    results = [
+        sample_result("speculative", {"window": 5}, 1 + place / 100, setting={"draft": f"d{place}"})
+        for place in range(12)
+    ]
+    said = headline(results)
+    assert "Best of 12 settings (draft d11)" in said
+    assert "Best of 12 points of 12 settings (test), which flatters them" in said
+    # Student's t of 99 degrees of freedom for 12 points is 2.95, with √(100/99)
+    assert "(Bonferroni), speculative has [1.04, 1.19]" in said
 
 
 def line(*results):

@@ -69,5 +69,18 @@ def test_a_lossy_rule_that_is_ahead_is_set_beside_truncation() -> None:
         answered(sample_result("bild", {}, 1.5, 0.1))[merit]
         == "no point has more BLEU than vanilla beyond chance"
     )
+    # the better of two needs an interval 1.164 times as wide: 1.9 - 1.164 · 1.8 < 0
+    other = sample_result("bild", {}, 1.4, 1.0, setting=SAMPLED)
+    of_two = answered(ahead, other, control)[merit]
+    assert of_two.startswith("of 2 points (Bonferroni), typical_acceptance BLEU +2.00 [+0.72, ")
+    chance = with_quality(sample_result("bild", {}, 1.5, 1.9, setting=SAMPLED), difference_low=0.1)
+    assert answered(chance)[merit].startswith("bild BLEU +1.90")
+    equal = sample_result("medusa", {}, 1.4, 0.1, setting=SAMPLED)
+    assert answered(chance, equal)[merit] == "no point has more BLEU than vanilla beyond chance"
+    few = with_quality(
+        sample_result("bild", {}, 1.5, 1.9, setting={**SAMPLED, "n_examples": 19}),
+        difference_low=0.9,
+    )
+    assert answered(few)[merit] == "no point has more BLEU than vanilla beyond chance"
     greedy = with_quality(sample_result("bild", {}, 1.5, 2.0), difference_low=0.9)
     assert "writes the target’s own text" in answered(greedy)[merit]

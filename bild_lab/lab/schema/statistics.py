@@ -109,22 +109,28 @@ def paired_ratio(
     return Speedup(float(ratio_of_totals), float(low), float(high), float(median_ratio))
 
 
-def interval_of_best(value: float, low: float, high: float, count: int) -> tuple[float, float]:
-    """The ends of a 95 % interval, moved away from its value until it holds for the best of so many
-    points.
+def interval_of_best(
+    value: float, low: float, high: float, count: int, texts: int
+) -> tuple[float, float]:
+    """The ends of a 95 % bootstrap interval, moved away from its value until it holds for the best
+    of so many points.
 
     Bonferroni's correction: each point's interval has the level 1 − 0.05 / count, and so all hold
-    together in 95 % of cases, whichever is chosen. Each end moves as that of a normal distribution
-    does.
+    together in 95 % of cases, whichever is chosen. Each end moves from the normal quantile, which a
+    bootstrap has, to that of Student's t. texts: how many independent ones the interval is over, at
+    least two; a bootstrap's deviation is too small by √((texts − 1) / texts).
     """
-    widening = ndtri(1 - 0.025 / count) / ndtri(0.975)
+    quantile = stdtrit(texts - 1, 1 - 0.025 / count) * math.sqrt(texts / (texts - 1))
+    widening = quantile / ndtri(0.975)
     return value - widening * (value - low), value + widening * (high - value)
 
 
-def mean_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The mean of a few runs and its 95 % interval by Student's t."""
-    mean = np.mean(values)
-    half_width = stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(len(values))
+def mean_with_interval(values: Sequence[float], count: int = 1) -> tuple[float, float, float]:
+    """The mean of a few runs and its 95 % interval by Student's t. count: of how many points it is
+    the best; the interval holds for that, as in `interval_of_best`.
+    """
+    mean, quantile = np.mean(values), stdtrit(len(values) - 1, 1 - 0.025 / count)
+    half_width = quantile * np.std(values, ddof=1) / math.sqrt(len(values))
     return float(mean), float(mean - half_width), float(mean + half_width)
 
 

@@ -295,6 +295,17 @@ def by_setting(results: Sequence[Result]) -> list[Group]:
     return [Group(group[0].setting, sorted(group, key=_slowness)) for group in groups.values()]
 
 
+def by_setting_without_seed(groups: Sequence[Group]) -> list[list[Group]]:
+    """Gather groups whose settings differ in nothing but the seed, in order of appearance."""
+    gathered: dict[str, list[Group]] = {}
+    for group in groups:
+        setting = plain_numbers(to_json(group.setting))
+        setting.pop("seed", None)
+        key = json.dumps([setting, group.metric], sort_keys=True, default=str)
+        gathered.setdefault(key, []).append(group)
+    return list(gathered.values())
+
+
 def differing_keys(groups: Sequence[Group]) -> list[str]:
     """Return the keys of the setting whose values are not the same in all groups."""
     keys = dict.fromkeys(key for group in groups for key in group.setting)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from math import exp, log
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,8 +22,13 @@ from bild_lab.lab.config.console import console
 from bild_lab.lab.config.policies import changed_knobs
 from bild_lab.lab.schema.formatting import MISSING, interval, short_value, times
 from bild_lab.lab.schema.result import Result, Setting
-from bild_lab.lab.schema.statistics import TOLERANCE, are_enough
-from bild_lab.lab.store.groups import data_title, pair_title
+from bild_lab.lab.schema.statistics import (
+    TOLERANCE,
+    are_enough,
+    interval_of_best,
+    mean_with_interval,
+)
+from bild_lab.lab.store.groups import data_title, differing_in, pair_title
 from bild_lab.lab.store.progress import read_commands
 from bild_lab.lab.store.records import RESULT
 from bild_lab.ranks import launched
@@ -150,7 +156,8 @@ def _clocks_unknown(rows: pd.DataFrame) -> pd.Series:
 
 def _best(rows: pd.DataFrame, folder: Path, loss: float) -> str:
     """The fastest point of all settings that lost at most so many points of quality, with its
-    interval, or why none is called so. An impossible speedup does not count.
+    interval for the best of all of them, or why none is called so. Seeds are no choice: a point that
+    was measured with several counts by its means. An impossible speedup does not count.
     """
     if rows.empty:
         return MISSING
@@ -161,21 +168,62 @@ def _best(rows: pd.DataFrame, folder: Path, loss: float) -> str:
     enough = enough[~_clocks_unknown(enough)]
     if enough.empty:
         return _TIMED_ONCE
-    allowed = enough[enough["quality_difference"] >= -loss - TOLERANCE]
-    fastest_first = allowed.sort_values("speedup", ascending=False, kind="stable")
-    for _, row in fastest_first.iterrows():
-        result = _stored_result(folder, row)
-        if result is None or not result.impossible:
-            return _best_words(row, rows, result)
+    points = _points(enough, folder)
+
+    def means(point: pd.DataFrame) -> tuple[float, float]:
+        return point["speedup"].mean(), point["quality_difference"].mean()
+
+    fastest_first = sorted(points, key=means, reverse=True)
+    for point in fastest_first:
+        if means(point)[1] < -loss - TOLERANCE:
+            continue
+        results = [_stored_result(folder, row) for _, row in point.iterrows()]
+        known = [result for result in results if result is not None]
+        if not any(result.impossible for result in known):
+            return _best_words(point, rows, known, len(points))
     return MISSING
 
 
-def _best_words(best: pd.Series, rows: pd.DataFrame, result: Result | None) -> str:
-    """A point with its speedup, and why its timing cannot be relied on."""
-    low, high = (None if pd.isna(best[end]) else best[end] for end in _SPEEDUP_ENDS)
-    words = f"{_label(best, rows)} {times(best['speedup'])} {interval(low, high)}".strip()
-    doubts = "" if result is None else disturbance(result)
-    return f"{words}, {doubts}" if doubts else words
+def _points(rows: pd.DataFrame, folder: Path) -> list[pd.DataFrame]:
+    """The rows of each point: one, or several that differ in nothing but the seed."""
+    columns = list(rows)
+    knobs = columns[columns.index("policy") + 1 : columns.index("target")]
+    shown = [column.name for column in Setting.KEYS if column.name in columns]
+    alike = rows[rows.duplicated(["policy", *knobs, *shown], keep=False)]
+    # the table has no seeds, and not all of a setting
+    stored = [_stored_result(folder, row) for _, row in alike.iterrows()]
+    results = [result for result in stored if result is not None]
+    place_of = {
+        result.point: place
+        for place, by_seed in enumerate(differing_in("seed", results))
+        for result in by_seed.values()
+    }
+    places = [place_of.get(str(point), str(point)) for point in rows["point"]]
+    return [group for _, group in rows.groupby(places, sort=False)]
+
+
+def _best_words(
+    best: pd.DataFrame, rows: pd.DataFrame, results: Sequence[Result], n_points: int
+) -> str:
+    """A point with its speedup, and why its timing cannot be relied on.
+
+    best: its rows, one for each seed. results: those of them that can be read. n_points: of how many
+    it is the best.
+    """
+    first = best.iloc[0]
+    if len(best) > 1:
+        speedup, low, high = mean_with_interval(best["speedup"].tolist(), n_points)
+        details = [f"mean of {len(best)} seeds"]
+    else:
+        speedup, details = first["speedup"], []
+        low, high = (None if pd.isna(first[end]) else first[end] for end in _SPEEDUP_ENDS)
+        if n_points > 1 and None not in (low, high):
+            logarithms = (log(speedup), log(low), log(high))
+            texts = int(_counted_texts(best).iloc[0])
+            low, high = map(exp, interval_of_best(*logarithms, n_points, texts))
+    words = f"{_label(first, rows)} {times(speedup)} {interval(low, high)}".strip()
+    doubts = dict.fromkeys(disturbance(result) for result in results)
+    return ", ".join(filter(None, [words, *details, *doubts]))
 
 
 def _stored_result(folder: Path, row: pd.Series) -> Result | None:

@@ -72,8 +72,8 @@ def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path)
         pair="t5-large drafted by t5-tiny",
         data="multi30k test, 100 examples",
         points=20,
-        without_loss="bild (fallback 0.3, rollback 1) 1.55× [1.50, 1.60]",
-        within_one_point="bild (fallback 0.5, rollback 5) 1.70× [1.65, 1.75]",
+        without_loss="bild (fallback 0.3, rollback 1) 1.55× [1.47, 1.63]",
+        within_one_point="bild (fallback 0.5, rollback 5) 1.70× [1.62, 1.78]",
         command="python run.py -m policy=bild",
     )
 
@@ -84,7 +84,7 @@ def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path)
         ([sample_baseline()], "–", "–"),
         (
             [IMPOSSIBLE, sample_result("bild", {"window": 5}, 1.8)],
-            *["bild (window 5) 1.80× [1.75, 1.85]"] * 2,
+            *["bild (window 5) 1.80× [1.74, 1.86]"] * 2,
         ),
         ([IMPOSSIBLE], "–", "–"),
         (
@@ -120,6 +120,23 @@ def test_only_points_that_kept_the_quality_are_best(
     write_run(tmp_path / "one", results)
     (one,) = read_runs(tmp_path)
     assert (one.without_loss, one.within_one_point) == (free, cheap)
+
+
+def test_seeds_are_no_choice_and_settings_are(tmp_path: Path) -> None:
+    seeds = [
+        sample_result("bild", {}, speedup, setting={"seed": seed})
+        for seed, speedup in enumerate([1.4, 1.5, 1.6])
+    ]
+    write_run(tmp_path / "seeds", seeds)
+    # Student's t with two degrees of freedom: 4.303 · 0.1 / √3
+    assert run(tmp_path, "seeds").without_loss == "bild 1.50× [1.25, 1.75], mean of 3 seeds"
+    slower = sample_result("bild", {}, 1.45, setting={"draft": "t5-small"})
+    write_run(tmp_path / "drafters", [*seeds, slower])
+    # 6.205 for the better of two points
+    assert run(tmp_path, "drafters").without_loss == "bild 1.50× [1.14, 1.86], mean of 3 seeds"
+    losing = sample_result("bild", {}, 1.9, -1.5, setting={"seed": 3})
+    write_run(tmp_path / "losing", [*seeds, losing])
+    assert run(tmp_path, "losing").without_loss == "–"
 
 
 def test_the_newest_comes_first_and_other_folders_are_no_runs(outputs: Path) -> None:
