@@ -14,9 +14,9 @@ from bild_lab.lab.config.command_line import words_as_list
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.schema import statistics
 from bild_lab.lab.store.hashing import data_hash
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report import paired_comparison
 from bild_lab.report.style import COLOURS
 from scripts import compare
 from tests.report.sample import ENVIRONMENT, sample_example, sample_result
@@ -93,7 +93,7 @@ def test_two_sweeps_are_compared_point_by_point(
     assert "Below 20 examples" in printed
     page = Path("outputs/compare/compare.html").read_text()
     assert COLOURS[0] not in page.partition('<script type="application/json">')[2]  # rings
-    monkeypatch.setattr(paired_comparison, "ENOUGH_EXAMPLES", 6)
+    monkeypatch.setattr(statistics, "ENOUGH_EXAMPLES", 6)
     code, printed = command("outputs/before", "outputs/after")
     assert code == 0 and "too few" not in printed
     assert "2 points compared. B against A: 2 faster in speed; 2 worse in quality." in printed
