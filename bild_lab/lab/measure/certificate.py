@@ -33,6 +33,7 @@ from bild_lab.lab.measure.recorder import (
     recorded_rounds,
     relative_difference,
 )
+from bild_lab.lab.measure.redraws import draws_are_kept
 from bild_lab.lab.schema.numbers import CertificateCounts
 
 # verdicts on greedy texts, and on sampled ones
@@ -46,6 +47,7 @@ CAUSES_FIRST = (DRAWS, LOGITS, OUTPUT, UNVERIFIED)
 # a tie may span this many times the numerical noise, and noise this many times the roundings of all
 # layers
 SLACK = 4
+REDRAWN_CONTEXTS = 8  # of a text, in which it is drafted again
 COMPARED_TOKENS = 16  # the most likely tokens, whose scores are compared between engines
 SAME_OUTPUT = 1e-6  # total variation up to which two distributions are equal
 # a random number may miss a token's share of q by so much: two sums of q in other orders
@@ -320,7 +322,8 @@ def certify_sampled(
       another. What rounding can explain is reported by the number of rows; more is a defect of the
       model's session.
     - draws: each drafted token must be the one that its random number picks from the q that the
-      draft declares.
+      draft declares, and none may be dropped for what it is (`redraws`, in the text's first 8
+      contexts that draw).
 
     The drafter's real distribution is q as declared, unless its model says otherwise one row after
     another, where rounding cannot explain a difference. A rule without a closed form gets no
@@ -388,16 +391,19 @@ def resample(
     method: DraftThenVerify, request: Request
 ) -> tuple[list[int], dict[int, SampledContext], list[int]]:
     """The text once more, its contexts by their place in it, and where drafted tokens were not
-    drawn from their q.
+    drawn from their q, or are dropped for what they are.
     """
     drafter, prompt_length = one_row_of_drafter(method, request), request.limits.prompt_length
     tokens: list[int] = []
     contexts: dict[int, SampledContext] = {}
     wrong_draws: list[int] = []
+    drawn_after: list[tuple[int, ...]] = []
     for recorded, new_tokens in recorded_rounds(method, request):
         tokens += new_tokens
         if recorded is None:
             continue
+        if recorded.draft.probs is not None:
+            drawn_after.append(recorded.text)
         if not drawn_as_declared(recorded.draft):
             wrong_draws.append(len(recorded.text) - prompt_length)
         output = output_of(recorded, request, drafter)
@@ -407,6 +413,9 @@ def resample(
                 recorded.logits[row].clone(),
                 None if output is None else output[row].clone(),
             )
+    for text in drawn_after[:REDRAWN_CONTEXTS]:
+        if not draws_are_kept(method, request, text):
+            wrong_draws.append(len(text) - prompt_length)
     return tokens, contexts, wrong_draws
 
 

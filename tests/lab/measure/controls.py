@@ -21,6 +21,7 @@ from torch import Tensor
 import bild_lab
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict, ancestors
+from bild_lab.engine.methods.speculative.combined_drafters import HybridDrafter
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
@@ -226,6 +227,13 @@ class Undrawn(Misdeclared):
         swapped = draft.tokens.clone()
         swapped[-1] = draft.probs[-1].argmax()
         return replace(draft, tokens=swapped)
+
+
+class Dropping(HybridDrafter):
+    """Asks the second drafter where the first has drawn too few tokens, and drops these."""
+
+    def _is_confident(self, draft: Draft) -> bool:
+        return draft.depth >= self._min_depth
 
 
 class FromTarget(SpeculativeSampling):

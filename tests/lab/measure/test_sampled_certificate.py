@@ -15,7 +15,9 @@ from torch import Tensor
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
+from bild_lab.engine.methods.lookup.prompt_lookup import PromptLookup
 from bild_lab.engine.methods.speculative.cascades import Cactus
+from bild_lab.engine.methods.speculative.combined_drafters import HybridDrafter
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.speculative.typical_acceptance import TypicalAcceptance
@@ -46,6 +48,7 @@ from bild_lab.lab.measure.certificate import (
 from bild_lab.lab.schema.numbers import CertificateCounts
 from tests.engine.lossless.toy import TableModel, TableSession
 from tests.engine.methods.speculative.exact import table
+from tests.lab.measure.controls import Dropping
 
 TARGET, DRAFTER = table(1, 5), table(11, 5)
 LENGTH = 12
@@ -328,3 +331,22 @@ def test_a_drafter_whose_own_scores_are_no_numbers_does_not_draw_what_it_declare
     monkeypatch.setattr(certificate, "one_row_of_drafter", lambda method, request: nothing)
     found = certified(SpeculativeSampling(), Hiding(loaded(DRAFTER), 3))
     assert (found.verdict, found.check, found.output) == (DEFECT, OUTPUT, 1)
+
+
+SECONDS = {
+    "nothing": lambda: NoDraft(loaded(TARGET)),
+    "copies": lambda: PromptLookup(loaded(TARGET), 3, longest_match=2),
+    "another model": lambda: ModelDrafter(loaded(TARGET), 2),
+}
+
+
+@pytest.mark.parametrize("second", SECONDS)
+def test_draws_that_are_dropped_for_what_they_are_are_found(second: str) -> None:
+    first = ModelDrafter(loaded(DRAFTER), 3, 0.35)  # unsure after some tokens
+    sound = certified(SpeculativeSampling(), HybridDrafter(first, SECONDS[second](), 2))
+    assert (sound.verdict, sound.check) == (EXACT, None)
+    found = certified(SpeculativeSampling(), Dropping(first, SECONDS[second](), 2))
+    assert (found.verdict, found.check) == (DEFECT, DRAWS)
+    assert found.output < 1e-9  # of the drafts that are left each looks right
+    nested = HybridDrafter(Dropping(first, SECONDS[second](), 2), NoDraft(loaded(TARGET)), 1)
+    assert certified(SpeculativeSampling(), nested).check == DRAWS

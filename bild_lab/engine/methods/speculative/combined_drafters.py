@@ -129,8 +129,10 @@ class HybridDrafter(Drafter):
 
     The first is confident if its draft is at least `min_depth` tokens deep. A drafter that copies
     drafts further after longer matches, and a model with a stop rule as far as it is sure, so this
-    holds for both. With 1 the second is asked where the first drafts nothing. Both learn from every
-    verification what they can. Each round's statistics hold `second`, whether the second drafted.
+    holds for both. With 1 the second is asked where the first drafts nothing. A draft of tokens
+    that were drawn is always verified: how deep it is may depend on them, and those that are left
+    after dropping some would have another distribution than q. Both learn from every verification
+    what they can. Each round's statistics hold `second`, whether the second drafted.
 
     Raises UserError for drafters that read other outputs of the target than each other, and for a
     first drafter that drafts from rows of its own in the target's forward, as they would not run
@@ -165,7 +167,7 @@ class HybridDrafter(Drafter):
     def propose(self, tokens: list[int]) -> Draft:
         self._tokens = tokens
         draft, self._asked, calls = self._first.propose(tokens), self._first, 0
-        if draft.depth < self._min_depth:
+        if not self._is_confident(draft):
             calls = draft.calls
             self._first.rollback(len(tokens))
             draft, self._asked = self._second.propose(tokens), self._second
@@ -173,6 +175,10 @@ class HybridDrafter(Drafter):
             self._second.rollback(len(tokens) - 1)  # the text may have become shorter
         second = self._asked is self._second
         return replace(draft, calls=calls + draft.calls, stats={**draft.stats, "second": second})
+
+    def _is_confident(self, draft: Draft) -> bool:
+        was_drawn = draft.probs is not None
+        return draft.depth >= (1 if was_drawn else self._min_depth)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         for drafter in self._both:

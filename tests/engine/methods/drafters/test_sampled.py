@@ -10,9 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.methods.speculative.combined_drafters import SpeculativeDrafter
+from bild_lab.engine.methods.speculative.combined_drafters import HybridDrafter, SpeculativeDrafter
 from bild_lab.engine.methods.speculative.draft_model import AdaptiveWindow, ModelDrafter
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
+from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.protocols import Drafter
 from tests.engine.methods.drafters.chances import by_context, require_targets_distribution
 from tests.stubs import StubModel
@@ -32,10 +33,20 @@ DRAFTERS: dict[str, Callable[[StubModel, StubModel], Drafter]] = {
     ),
     "confidence": lambda middle, small: ModelDrafter(middle, 3, 0.6),
     "hierarchy": lambda middle, small: SpeculativeDrafter(middle, ModelDrafter(small, 1), 2),
+    "hybrid": lambda middle, small: HybridDrafter(ModelDrafter(middle, 3, 0.6), NoDraft(middle), 2),
+    "hybrid of models": lambda middle, small: HybridDrafter(
+        ModelDrafter(middle, 3, 0.6), ModelDrafter(middle, 1), 2
+    ),
+    "nested hybrid": lambda middle, small: HybridDrafter(
+        HybridDrafter(ModelDrafter(middle, 3, 0.6), NoDraft(middle), 2), ModelDrafter(middle, 1), 3
+    ),
+    "hybrid of a hierarchy": lambda middle, small: HybridDrafter(
+        SpeculativeDrafter(middle, ModelDrafter(small, 1), 2), ModelDrafter(middle, 1), 3
+    ),
 }
 
 
-@pytest.mark.fast("fixed", "confidence")
+@pytest.mark.fast("fixed", "confidence", "hybrid", "nested hybrid")
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_sampled_text_is_exactly_distributed_as_the_targets(
     drafter: str, monkeypatch: pytest.MonkeyPatch
