@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bild_lab.engine.batch_scheduler import Batch
+from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.models.device import free_bytes
 from bild_lab.engine.models.native.layers import SPARE_ROWS, cache_bytes
 from bild_lab.engine.protocols import DecodesBatches, Method, WaitsElsewhere
@@ -47,7 +48,8 @@ def decode_batch(
     loop.
 
     A method keeps no state of a text. Random numbers come from the generator of its request, so a
-    text does not depend on those beside it. Models must be those of `why_not_in_batches`.
+    text does not depend on those beside it. Method and models must be those of
+    `why_not_in_batches`.
     """
     if isinstance(method, DecodesBatches):
         return _run_batched(method, requests, batch.size, on_end)
@@ -152,11 +154,17 @@ def why_not_in_batches(method: Method, models: Sequence[LoadedModel]) -> str | N
         return None
     if method.draft_shape is None:
         return f"it is a loop of its own, on {method.engine}"
+    if _learns_from_texts(method):
+        return "a text learns from those that have ended before it"
     if any(model.engine not in ("native", "kernels") for model in models):
         return "Transformers' own modules run one text at a time here (engine hf)"
     if any(model.compiled for model in models):
         return "compiled steps hold one text"
     return None
+
+
+def _learns_from_texts(method: Method) -> bool:
+    return isinstance(method, DraftThenVerify) and method.drafter.learns_from_texts
 
 
 ARRIVAL_SEED = 0
@@ -167,6 +175,11 @@ GIB = 2**30
 
 def require_batches(name: str, method: Method, models: Sequence[LoadedModel]) -> None:
     """Raise UserError for a policy that decodes one text at a time."""
+    if _learns_from_texts(method):
+        raise UserError(
+            f"policy {name} decodes no batches with keep=true, as a text learns from those that have"
+            " ended before it; set runtime.batch=1, or keep=false"
+        )
     if (reason := why_not_in_batches(method, models)) is not None:
         raise UserError(
             f"policy {name} decodes no batches: {reason}; set runtime.batch=1, or"

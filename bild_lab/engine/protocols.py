@@ -31,7 +31,8 @@ class Drafter(Protocol):
     required_outputs: what it needs of the target's forwards. gives: which fields of its drafts it
     fills for rules that need them, such as "unscaled_probs". draws_from: the model whose distribution
     each sampled token is drawn from, if a session of its own can tell. greedy_only: it drafts for
-    no sampled text. hybrid_places: which of a `HybridDrafter`'s two drafters it can be. A drafter
+    no sampled text. learns_from_texts: what it drafts depends on earlier texts, which must have
+    ended. hybrid_places: which of a `HybridDrafter`'s two drafters it can be. A drafter
     with rows of its own in the target's forward cannot be the first: they do not run where the
     second drafts.
     """
@@ -39,6 +40,7 @@ class Drafter(Protocol):
     drafts_trees: bool
     drafts_nothing: ClassVar[bool] = False
     greedy_only: ClassVar[bool] = False
+    learns_from_texts: bool = False
     hybrid_places: ClassVar[tuple[str, ...]] = ("first", "second")
     required_outputs: OutputSpec = ALL_LOGITS
     gives: frozenset[str] = frozenset()
@@ -58,6 +60,9 @@ class Drafter(Protocol):
 
         Fields that change must be new ones.
         """
+
+    def forget(self) -> None:
+        """Drop what was learned from earlier texts."""
 
     @abstractmethod
     def propose(self, tokens: list[int]) -> Draft:

@@ -108,6 +108,26 @@ def test_what_decodes_no_batches_is_refused_and_decodes_one_text_where_no_clock_
     assert auto_batch_size(native.method, native.models, requests) == UNTIMED_BATCH
 
 
+@pytest.mark.parametrize(
+    ("policy", "knobs"),
+    [
+        ("suffix", {"keep": True}),
+        ("token_recycling", {"keep": True}),
+        ("hybrid", {"first_knobs": {"keep": True}}),
+        ("hybrid", {"second_knobs": {"keep": True}}),
+    ],
+)
+def test_what_learns_from_texts_decodes_them_one_after_another(policy: str, knobs: dict) -> None:
+    decoder = load(tiny_checkpoints(), "llama", policy, engine="native", **knobs)
+    alone = [each.token_ids for each in decoder.generate(["w5", "w6"], max_new_tokens=3)]
+    with pytest.raises(UserError, match=f"policy {policy} decodes no batches with keep=true"):
+        decoder.generate(["w5", "w6"], max_new_tokens=3, batch=2)
+    together = decoder.generate(["w5", "w6"], max_new_tokens=3, batch=None)
+    assert [each.token_ids for each in together] == alone
+    plain = load(tiny_checkpoints(), "llama", policy, engine="native")
+    require_batches(policy, plain.method, plain.models)
+
+
 def test_a_pool_grows_by_need_and_keeps_what_is_in_it() -> None:
     pool = Pool((2, 3, 4), torch.float32, torch.device("cpu"))
     first = pool.take(5)

@@ -13,8 +13,11 @@ import torch
 from bild_lab.engine.batch_decoding import BatchedText
 from bild_lab.engine.batch_scheduler import PendingOp, current_batch
 from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.methods.lookup.suffix import SuffixDrafter
+from bild_lab.engine.methods.lookup.token_recycling import TokenRecycling
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
@@ -132,6 +135,31 @@ def test_every_method_is_warmed_up_on_the_first_examples() -> None:
     assert notes == [
         (name, 7 + i, 5 * 1_000_003 + i) for i in range(2) for name in ("method", "baseline")
     ]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("drafter", ["suffix", "token_recycling"])
+def test_warm_ups_and_rehearsals_leave_nothing_to_learn_from(
+    drafter: str, temperature: float
+) -> None:
+    table = torch.randn(10, 10, generator=torch.Generator().manual_seed(1)).double()
+    target = StubModel(lambda tokens: table[(tokens[-1] + 3 * (len(tokens) % 3)) % 10])
+    limits, sampling = Limits(1, 30), Sampling(temperature)
+    requests = [Request(Source((prompt,)), limits, sampling) for prompt in range(5)]
+
+    def rounds(options: TimingOptions, warm_ups: int) -> list[list[tuple[int, ...]]]:
+        kept = {
+            "suffix": lambda: SuffixDrafter(target, 8, 4, 0.0, keep=True),
+            "token_recycling": lambda: TokenRecycling(target, 6, 2, keep=True),
+        }
+        method = DraftThenVerify(target, kept[drafter](), SpeculativeSampling())
+        warm_up({"method": method}, requests, warm_ups, options)
+        timed = time_methods({"method": method}, requests, 2, options)["method"]
+        return [[each.drafted for each in text.trace.rounds] for text in timed]
+
+    alone = rounds(TimingOptions(), 0)
+    assert rounds(TimingOptions(), 3) == alone
+    assert rounds(TimingOptions(rehearses=True), 3) == alone
 
 
 def test_a_warm_up_stops_after_some_tokens_in_the_memory_of_the_whole_text(

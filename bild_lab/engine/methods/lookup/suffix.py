@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bild_lab.engine.draft import Draft, Verdict, empty_draft
+from bild_lab.engine.draft import Draft, Verdict, common_prefix, empty_draft
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel, Scores, Session, on_device
@@ -35,8 +35,9 @@ class SuffixDrafter(Drafter):
 
     window: the most tokens drafted. corpus: a folder, or a file, of UTF-8 text, each file one text;
     None: none.
-    keep: also copy from the answers to earlier texts. A prompt that comes again finds what it found
-    the first time, so repeated timings do the same work.
+    keep: also copy from the answers to earlier texts, to each prompt the first one, and how it goes
+    on if that is found later. A prompt that comes again finds what it found the first time, so
+    repeated timings do the same work.
     """
 
     drafts_trees = False
@@ -56,9 +57,10 @@ class SuffixDrafter(Drafter):
         )
         require_number("min_prob", min_prob, 0, 1, remedy="0 follows any match")
         require_flag("keep", keep)
+        self.learns_from_texts = keep
         self._target, self._device = target, target.device
         self._nothing = empty_draft(target.device)
-        self._window, self._factor, self._min_prob, self._keep = window, factor, min_prob, keep
+        self._window, self._factor, self._min_prob = window, factor, min_prob
         self._files = corpus_files(corpus)
         # by source, in the order in which these first came
         self._answers: dict[Hashable, list[int]] = {}
@@ -73,7 +75,6 @@ class SuffixDrafter(Drafter):
         automaton, source = self._known_before(request), request.source
         self._automaton = automaton
         weakref.finalize(self, self._idle.append, automaton).atexit = False
-        self._first_time = self._keep and source.key not in self._answers
         if source.encoder_ids is not None:
             automaton.extend(source.encoder_ids[0].tolist())
             automaton.end_text()
@@ -98,10 +99,15 @@ class SuffixDrafter(Drafter):
         key, earlier_answers = request.source.key, list(self._answers.values())
         if key in self._answers:
             earlier_answers = earlier_answers[: list(self._answers).index(key)]
-        automaton.unlearn(len(self._files) + len(earlier_answers))
-        for answer in earlier_answers[len(automaton.texts) - len(self._files) :]:
+        # an answer may have gone on since it was learned
+        known = common_prefix(automaton.texts[len(self._files) :], earlier_answers)
+        automaton.unlearn(len(self._files) + known)
+        for answer in earlier_answers[known:]:
             automaton.learn(answer)
         return automaton
+
+    def forget(self) -> None:
+        self._answers.clear()
 
     def propose(self, tokens: list[int]) -> Draft:
         automaton = self._automaton
@@ -112,11 +118,15 @@ class SuffixDrafter(Drafter):
         return Draft(on_device(drafted, self._device)) if drafted else self._nothing
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Remember the answer so far, if answers are kept."""
-        if self._first_time:
-            accepted = [draft.token_list[node] for node in verdict.path]
-            text = self._limits.append(self._tokens, [*accepted, verdict.next_token])
-            self._answers[self._request.source.key] = text[self._limits.prompt_length :]
+        """Remember the answer so far, if answers are kept and it begins as the one before."""
+        if not self.learns_from_texts:
+            return
+        accepted = [draft.token_list[node] for node in verdict.path]
+        text = self._limits.append(self._tokens, [*accepted, verdict.next_token])
+        answer, key = text[self._limits.prompt_length :], self._request.source.key
+        kept = self._answers.get(key, [])
+        if answer[: len(kept)] == kept:
+            self._answers[key] = answer
 
     def observe_other(
         self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict
@@ -221,30 +231,30 @@ class SuffixAutomaton:
     ends at more places.
     lengths: [state], of its longest substring. counts: [state], how often it occurs. latest:
     [state], where it ended last, as a number of tokens from the sequence's start. whole: the state
-    of the whole sequence. texts: after how many tokens each text that was learned ends.
+    of the whole sequence. texts: those that were learned.
     """
 
     def __init__(self) -> None:
         self.follow: list[dict[int, int]] = [{}]
         self.links, self.lengths, self.counts, self.latest = [NOWHERE], [0], [0], [0]
         self.whole = ROOT
-        self.texts: list[int] = []
+        self.texts: list[list[int]] = []
         self._steps: list[_Step] = []
         self._boundaries = 0
 
     def __len__(self) -> int:
         return len(self._steps)
 
-    def learn(self, tokens: Iterable[int]) -> None:
+    def learn(self, tokens: list[int]) -> None:
         """Append a whole text."""
         self.extend(tokens)
         self.end_text()
-        self.texts.append(len(self))
+        self.texts.append(tokens)
 
     def unlearn(self, texts: int) -> None:
         """Take back all that came after the first so many texts."""
         del self.texts[texts:]
-        self.cut(self.texts[-1] if self.texts else 0)
+        self.cut(sum(len(text) + 1 for text in self.texts))  # each with its boundary
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:

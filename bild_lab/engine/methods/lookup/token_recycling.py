@@ -31,7 +31,7 @@ class TokenRecycling(Drafter):
 
     nodes: of the static tree. keep: keep the matrix from one text to the next ("hot start", §4.3).
     A prompt that comes again begins with the matrix that it found the first time, so repeated
-    timings do the same work.
+    timings do the same work; one whose text was left at its beginning counts with the whole text.
     """
 
     drafts_trees = True
@@ -41,20 +41,29 @@ class TokenRecycling(Drafter):
         require_whole("top_k", top_k, 1, MAX_CANDIDATES)
         require_flag("keep", keep)
         self._device, self._nothing = target.device, empty_draft(target.device)
-        self._top_k, self._keep = top_k, keep
+        self.learns_from_texts = keep
+        self._top_k = top_k
         self._tree = static_tree(nodes, top_k)
-        self._latest: list[Candidates] = [{}]  # the matrix of the text that began last
-        self._begun: dict[Hashable, Candidates] = {}  # with what each source's first text began
+        # by source, in the order in which these first came: its first text, and the matrix at the
+        # end of it
+        self._kept: dict[Hashable, tuple[list[int], Candidates]] = {}
 
     def begin(self, request: Request, target: Session) -> None:
-        self._limits = request.limits
-        self._candidates: Candidates = {}
-        if self._keep:
-            begun = self._begun.setdefault(request.source.key, dict(self._latest[0]))
-            self._latest[0] = self._candidates = dict(begun)
+        self._limits, self._key = request.limits, request.source.key
+        self._candidates = self._known_before(self._key)
+
+    def _known_before(self, key: Hashable) -> Candidates:
+        """The matrix at the end of the text before this source's first one."""
+        earlier_texts = list(self._kept.values())
+        if key in self._kept:
+            earlier_texts = earlier_texts[: list(self._kept).index(key)]
+        return dict(earlier_texts[-1][1]) if earlier_texts else {}
+
+    def forget(self) -> None:
+        self._kept.clear()
 
     def propose(self, tokens: list[int]) -> Draft:
-        self._last_token = tokens[-1]
+        self._tokens, self._last_token = tokens, tokens[-1]
         max_depth = self._limits.room(tokens)
         drafted: list[int] = []
         parents: list[int] = []
@@ -88,11 +97,21 @@ class TokenRecycling(Drafter):
         accepted_rows = [0, *(node + 1 for node in verdict.path)]
         for row in [*range(len(row_tokens)), *accepted_rows]:
             self._candidates[row_tokens[row]] = candidates[row]
+        if self.learns_from_texts:
+            self._keep(draft, verdict)
+
+    def _keep(self, draft: Draft, verdict: Verdict) -> None:
+        """Remember the text so far, if it begins as the one before."""
+        accepted = [draft.token_list[node] for node in verdict.path]
+        text = [*self._tokens, *accepted, verdict.next_token]
+        kept_text, _ = self._kept.get(self._key, ([], {}))
+        if text[: len(kept_text)] == kept_text:
+            self._kept[self._key] = text, self._candidates
 
     def observe_other(
         self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict
     ) -> None:
-        self._last_token = tokens[-1]
+        self._tokens, self._last_token = tokens, tokens[-1]
         self.observe(draft, scores, verdict)
 
     def _candidate(self, token: int, node: CandidateNode) -> int | None:

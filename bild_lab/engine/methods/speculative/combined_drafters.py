@@ -55,12 +55,16 @@ class SpeculativeDrafter(Drafter):
             )
         self._model = draft
         self._drafter = drafter
+        self.learns_from_texts = drafter.learns_from_texts
         require_whole("the draft window", window, 1)
         self._window = window
         self._accept = SpeculativeSampling()
 
     def prepare(self, request: Request) -> None:
         self._drafter.prepare(request)
+
+    def forget(self) -> None:
+        self._drafter.forget()
 
     @property
     def draws_from(self) -> Model:
@@ -150,6 +154,7 @@ class HybridDrafter(Drafter):
                 )
         self._first, self._second, self._min_depth = first, second, min_depth
         self.drafts_trees = first.drafts_trees or second.drafts_trees
+        self.learns_from_texts = first.learns_from_texts or second.learns_from_texts
         self.gives = first.gives & second.gives
         self.required_outputs = merged_outputs(first.required_outputs, second.required_outputs)
 
@@ -160,6 +165,10 @@ class HybridDrafter(Drafter):
     def prepare(self, request: Request) -> None:
         for drafter in self._both:
             drafter.prepare(request)
+
+    def forget(self) -> None:
+        for drafter in self._both:
+            drafter.forget()
 
     def begin(self, request: Request, target: Session) -> None:
         self._first, self._second = (drafter.start(request, target) for drafter in self._both)

@@ -196,7 +196,7 @@ def test_answers_are_kept_if_asked_for_and_a_prompt_that_comes_again_finds_what_
     assert counts(kept, [1, 2, 3, 2, 2, 1]) == [*first, first[1], first[1], first[0]]
 
 
-def test_an_answer_counts_once_and_the_first_answer_to_a_prompt_stays() -> None:
+def test_an_answer_counts_once_and_the_first_answer_to_a_prompt_stays_but_goes_on() -> None:
     drafter = suffix([8], keep=True)
 
     def begun(prompt: int) -> SuffixDrafter:
@@ -213,8 +213,14 @@ def test_an_answer_counts_once_and_the_first_answer_to_a_prompt_stays() -> None:
     answered(8, 1, 2)
     answered(7, 1, 3)
     assert copied(6) == [3]  # as frequent as 2, and later
+    for other in ((1,), (1, 2), (1, 4, 1, 4)):
+        answered(8, *other)
+        assert copied(6) == [3]
+    left_open = begun(6)
     answered(8, 1, 2, 1, 2)
-    assert copied(6) == [3]
+    assert copied(6) == [2]
+    del left_open  # what it had learned is the next text's to use
+    assert copied(6) == [2]
 
 
 def test_a_corpus_is_copied_from(checkpoints: Path, tmp_path: Path) -> None:

@@ -111,6 +111,20 @@ def test_a_new_text_forgets_the_one_before_unless_it_is_to_be_kept() -> None:
         assert len(drafter.propose([3])) == len(drafter.propose([5])) == 0
 
 
+def test_the_beginning_of_a_text_is_replaced_when_that_goes_on() -> None:
+    first = recycling(keep=True)
+    seen(first, [3], [[4, 5]])
+    second = first.start(request_of(1), SESSION)
+    seen(second, [2], [[6, 1]])
+    again = first.start(request_of(0), SESSION)  # as after a warm-up
+    seen(again, [3], [[4, 5]])
+    assert len(first.start(request_of(1), SESSION).propose([0, 4])) == 0
+    seen(again, [3, 4], [[5, 6]])
+    begun = first.start(request_of(1), SESSION)
+    assert len(begun.propose([4])) > 0
+    assert len(begun.propose([2])) == 0  # its own text
+
+
 def test_the_static_tree_is_the_best_of_all_trees_of_its_size() -> None:
     ranks, depths = 3, 5
     paths = [
