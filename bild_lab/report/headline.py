@@ -7,7 +7,6 @@ from math import exp, log
 from statistics import mean
 
 from bild_lab.lab.schema.formatting import (
-    counted,
     duration,
     interval,
     number,
@@ -42,7 +41,7 @@ from bild_lab.report.phrases import (
     speedup_interval,
     timed_points,
 )
-from bild_lab.report.provenance import load_elsewhere
+from bild_lab.report.provenance import load_elsewhere, verdicts
 
 HASH_KEYS = ("code", "data", "weights")  # keys of the setting whose values mean nothing to a reader
 # the key of the setting that says whether passes ran as CUDA graphs, compiled, or kernel by kernel
@@ -168,9 +167,8 @@ def _replayed(group: Group, result: Result) -> str:
     """How many of the replayed texts are the target's own, and their quality."""
     certificate, words = result.certificate, f"{group.label(result)} replays texts"
     if certificate is not None:
-        equal = f"{certificate.equal} of {group.setting.n_examples} are the target’s own"
-        ties = counted(certificate.ties, "numerical tie")
-        words = f"{words}: {equal}, {ties}, {counted(certificate.defects, 'defect')}"
+        found = verdicts(certificate.equal, certificate.ties, certificate.defects)
+        words = f"{words}: {certificate.equal} of {group.setting.n_examples} {found}"
     if result.quality.difference is None:
         return f"{words}; {group.metric} {number(result.quality.value)}."
     return f"{words}; {quality_change(group, result)}."

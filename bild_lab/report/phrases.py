@@ -129,7 +129,7 @@ def cautions(result: Result) -> str:
         warnings.append("not faster than the baseline")
     elif speedup.low is not None and speedup.low <= 1:
         warnings.append("not clearly faster, as the interval holds 1")
-    if result.doubt and result.baseline_empty == 1:
+    if result.doubt and (result.wordless or result.baseline_empty == 1):
         warnings.append(f"{result.doubt}, so neither speed nor quality says much")
     elif result.doubt:
         warnings.append(f"{result.doubt}, so its quality says little")

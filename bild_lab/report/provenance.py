@@ -5,11 +5,11 @@ measurements.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from bild_lab.lab.schema.formatting import MISSING, counted, number, percent
+from bild_lab.lab.schema.formatting import MISSING, counted, number, percent, point_label
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.groups import by_setting
+from bild_lab.lab.store.groups import by_setting, telling_knobs
 
 # what can differ between two sources of points
 _SOURCE = (
@@ -25,11 +25,18 @@ _SOURCE = (
     "tokenizers",
     "os",
 )
+# that decode by our loop or by `generate` of Transformers, and no other program
+_OWN_ENGINES = ("kernels", "native", "hf")
 
 
 def notes(results: Sequence[Result], older: int = 0) -> list[str]:
     """Return what a reader must know before trusting the numbers, a sentence each; usually none."""
-    remarks = [*certified(results), *unreliable(results)]
+    remarks = [
+        *certified(results),
+        *certified_without_claim(results),
+        *unreliable(results),
+        *sent_again(results),
+    ]
     if older:
         measurements = (
             f"{counted(older, 'older measurement')} of these points {'is' if older == 1 else 'are'}"
@@ -73,18 +80,75 @@ def certified(results: Sequence[Result]) -> list[str]:
         if judged and not certificate.defects:
             tally = sampled if result.setting.temperature else greedy
             tally.update(points=1, equal=certificate.equal, ties=certificate.ties)
-    for tally, likeness in (
-        (greedy, "the target’s own"),
-        (sampled, "distributed as the target’s own"),
-    ):
+    for tally, is_sampled in ((greedy, False), (sampled, True)):
         if tally:
-            rounding = f", {tally['ties']} more up to rounding" if tally["ties"] else ""
+            texts = (
+                f"{counted(tally['equal'], 'text')} of {counted(tally['points'], 'lossless point')}"
+            )
+            remarks.append(f"Certified: {texts} {_likeness(tally, is_sampled)}.")
+    return remarks
+
+
+def certified_without_claim(results: Sequence[Result]) -> list[str]:
+    """Return what certificates found of timed points that do not say that they are lossless, a
+    sentence for each policy of our own, which loses by design, and for each of another engine.
+    """
+    tallies: dict[tuple[str, bool, bool], Counter[str]] = {}
+    for result in results:
+        certificate = result.certificate
+        unclaimed = certificate is not None and certificate.claimed is False
+        # of replayed texts the headline says it
+        if not unclaimed or result.is_baseline or not result.timed:
+            continue
+        by_design = result.engine in _OWN_ENGINES
+        name = result.policy
+        if not by_design:
+            name = point_label(result, telling_knobs(result, results), results)
+        tally = tallies.setdefault((name, by_design, bool(result.setting.temperature)), Counter())
+        unjudged = (certificate.unjudged or 0) - result.failed_texts
+        tally.update(equal=certificate.equal, ties=certificate.ties)
+        tally.update(defects=certificate.defects, unjudged=max(unjudged, 0))
+    remarks = []
+    for (name, by_design, is_sampled), tally in tallies.items():
+        judged = tally["equal"] + tally["ties"] + tally["defects"]
+        lossy = "is lossy by design" if by_design else "does not say that it is lossless"
+        if judged:
+            found = f"{tally['equal']} of its {counted(judged, 'text')}"
+            if by_design:
+                found = f"{found} {_likeness(tally, is_sampled)}"
+            else:
+                found = f"{found} {verdicts(tally['equal'], tally['ties'], tally['defects'])}"
+            remarks.append(f"{name} {lossy}: {found}.")
+        if tally["unjudged"]:
+            count = counted(judged + tally["unjudged"], "text")
             remarks.append(
-                f"Certified: {counted(tally['equal'], 'text')} of"
-                f" {counted(tally['points'], 'lossless point')}"
-                f" {'is' if tally['equal'] == 1 else 'are'} {likeness}{rounding}."
+                f"{name} {lossy}, and no certificate could judge {tally['unjudged']} of its {count}."
             )
     return remarks
+
+
+def verdicts(equal: int, ties: int, defects: int) -> str:
+    """What certificates found, behind how many texts are equal: `are the target’s own, 2 numerical
+    ties, 1 defect`.
+    """
+    own = f"{'is' if equal == 1 else 'are'} the target’s own"
+    return f"{own}, {counted(ties, 'numerical tie')}, {counted(defects, 'defect')}"
+
+
+def _likeness(tally: Mapping[str, int], is_sampled: bool) -> str:
+    """What the equal texts are, and how many more are so up to rounding."""
+    likeness = "distributed as the target’s own" if is_sampled else "the target’s own"
+    rounding = f", {tally['ties']} more up to rounding" if tally["ties"] else ""
+    return f"{'is' if tally['equal'] == 1 else 'are'} {likeness}{rounding}"
+
+
+def sent_again(results: Sequence[Result]) -> list[str]:
+    """Return how many requests a server had to be sent again, in a sentence; usually none."""
+    retries = sum(result.streamed.retries for result in results if result.streamed is not None)
+    if not retries:
+        return []
+    requests = "1 request was" if retries == 1 else f"{retries} requests were"
+    return [f"{requests} sent to the server again after a failure, whose seconds do not count."]
 
 
 def scored_differently(results: Sequence[Result]) -> list[str]:

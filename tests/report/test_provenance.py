@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from bild_lab.lab.schema.numbers import Quality
+from bild_lab.lab.schema.numbers import Quality, Streamed
 from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.report.provenance import caption, disturbance, notes, scored_differently, sources
-from tests.report.sample import ENVIRONMENT, sample_result
+from tests.report.sample import ENVIRONMENT, sample_replayed, sample_result
 
 
 def measured(fallback: float, **environment: object) -> Result:
@@ -120,10 +120,7 @@ def test_a_defect_of_a_policy_that_says_it_is_lossless_is_told() -> None:
     exact = point("speculative", equal=98, ties=2, defects=0)
     broken = point("own_rule", equal=10, ties=0, defects=14)
     unknown = point("other_rule", equal=0, ties=0, defects=0, unjudged=24)
-    lossy = sample_result(
-        "bild", {}, 1.5, certificate={"claimed": False, "equal": 0, "ties": 0, "defects": 24}
-    )
-    assert notes([exact, broken, unknown, lossy]) == [
+    assert notes([exact, broken, unknown]) == [
         "own_rule() says that it is lossless, and 14 of its 24 texts differ from the target’s own"
         " by more than rounding: the policy or an engine has a defect.",
         "other_rule() says that it is lossless, and no certificate could judge 24 of its 24 texts:"
@@ -140,7 +137,37 @@ def test_a_defect_of_a_policy_that_says_it_is_lossless_is_told() -> None:
         "Certified: 98 texts of 1 lossless point are distributed as the target’s own, 2 more up to"
         " rounding."
     ]
-    assert notes([lossy, sample_result("bild", {}, 1.5)]) == []
+
+
+def test_what_certificates_found_is_told_of_points_that_do_not_say_that_they_are_lossless() -> None:
+    def point(policy: str, engine: str, **counts: int) -> Result:
+        certificate = {"claimed": False, "equal": 0, "ties": 0, "defects": 0, **counts}
+        return sample_result(policy, {}, 1.5, engine=engine, certificate=certificate)
+
+    lossy = [point("bild", "kernels", defects=24), point("bild", "native", equal=1, ties=2)]
+    server = point("server", "server", equal=6)
+    unknown = point("other_server", "server", unjudged=6)
+    assert notes([*lossy, server, unknown, sample_result("bild", {}, 1.5)]) == [
+        "bild is lossy by design: 1 of its 27 texts is the target’s own, 2 more up to rounding.",
+        "server does not say that it is lossless: 6 of its 6 texts are the target’s own, 0"
+        " numerical ties, 0 defects.",
+        "other_server does not say that it is lossless, and no certificate could judge 6 of its 6"
+        " texts.",
+    ]
+    # the headline says it
+    assert notes([sample_replayed(certificate={**vars(lossy[0].certificate)})]) == []
+
+
+@pytest.mark.parametrize(
+    ("retries", "said"), [(0, []), (1, ["1 request was sent"]), (3, ["3 requests were sent"])]
+)
+def test_requests_that_were_sent_again_are_counted(retries: int, said: list[str]) -> None:
+    streamed = Streamed(errors=0, retries=retries)
+    found = notes([replace(measured(0.2), streamed=streamed), measured(0.4)])
+    assert found == [
+        f"{words} to the server again after a failure, whose seconds do not count."
+        for words in said
+    ]
 
 
 def test_points_that_were_compiling_while_they_were_timed_are_counted() -> None:
@@ -164,7 +191,13 @@ def test_a_figure_is_captioned_with_how_many_of_its_points_were_disturbed():
     [
         ("agreement", {"baseline_empty": 1.0}, "every text of the baseline is empty"),
         ("bleu", {"baseline_cut": 1.0}, "every text of the baseline was cut at 32 tokens"),
-        ("bleu", {"baseline_cut": 0.9, "baseline_empty": 0.9}, ""),
+        ("bleu", {"baseline_cut": 0.9, "baseline_empty": 0.9, "empty": 0.9}, ""),
+        ("agreement", {"baseline_cut": 1.0, "empty": 1.0}, "every text of the point is empty"),
+        (
+            "agreement",
+            {"baseline_empty": 1.0, "empty": 1.0},
+            "every text of the baseline is empty",
+        ),
         ("agreement", {"baseline_cut": 1.0}, ""),
         (
             "pass_at_1",

@@ -82,7 +82,7 @@ class FakeServer:
                 prompt, body["max_tokens"], stop=body.get("stop", ())
             )
             self.at_work -= 1
-        tokens = list(generation.token_ids)
+        tokens = [] if fault == "no text" else list(generation.token_ids)
         ended = len(tokens) < body["max_tokens"]
         if fault == "other text":
             tokens = [tokens[0] + 1 if tokens[0] < 38 else 10, *tokens[1:]]

@@ -22,6 +22,7 @@ from bild_lab.lab.point.decoder import BASELINE
 from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import by_setting
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.phrases import cautions
 from bild_lab.report.provenance import notes
@@ -95,6 +96,28 @@ def test_another_models_text_is_a_defect(
     with serving(fake(llama, "vllm", "other text")) as url:
         result = measured(point_of(url, "measure.certify=true"))
     assert result.certificate.defects == len(PROMPTS) and result.change.changed == 1.0
+    (note,) = (note for note in notes([result]) if "lossless" in note)
+    assert note == (
+        f"server (url {url.split('/')[2]}) does not say that it is lossless: 0 of its"
+        f" {len(PROMPTS)} texts are the target’s own, 0 numerical ties, {len(PROMPTS)} defects."
+    )
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "llama_cpp"])
+def test_a_server_without_a_word_is_named_and_is_never_the_best(
+    llama: str,
+    point_of: Callable[..., Point],
+    measured: Callable[[Point], Result],
+    dialect: str,
+) -> None:
+    with serving(fake(llama, dialect, "no text")) as url:
+        result = measured(point_of(url, "dataset.metric=length"))
+    assert result.empty == 1.0 and result.baseline_empty == 0.0
+    assert all(row.prediction == "" for row in read_examples(result.folder))
+    assert result.doubt == "every text of the point is empty"
+    assert "so neither speed nor quality says much" in cautions(result)
+    (group,) = by_setting([result])
+    assert group.front() == [] and group.best(100.0) is None
 
 
 @pytest.mark.parametrize("failed", [1, len(PROMPTS)])
@@ -123,6 +146,7 @@ def test_texts_that_never_came_are_errors_and_no_speed(
     errors = [report["error"] for row in rows for report in row.reports if report["error"]]
     assert len(errors) == failed and "the engine has died" in errors[0]
     assert result.doubt == f"{failed} of {len(PROMPTS)} texts never came from the server"
+    assert not any("sent to the server again" in note for note in notes([result]))
     (note,) = (note for note in notes([result]) if "never came" in note)
     assert "resume=false" in note and "template" not in note
 

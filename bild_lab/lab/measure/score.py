@@ -200,17 +200,22 @@ def token_stats(
 def truncation_rates(
     timed: TimedTexts, texts: Mapping[str, Sequence[str]], requests: Sequence[Request]
 ) -> dict[str, float]:
-    """Fields of a Result: the shares of the baseline's texts that are empty, and that the length
-    limit cut. Nothing without a baseline.
+    """Fields of a Result: the shares of the texts that are empty, the method's and the baseline's,
+    and of the baseline's that the length limit cut. Of the baseline nothing without one.
     """
+    shares = {"empty": _empty_share(texts[METHOD])}
     if BASELINE not in timed:
-        return {}
+        return shares
     cut = 0
     for text, request in zip(timed[BASELINE], requests, strict=True):
         tokens = [*request.source.prompt, *text.token_ids]
         cut += request.limits.room(tokens) <= 0 and not request.limits.ended(tokens)
-    empty = sum(not text.strip() for text in texts[BASELINE])
-    return {"baseline_empty": empty / len(requests), "baseline_cut": cut / len(requests)}
+    baseline_empty = _empty_share(texts[BASELINE])
+    return {**shares, "baseline_empty": baseline_empty, "baseline_cut": cut / len(requests)}
+
+
+def _empty_share(texts: Sequence[str]) -> float:
+    return sum(not text.strip() for text in texts) / len(texts)
 
 
 def parameters_of(decoder: Decoder) -> dict[str, int]:

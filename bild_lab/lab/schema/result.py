@@ -238,6 +238,7 @@ class Result:
         heading="same output",
         short="same",
     )
+    empty: float | None = share("The share of the texts without a word.", label="empty")
     baseline_empty: float | None = share(
         "The share of the baseline’s texts without a word.", label="baseline empty"
     )
@@ -334,7 +335,7 @@ class Result:
     @property
     def doubt(self) -> str:
         """Why its quality says little: texts that a server failed to give, or what is wrong with
-        every text of the baseline; empty if nothing is.
+        every text, its own or the baseline's; empty if nothing is.
         """
         if self.failed_texts:
             return (
@@ -343,9 +344,18 @@ class Result:
         limit = self.setting["decoding"]["max_new_tokens"]
         if self.baseline_empty == 1:
             return "every text of the baseline is empty"
+        if self.wordless:
+            return "every text of the point is empty"
         if self.baseline_cut == 1 and self.setting.metric not in AS_GOOD_CUT:
             return f"every text of the baseline was cut at {limit} tokens"
         return f"the baseline’s {self.quality.metric} is 0" if self.quality.baseline == 0 else ""
+
+    @property
+    def wordless(self) -> bool:
+        """Whether every text is empty, and not the baseline's too, so that no speed is worth
+        anything.
+        """
+        return self.empty == 1 and self.baseline_empty != 1
 
     @property
     def relative_latency(self) -> float | None:

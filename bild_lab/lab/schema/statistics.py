@@ -273,15 +273,15 @@ def best_at_loss(results: Sequence[Result], loss: float) -> Result | None:
     """The fastest result whose quality is at least its baseline's minus `loss` points.
 
     Every result is compared with the baseline's quality in its own setting. The baseline itself,
-    and results measured without a baseline or with an impossible speedup, do not count. Among
-    equally fast results the one with better quality wins.
+    and results measured without a baseline, with an impossible speedup or without a word, do not
+    count. Among equally fast results the one with better quality wins.
     """
     within_loss = []
     for result in results:
         speedup, quality = result.speedup.value, result.quality
         if None in (speedup, quality.value, quality.baseline):
             continue
-        if result.is_baseline or result.impossible:
+        if result.is_baseline or result.impossible or result.wordless:
             continue
         if quality.value >= quality.baseline - loss - TOLERANCE:
             within_loss.append(result)

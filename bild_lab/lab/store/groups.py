@@ -196,9 +196,11 @@ class Group:
 
     def front(self) -> list[Result]:
         """Return the undominated results, cheapest first; the baseline competes, an impossible
-        speedup does not.
+        speedup and texts without a word do not.
         """
-        possible = [result for result in self.results if not result.impossible]
+        possible = [
+            result for result in self.results if not result.impossible and not result.wordless
+        ]
         drawn = [
             (result, position)
             for result in possible

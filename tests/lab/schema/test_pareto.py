@@ -56,6 +56,7 @@ def test_best_compares_each_result_with_the_baseline_of_its_own_setting():
 
 def test_the_baseline_and_results_without_one_are_no_candidates():
     assert best_at_loss([sample_baseline()], 5.0) is None
+    assert best_at_loss([sample_result("bild", {}, 1.5, empty=1.0)], 5.0) is None
     alone = with_quality(sample_result("bild", {}, None, setting={"baseline": None}), baseline=None)
     assert best_at_loss([alone], 5.0) is None
 
