@@ -289,18 +289,19 @@ class Server:
         limits, checkpoint = request.limits, self.target.checkpoint
         prompt = list(request.source.prompt)
         content = answer.text if answer.token_ids is None else answer.token_ids
+        cut = answer.finish_reason != STOPPED
         if self.reads_target and request.sampling.greedy:
-            rounds = written_answer(self.target, request, content)
+            rounds = written_answer(self.target, request, content, cut)
             tokens = [*prompt, *(token for new in rounds for token in new)]
         else:
             if isinstance(content, str):
                 content = checkpoint.tokenizer.encode(content, add_special_tokens=False)
             tokens = limits.append(prompt, content)
-            ends_itself = answer.finish_reason == STOPPED and limits.stop is None
+            ends_itself = not cut and limits.stop is None
             if ends_itself and not limits.reached(tokens) and limits.end_tokens:
                 tokens = limits.append(tokens, [min(limits.end_tokens)])
-        cut = answer.finish_reason != STOPPED and answer.token_ids is None
-        if cut and len(tokens) > len(prompt) and tokens[-1] in limits.end_tokens:
+        as_text = answer.token_ids is None
+        if cut and as_text and len(tokens) > len(prompt) and tokens[-1] in limits.end_tokens:
             return tokens[:-1]
         return tokens
 

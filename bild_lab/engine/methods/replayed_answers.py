@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from bild_lab.files import FilePath
 LINES = "each line must be a JSON object with prompt and answer, each text or a list of token ids"
 KEYS = ("prompt", "answer")
 SHOWN = 60  # characters of a prompt in a message
+CHARACTER_BYTES = 4  # of UTF-8, at most
 
 
 @dataclass(frozen=True)
@@ -157,13 +158,14 @@ def _is_text_or_ids(value: Any) -> bool:
 
 
 def written_answer(
-    target: LoadedModel, request: Request, answer: str | Sequence[int]
+    target: LoadedModel, request: Request, answer: str | Sequence[int], cut: bool | None = None
 ) -> Iterator[list[int]]:
     """Yields the tokens of an answer, text or token ids, cut by the request's limits.
 
     Of a text they come one by one, as the target's own token decides how it is written. An answer
     that is shorter than the limit has ended, so it gets an end token if it has none: the target's
-    own, if the target ends there.
+    own, if the target ends there. cut: whether the length limit cut the answer; None: nobody knows,
+    so it may have cut one that ends as near to it as the bytes of a character.
     """
     limits = request.limits
     tokens = list(request.source.prompt)
@@ -179,7 +181,8 @@ def written_answer(
     while not limits.reached(tokens):
         logits = session.extend([tokens[-1]], LAST_LOGITS).logits
         target_token = int(most_likely(precise(logits))[0])
-        token = wording.next(tokens[limits.prompt_length :], target_token)
+        may_be_cut = limits.room(tokens) < CHARACTER_BYTES if cut is None else cut
+        token = wording.next(tokens[limits.prompt_length :], target_token, may_be_cut)
         if token is None:
             return
         tokens = limits.append(tokens, [token])
@@ -192,7 +195,8 @@ class Wording:
     Token ids are taken as they are. A text may be written by several sequences of tokens: it is
     written by the target's own tokens as long as they write it, else by those of the tokenizer.
     White space at its ends, special tokens and stop strings do not count, as many engines leave
-    them out.
+    them out, nor do bytes of an unfinished character where the length limit cut the answer. What the
+    tokenizer writes begins with the answer's own white space.
     """
 
     def __init__(
@@ -201,25 +205,32 @@ class Wording:
         self._checkpoint, self._stop = checkpoint, stop
         self._special = frozenset(checkpoint.tokenizer.all_special_ids)
         self._text: str | None = None
+        self._unfinished = False  # whether the answer ends with a part of a character
         self._tokens, self._prefixes = answer, []
         if isinstance(answer, str):
-            self._text = before_stop(answer, stop).strip().rstrip(UNFINISHED)
-            self._tokens = checkpoint.tokenizer.encode(self._text, add_special_tokens=False)
+            before = before_stop(answer, stop).rstrip()
+            self._unfinished = before.endswith(UNFINISHED)
+            before = before.rstrip(UNFINISHED).rstrip()
+            self._text = before.lstrip()
+            self._tokens = self._encoded(before)
             self._prefixes = [
                 self._written(self._tokens[:length]) for length in range(len(self._tokens))
             ]
 
-    def next(self, tokens: Sequence[int], target_token: int) -> int | None:
+    def next(
+        self, tokens: Sequence[int], target_token: int, may_be_cut: bool = False
+    ) -> int | None:
         """The token after these: an end token where the answer has ended, None if the target has
         none.
 
-        tokens: the tokens so far. target_token: the target's own next token.
+        tokens: the tokens so far. target_token: the target's own next token. may_be_cut: whether
+        the length limit may have cut the answer here.
         """
         ends = self._checkpoint.end_tokens
         if (
             self._text is not None
             and target_token not in ends
-            and self._goes_on(tokens, target_token)
+            and self._goes_on(tokens, target_token, may_be_cut)
         ):
             return target_token
         token = self._of_tokenizer(tokens)
@@ -227,12 +238,16 @@ class Wording:
             return token
         return target_token if target_token in ends else min(ends, default=None)
 
-    def _goes_on(self, tokens: Sequence[int], target_token: int) -> bool:
+    def _goes_on(self, tokens: Sequence[int], target_token: int, may_be_cut: bool) -> bool:
         """Whether the target's own token writes on at the text, or writes nothing that a text would
         tell.
         """
         written, longer = self._written(tokens), self._written([*tokens, target_token])
         if written.rstrip() == self._text:
+            if self._checkpoint.continuation([*tokens, target_token]).endswith(UNFINISHED) and not (
+                may_be_cut or self._unfinished
+            ):
+                return False
             further = longer.removeprefix(self._text).lstrip()
             return not further or any(stop.lstrip().startswith(further) for stop in self._stop)
         if target_token in self._special:
@@ -256,10 +271,35 @@ class Wording:
         if self._text is None or not self._text.startswith(written):
             return None
         if written in self._prefixes:
-            return self._tokens[self._prefixes.index(written)]
-        return self._checkpoint.tokenizer.encode(
-            self._text.removeprefix(written), add_special_tokens=False
-        )[0]
+            rest = self._tokens[self._prefixes.index(written) :]
+        else:
+            rest = self._checkpoint.tokenizer.encode(
+                self._text.removeprefix(written), add_special_tokens=False
+            )
+        return rest[self._begun(tokens, written, rest)]
+
+    def _begun(self, tokens: Sequence[int], written: str, rest: Sequence[int]) -> int:
+        """How many of the rest's first tokens stand at the end of these and have written nothing
+        yet: white space before the answer, or the first bytes of a character.
+        """
+        start = len(tokens)
+        while start > 0 and self._written(tokens[: start - 1]) == written:
+            start -= 1
+        silent = list(tokens[start:])
+        most = min(len(silent), len(rest) - 1)
+        return next(
+            count
+            for count in range(most, -1, -1)
+            if silent[len(silent) - count :] == list(rest[:count])
+        )
+
+    def _encoded(self, text: str) -> list[int]:
+        """The tokenizer's tokens of a text with the white space that it begins with, which some
+        tokenizers add themselves; of engines that leave it out, those of the text without it.
+        """
+        encode = partial(self._checkpoint.tokenizer.encode, add_special_tokens=False)
+        tokens = encode(text)
+        return tokens if self._checkpoint.continuation(tokens) == text else encode(text.lstrip())
 
     def _written(self, tokens: Sequence[int]) -> str:
         """What these tokens write before a stop string, without a character of which bytes are

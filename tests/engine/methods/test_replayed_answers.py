@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import bild_lab
-from bild_lab.engine.methods.replayed_answers import Wording, read_answers
+from bild_lab.engine.methods.replayed_answers import Wording, read_answers, written_answer
 from bild_lab.errors import UserError
 from bild_lab.lab.point.decoder import Decoder
 from tests.checkpoints import tiny_checkpoints
@@ -183,7 +183,8 @@ class Pieces:
     a text.
     """
 
-    names = ("<pad>", "<end>", "a", "b", "ab", " ", "\n", "\n\n", "Q", ":", "\n\nQ:")
+    names = ("<pad>", "<end>", "a", "b", "ab", " ", "\n", "\n\n", "Q", ":", "\n\nQ:", " a")
+    names += ("<C3>", "<A4>")  # the bytes of ä
     end_tokens = frozenset([1])
     all_special_ids = (0, 1)
 
@@ -193,6 +194,7 @@ class Pieces:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         found: list[int] = []
+        text = text.replace("ä", "<C3><A4>")
         while text:
             best = max((name for name in self.names[2:] if text.startswith(name)), key=len)
             found.append(self.names.index(best))
@@ -200,10 +202,12 @@ class Pieces:
         return found
 
     def continuation(self, tokens: list[int]) -> str:
-        return "".join(self.names[token] for token in tokens if token not in self.all_special_ids)
+        names = (self.names[token] for token in tokens if token not in self.all_special_ids)
+        text = "".join(names).replace("<C3><A4>", "ä")
+        return text.replace("<C3>", "\ufffd").replace("<A4>", "\ufffd")
 
 
-def wording(text: str, target: str, stop: tuple[str, ...] = ()) -> str:
+def wording(text: str, target: str, stop: tuple[str, ...] = (), may_be_cut: bool = False) -> str:
     """How a text is written where the target's own tokens are these, parted by bars, whatever was
     written before.
     """
@@ -211,7 +215,7 @@ def wording(text: str, target: str, stop: tuple[str, ...] = ()) -> str:
     own = [checkpoint.names.index(name) for name in target.split("|")]
     one, tokens = Wording(checkpoint, text, stop), []
     for token in own:
-        tokens.append(one.next(tokens, token))
+        tokens.append(one.next(tokens, token, may_be_cut))
         if tokens[-1] == 1:
             break
     return "|".join(checkpoint.names[token] for token in tokens)
@@ -232,6 +236,51 @@ def test_white_space_inside_a_text_counts_and_at_its_ends_does_not() -> None:
     assert wording("a b", "a|\n|b|<end>") == "a| |b|<end>"
     assert wording("a", "\n|a|\n|<end>") == "\n|a|\n|<end>"
     assert wording(" a\n", "a|b|a") == "a|<end>"
+
+
+def test_the_answers_own_white_space_is_written_where_the_targets_token_is_another() -> None:
+    # otherwise the tokens would be judged at one that no engine sent
+    assert wording(" ab", "Q|b|<end>") == " a|b|<end>"
+    assert wording("ab", "Q|b|<end>") == "ab|<end>"
+    assert wording(" ab", "\n|Q|b|<end>") == "\n| a|b|<end>"
+    assert wording("\n\na", "Q|Q|<end>") == "\n\n|a|<end>"
+    assert wording("\n\na", "\n|Q|Q|Q|<end>") == "\n|\n\n|a|<end>"
+
+
+@pytest.mark.parametrize("text", ["a", ""])
+def test_bytes_behind_an_answer_are_no_part_of_it_unless_it_was_cut_there(text: str) -> None:
+    begun = "a|" if text else ""
+    assert wording(text, f"{begun}<C3>|<A4>") == f"{begun}<end>"
+    assert wording(text, f"{begun}\n|<C3>") == f"{begun}\n|<end>"
+    assert wording(text, f"{begun}<C3>|b", may_be_cut=True) == f"{begun}<C3>|<end>"
+    assert wording(f"{text}\ufffd", f"{begun}<C3>|b") == f"{begun}<C3>|<end>"
+    assert wording(f"{text} \ufffd", f"{begun}b") == f"{begun}<end>"
+
+
+def test_a_character_of_several_bytes_is_written_by_each_of_them_once() -> None:
+    assert wording("aä", "a|<C3>|<A4>|<end>") == "a|<C3>|<A4>|<end>"
+    # other tokens than the tokenizer's before it
+    assert wording("abä", "a|b|Q|Q|<end>") == "a|b|<C3>|<A4>|<end>"
+    assert wording("abäb", "a|b|<C3>|Q|Q|<end>") == "a|b|<C3>|<A4>|b|<end>"
+
+
+@pytest.mark.parametrize(
+    ("cut", "told"),
+    [(None, [False, False, True, True, True]), (True, [True] * 5), (False, [False] * 5)],
+)
+def test_where_nobody_knows_an_answer_may_be_cut_in_the_last_character_before_the_limit(
+    cut: bool | None, told: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder, next_token, found = vanilla("llama"), Wording.next, []
+
+    def spied(wording: Wording, tokens: list[int], target_token: int, may_be_cut: bool) -> int:
+        found.append(may_be_cut)
+        return next_token(wording, tokens, target_token, may_be_cut)
+
+    monkeypatch.setattr(Wording, "next", spied)
+    text = decoder.text(own("llama"))
+    tokens = list(written_answer(decoder.target, decoder.request(PROMPT, 5), text, cut))
+    assert [token for (token,) in tokens] == own("llama")[:5] and found == told
 
 
 def test_a_stop_string_that_an_engine_left_out_is_the_targets_own() -> None:
