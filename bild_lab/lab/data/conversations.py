@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template, fill_template
 from bild_lab.lab.data.formats import Row, first_value
 from bild_lab.lab.data.prompts import (
@@ -24,7 +24,9 @@ from bild_lab.lab.data.prompts import (
 USER = "user"
 ASKING, ANSWERING = ("human", USER), ("gpt", "chatgpt", "assistant", "bing", "bard")
 SYSTEM = ("system", "developer")
-
+TOOL = "tool"
+TOOLS = (TOOL, "function", "function_call", "observation", "ipython")  # neither ask nor answer
+SPEAKERS = (*SYSTEM, *ASKING, *ANSWERING, *TOOLS)
 
 Message = tuple[str, str]  # a speaker and a text
 
@@ -32,7 +34,7 @@ Message = tuple[str, str]  # a speaker and a text
 def messages_of(spec: DatasetSpec, where: str, row: Row) -> list[Message] | None:
     """The source as messages, each with its speaker; None if it is not a conversation of such.
 
-    Raises UserError for a message that is not text alone.
+    Raises UserError for a message that is not text alone, and for an unknown speaker.
     """
     value = first_value(row, spec.source_column)[1] if spec.source_column else None
     if not isinstance(value, list | tuple) or (not value and spec.history != REFERENCES):
@@ -41,9 +43,9 @@ def messages_of(spec: DatasetSpec, where: str, row: Row) -> list[Message] | None
         if all(
             isinstance(message, Mapping) and {speaker, text} <= set(message) for message in value
         ):
-            return [
-                (str(message[speaker]), _message_text(where, message[text])) for message in value
-            ]
+            for message in value:
+                require_choice(f"{where}: {speaker} of a message", message[speaker], SPEAKERS)
+            return [(message[speaker], _message_text(where, message[text])) for message in value]
     return None
 
 

@@ -59,6 +59,11 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
         )
     if not examples:
         problem = f"dataset {spec.name!r} has no examples in split {spec.split!r}"
+        if next(islice(_numbered_rows(spec), spec.skip, None), None) is not None:
+            raise UserError(
+                f"{problem}, as all of its rows were left out: they have no source, or no answered"
+                " question; check dataset.source_column and the rows"
+            )
         if spec.skip:
             raise UserError(f"{problem} after {spec.skip} rows; check dataset.skip")
         raise UserError(f"{problem}; check dataset.split")

@@ -252,6 +252,45 @@ def test_a_stray_window_changes_no_engine(tmp_path: Path) -> None:
     assert texts == [plain] * len(ENGINES)
 
 
+USER = {"role": "user", "content": "w5"}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"name": "w7"}]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([{"role": "user", "contents": "w5"}], "message 1 of the chat must have text as role and"),
+        ([{"rol": "user", "content": "w5"}], "got {'rol': 'user', 'content': 'w5'}; write"),
+        ([USER, {"role": "assistant", "content": None}, USER], "message 2 of the chat must have"),
+        ([{"role": "user", "content": [{"text": "w5"}]}], "must have text as role and content"),
+        ([USER, 5], "message 2 of the chat must have text as role and content, got 5"),
+        ([5, USER], "message 1 of the chat must have text as role and content, got 5"),
+        (
+            [{"role": "usr", "content": "w5"}],
+            (
+                "the role of message 1 of the chat must be one of system, developer, user,"
+                " assistant, tool, got 'usr'; did you mean user?"
+            ),
+        ),
+        (
+            [USER, {"role": "assistant", "content": "w7"}],
+            "got one of the assistant; end the chat with a message of the user",
+        ),
+        (["w5", USER], "a message stands in the list of its chat"),
+    ],
+)
+def test_messages_that_are_no_chat_are_refused_in_a_sentence(
+    messages: list, message: str, tmp_path: Path
+) -> None:
+    save(tiny_llama(1), tmp_path)
+    decoder = load(tmp_path, policy="vanilla")
+    decoder.target.checkpoint.tokenizer.chat_template = TEMPLATE
+    with pytest.raises(UserError, match=re.escape(message)):
+        decoder.generate(messages, max_new_tokens=2)
+    called = [USER, CALL, {"role": "tool", "content": "w9"}]
+    assert len(decoder.generate(called, max_new_tokens=2).token_ids) == 2
+
+
 @pytest.mark.parametrize("prompt", ["w5 \ud800", [{"role": "user", "content": "w5 \udfff"}]])
 def test_half_a_character_in_a_prompt_is_refused(tmp_path: Path, prompt: object) -> None:
     save(tiny_llama(1), tmp_path)

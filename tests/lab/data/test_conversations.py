@@ -271,6 +271,28 @@ def test_a_system_message_stands_before_the_first_question(
     assert "1 conversations begin with a system message" in caplog.text
 
 
+@pytest.mark.parametrize("role", ["usr", None, 3])
+def test_an_unknown_role_is_refused_with_its_row(tmp_path: Path, role: object) -> None:
+    unknown = {"role": role, "content": "One?"}
+    with pytest.raises(
+        UserError, match=rf"line 2: role of a message must be one of .*, user, .*, got {role!r}"
+    ):
+        examples_of(tmp_path, said("One?", "1."), [unknown])
+    called = [*said("One?", "1."), {"role": "tool", "content": "sunny"}]
+    assert [one.source for one in examples_of(tmp_path, called)] == ["One?"]
+
+
+def test_rows_that_were_left_out_are_told_where_no_other_is_in_the_split(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match="no examples in split 'test', as all of its rows were left out: .* rows$"
+    ):
+        examples_of(tmp_path, said("One?"), said("Two?"), **ANSWERS)
+    with pytest.raises(
+        UserError, match="no examples in split 'test' after 1 rows; check dataset.sk"
+    ):
+        examples_of(tmp_path, said("One?"), **ANSWERS, skip=1)
+
+
 def test_the_parts_of_a_message_are_joined_and_pictures_are_refused(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "One"}, {"type": "text", "text": "?"}]
     assert examples_of(tmp_path, said(parts))[0].source == "One?"
