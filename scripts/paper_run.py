@@ -241,7 +241,13 @@ def main() -> None:
         return
     options = parse(sys.argv[1:])
     status_line.enter("reading the experiments")
-    from bild_lab.papers.runs.machine import machine_of, needs_of, placement_of
+    from bild_lab.papers.runs.machine import (
+        describe_placement,
+        has_known_sizes,
+        machine_of,
+        needs_of,
+        placement_of,
+    )
     from bild_lab.papers.runs.needs import describe_needs, downloads, gpu_hours_of
     from bild_lab.papers.runs.paper_runs import unverified
     from bild_lab.papers.runs.step_processes import command_line
@@ -271,37 +277,46 @@ def main() -> None:
         ):
             raise SystemExit(1)
         return
-    needed, known_hours, unknown = [], 0.0, []
+    needed, known_hours, unknown = [], [], []
     for place, (step, status) in enumerate(plan(steps, machine), 1):
         step_needs = needs_of(step, machine)
         needed += step_needs
         hours = gpu_hours_of(step_needs)
-        known_hours += hours or 0.0
-        if step_needs and hours is None:
+        if hours is not None:
+            known_hours.append(hours)
+        elif step_needs:
             unknown.append(place)
         reads = f"reads {', '.join(step.reads)}" if step.reads else ""
         writes = f"writes {step.writes}"
         placement = placement_of(step, machine)
         command = step.command if placement is None else command_line(step, placement)
-        takes = "" if placement is None else str(placement)
         spread_over = 1 if placement is None else placement.spread_over
         described = describe_needs(step_needs, machine.gpu, spread_over)
-        parts = [command, reads, writes, takes, described]
+        parts = [command, reads, writes, describe_placement(step, machine), described]
         output.print(escape(f"{place} {status}: {'; '.join(filter(None, parts))}"))
-    if machine.warning:
-        output.print(escape(machine.warning))
+    # nothing is estimated for toys
+    warning = machine.warning if has_known_sizes(needed) else machine.few_cores
+    if warning:
+        output.print(escape(warning))
     sizes = downloads(needed)
     if unseen := sorted(set(unverified()) & set(sizes)):
         output.print(escape(f"not seen on the hub's pages: {', '.join(unseen)}"))
     output.print(escape(total(sizes, known_hours, unknown, machine.gpu)))
 
 
-def total(sizes: Mapping[str, float], hours: float, unknown: Sequence[int], gpu: str) -> str:
-    """The downloads and time of all steps together. unknown: places of steps whose time is not."""
+def total(
+    sizes: Mapping[str, float], known_hours: Sequence[float], unknown: Sequence[int], gpu: str
+) -> str:
+    """The downloads of all steps together, and their time if some of it is known. unknown: places
+    of steps whose time is not.
+    """
     listed = ", ".join(f"{name} {size:.1f}" for name, size in sorted(sizes.items()))
     words = "nothing to download"
     if sizes:
         words = f"together {sum(sizes.values()):.0f} GB to download ({listed})"
+    if not known_hours:
+        return words
+    hours = sum(known_hours)
     time = f"about {hours:.1f} GPU-hours on {gpu}"
     if unknown:
         steps = "step" if len(unknown) == 1 else "steps"

@@ -22,7 +22,14 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.entrypoint import Stopped
 from bild_lab.papers.published import SCALES, published_names
 from bild_lab.papers.runs import step_processes, step_runs, steps
-from bild_lab.papers.runs.machine import Machine, Placement, blocked_by, machine_of, placement_of
+from bild_lab.papers.runs.machine import (
+    Machine,
+    Placement,
+    blocked_by,
+    describe_placement,
+    machine_of,
+    placement_of,
+)
 from bild_lab.papers.runs.step_processes import is_done
 from bild_lab.papers.runs.step_runs import plan, run_steps, submit_steps
 from bild_lab.papers.runs.steps import Step, output_folders, steps_of
@@ -372,6 +379,16 @@ ROWS_OF_33B = {
 WHOLE, SHARDED = "runtime.device_map=null", "model.sharded=true"
 
 
+def step_of(script: str, changes: dict) -> Step:
+    """A step with 16 rows. changes: of its setting; size: of its Llama, in 10⁹ parameters."""
+    changes = dict(changes)
+    if "size" in changes:
+        changes["target"] = LLAMA.format(changes.pop("size"))
+    half = setting(**{"dtype": "float16", "drafts": (), **changes})
+    step = made("x", script=script, settings=(half,), rows=16)
+    return replace(step, command="python run.py name=x") if script == "run" else step
+
+
 @pytest.mark.parametrize(
     ("script", "changes", "machine", "taken", "processes", "overrides"),
     [
@@ -404,13 +421,7 @@ def test_a_step_takes_what_its_work_and_its_models_need(
     processes: int,
     overrides: tuple[str, ...],
 ) -> None:
-    changes = dict(changes)
-    if "size" in changes:
-        changes["target"] = LLAMA.format(changes.pop("size"))
-    half = setting(**{"dtype": "float16", "drafts": (), **changes})
-    step = made("x", script=script, settings=(half,), rows=16)
-    if script == "run":
-        step = replace(step, command="python run.py name=x")
+    step = step_of(script, changes)
     placement = placement_of(step, machine)
     assert (blocked_by(step, replace(machine, gated=True)) is None) == (placement is not None)
     if taken is None:
@@ -465,6 +476,33 @@ def test_gpus_that_are_nowhere_are_refused(words: list[str], told: str) -> None:
     with pytest.raises(UserError, match=told):
         options = paper_run.parse(["bild/fig4", *words])
         machine_of(options.gpu, options.force, options.gpus, options.processes)
+
+
+@pytest.mark.parametrize(
+    ("script", "changes", "machine", "taken"),
+    [
+        ("run", {"target": "toy:large"}, replace(HERE, room_gb=None), "CPU"),
+        ("run", {"target": "toy:large"}, HERE, "1 GPU"),
+        ("run", {"size": 7}, replace(HERE, room_gb=None), "1 GPU"),
+        ("finetune", {"target": "toy:large"}, replace(EIGHT, room_gb=None), "CPU"),
+        ("figures", {}, replace(HERE, room_gb=None), "no GPU"),
+        ("run", {"size": 70}, EIGHT, ""),
+    ],
+)
+def test_toys_take_the_cpu_of_a_machine_without_a_gpu(
+    script: str, changes: dict, machine: Machine, taken: str
+) -> None:
+    assert describe_placement(step_of(script, changes), machine) == taken
+
+
+def test_hours_are_added_where_some_are_known() -> None:
+    assert paper_run.total({}, [], [1, 2], "a100") == "nothing to download"
+    assert paper_run.total({}, [0.2, 0.3], [], "a100") == (
+        "nothing to download, about 0.5 GPU-hours on a100"
+    )
+    assert paper_run.total({"a/b": 2.0}, [0.5], [3], "t4") == (
+        "together 2 GB to download (a/b 2.0), at least 0.5 GPU-hours on t4; unknown: step 3"
+    )
 
 
 def test_a_job_that_asks_for_gpus_uses_them() -> None:

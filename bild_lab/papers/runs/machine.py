@@ -25,8 +25,8 @@ class Machine:
     gpus: how many, which is how many processes run side by side; without a GPU, processes on the
     CPU. devices: as CUDA_VISIBLE_DEVICES names those that are here; empty where there are none.
     tries: steps also start where they should not fit. gated: there is a login, which repositories
-    want that ask for consent. warning: that the estimates are of another GPU than the one here, or
-    that the CPU has few cores; empty without.
+    want that ask for consent. assumption: that the estimates are of another GPU than the one here;
+    few_cores: that the CPU has few; both empty without.
     """
 
     gpu: str
@@ -34,8 +34,13 @@ class Machine:
     gated: bool
     tries: bool = False
     gpus: int = 1
-    warning: str = ""
+    assumption: str = ""
+    few_cores: str = ""
     devices: tuple[str, ...] = ()
+
+    @property
+    def warning(self) -> str:
+        return "\n".join(filter(None, (self.assumption, self.few_cores)))
 
 
 @dataclass(frozen=True)
@@ -93,8 +98,9 @@ def machine_of(
         f"times are estimated for an {ASSUMED_GPU}; gpu=NAME takes another of {', '.join(GPUS)}"
     )
     if not devices:
-        warnings = [f"there is no GPU here, so {assumption}", few_cores(processes or 1)]
-        return Machine(ASSUMED_GPU, None, gated, tries, processes or 1, warning=_lines(warnings))
+        count = processes or 1
+        no_gpu = f"there is no GPU here, so {assumption}"
+        return Machine(ASSUMED_GPU, None, gated, tries, count, no_gpu, few_cores(count))
     count = _count(processes, len(devices), f"{len(devices)} visible")
     device = torch.cuda.get_device_properties(0)
     name = known_gpu(device.name)
@@ -105,7 +111,8 @@ def machine_of(
         gated,
         tries,
         count,
-        _lines([unlisted if name is None else "", few_cores(count)]),
+        unlisted if name is None else "",
+        few_cores(count),
         devices[:count],
     )
 
@@ -119,10 +126,6 @@ def _count(processes: int | None, gpus: int, words: str) -> int:
             " processes out to take all"
         )
     return processes or gpus
-
-
-def _lines(warnings: Sequence[str]) -> str:
-    return "\n".join(filter(None, warnings))
 
 
 def known_gpu(name: str) -> str | None:
@@ -150,7 +153,7 @@ def placement_of(step: Step, machine: Machine) -> Placement | None:
     if step.work is StepKind.NONE:
         return Placement(gpus=0)
     step_needs = needs_of(step, machine)
-    known = any(need.weights_gb for need in step_needs)
+    known = has_known_sizes(step_needs)
     spread = bool(step_needs) and all(need.setting.spread for need in step_needs)
     fewest = fewest_gpus(step_needs, machine)
     if step.work is StepKind.DECODING:
@@ -215,6 +218,23 @@ def fewest_gpus(
     )
 
 
+def describe_placement(step: Step, machine: Machine) -> str:
+    """What a step takes, in a few words: `8 GPUs, data parallel`; empty where it does not fit.
+    Toys take the CPU of a machine without a GPU.
+    """
+    placement = placement_of(step, machine)
+    if placement is None:
+        return ""
+    if machine.room_gb is None and placement.gpus and not has_known_sizes(needs_of(step, machine)):
+        return "CPU"
+    return str(placement)
+
+
+def has_known_sizes(step_needs: Sequence[Needs]) -> bool:
+    """Whether models are listed, so that memory and times can be estimated; toys are not."""
+    return any(need.weights_gb for need in step_needs)
+
+
 def blocked_by(step: Step, machine: Machine) -> str | None:
     """Why a step cannot run on this machine; None if it can."""
     if step.missing:
@@ -232,7 +252,7 @@ def blocked_by(step: Step, machine: Machine) -> str | None:
     if obstacle is not None:
         return obstacle
     step_needs = needs_of(step, machine)
-    if machine.tries or not any(need.weights_gb for need in step_needs):
+    if machine.tries or not has_known_sizes(step_needs):
         return None
     if machine.room_gb is None:
         return "no GPU here; gpu=NAME says what one needs, force=true tries"
