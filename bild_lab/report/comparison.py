@@ -116,10 +116,10 @@ def _drift(compared: Sequence[PointComparison]) -> list[str]:
     drifted = [ratio for ratio in ratios if abs(ratio - 1) > DRIFT]
     if not drifted:
         return []
+    ends = " to ".join(dict.fromkeys(number(ratio) for ratio in (min(drifted), max(drifted))))
     return [
-        f"The baseline itself took {number(min(drifted))} to {number(max(drifted))} times as long"
-        f" in B at {len(drifted)} of {len(compared)} points. A latency that is not relative to it"
-        " says little there, unless the baseline's code is what changed."
+        f"The baseline itself took {ends} times as long in B at {len(drifted)} of {len(compared)}"
+        " points. A latency that is not relative to it says little there, unless the baseline's code is what changed."
     ]
 
 

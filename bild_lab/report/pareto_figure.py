@@ -23,7 +23,7 @@ from matplotlib.transforms import Bbox
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.schemas import PICTURE_KINDS
-from bild_lab.lab.schema.formatting import MINUS, TIMES, short_name
+from bild_lab.lab.schema.formatting import MINUS, TIMES, counted, short_name
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import Group, Position, by_setting
 from bild_lab.report.pareto_layout import (
@@ -260,7 +260,8 @@ def _draw_heading(panel: _Panel) -> None:
     data = f"{short_name(setting.dataset)} ({setting.split})"
     title = f"{short_name(setting.target)} on {data}: {group.metric} against latency"
     drafter = f"drafter {short_name(setting.draft)}, " if setting.draft else ""
-    measured = f"{drafter}{setting.n_examples} examples, {setting.dtype} on {setting.device}"
+    examples = counted(setting.n_examples, "example")
+    measured = f"{drafter}{examples}, {setting.dtype} on {setting.device}"
     bars = f"speedup and difference in {group.metric}" if group.relative else group.metric
     subtitle = f"{measured}. Bars: 95 % intervals of {bars}."
     height = _height(panel.figure)

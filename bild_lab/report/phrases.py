@@ -7,7 +7,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bild_lab.lab.measure.prediction import Reasons, reasons
-from bild_lab.lab.schema.formatting import duration, interval, number, percent, signed, times
+from bild_lab.lab.schema.formatting import (
+    counted,
+    duration,
+    interval,
+    number,
+    percent,
+    signed,
+    times,
+)
 from bild_lab.lab.schema.numbers import NonInferiority, Quality
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT, best_at_loss
@@ -84,7 +92,7 @@ def quality_claim(group: Group, result: Result) -> str:
     """
     n_examples = group.setting.n_examples
     difference_high, agreement = result.quality.difference_high, result.agreement_with_target
-    claim = f"{quality_change(group, result)} on {n_examples} examples"
+    claim = f"{quality_change(group, result)} on {counted(n_examples, 'example')}"
     if difference_high is not None and difference_high < 0:
         claim += ", a loss beyond chance"
     if result.quality.non_inferiority is not None:

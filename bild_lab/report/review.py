@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bild_lab.lab.schema.formatting import point_label, signed, times
+from bild_lab.lab.schema.formatting import counted, point_label, signed, times
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import are_enough, interval_of_best
 from bild_lab.lab.store.groups import Group
@@ -68,7 +68,7 @@ def _runs(group: Group) -> str:
     )
     if any(not result.timed for result in group.results):
         runs += " (replayed texts are not timed)"
-    return f"{runs}; intervals are over {group.fewest_texts} texts"
+    return f"{runs}; intervals are over {counted(group.fewest_texts, 'text')}"
 
 
 def _baselines(group: Group) -> str:
@@ -100,7 +100,8 @@ def _thresholds(group: Group, screened: Sequence[ScreenedPoint]) -> str:
     ]
     if confirmed:
         screened_splits = {
-            f"{point.row['split']} ({point.row['n_examples']} texts)" for point in confirmed
+            f"{point.row['split']} ({counted(point.row['n_examples'], 'text')})"
+            for point in confirmed
         }
         answer = (
             f"{len(confirmed)} of {len(screened)} points that were screened on"

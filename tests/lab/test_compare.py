@@ -183,7 +183,7 @@ def test_a_machine_that_drifted_is_named(command: Command, sweep: Callable[..., 
             file.read_text().replace('"baseline_latency_s": [1.0]', '"baseline_latency_s": [1.5]')
         )
     assert (
-        "The baseline itself took 1.50 to 1.50 times as long in B at 2 of 2"
+        "The baseline itself took 1.50 times as long in B at 2 of 2"
         in command("outputs/before", "outputs/after")[1]
     )
 

@@ -195,14 +195,16 @@ def _examples(
         yield from _row_examples(spec, where, row, f"{split}-{index}", turns, answers, shots)
     if instructed:
         log.warning(
-            "%s: %d conversations begin with a system message; it stands before their first"
-            " question",
+            "%s: %s with a system message; it stands before their first question",
             spec.name,
-            instructed,
+            "1 conversation begins" if instructed == 1 else f"{instructed} conversations begin",
         )
     if unanswered:
         log.warning(
-            "%s: %d conversations without an answered question are left out", spec.name, unanswered
+            "%s: %s without an answered question %s left out",
+            spec.name,
+            "1 conversation" if unanswered == 1 else f"{unanswered} conversations",
+            "is" if unanswered == 1 else "are",
         )
     if without_source:
         log.warning(

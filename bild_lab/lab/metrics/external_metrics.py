@@ -71,13 +71,14 @@ def mean_of_function(
         if isinstance(value, bool | np.bool_):
             values.append(100.0 * value)
             continue
-        if not isinstance(value, Real | np.number) or not 0 <= value <= (scale or 100):
-            scale_hint = (
-                "" if scale else f"; {shown}.scale = 1 says that its numbers are from 0 to 1"
-            )
+        is_number = isinstance(value, Real | np.number)
+        if not is_number or not 0 <= value <= (scale or 100):
+            remedy = "; correct the function"
+            if is_number and not scale:
+                remedy = f"; {shown}.scale = 1 says that its numbers are from 0 to 1"
             raise UserError(
                 f"the metric {shown} must give a number from 0 to {scale or 100}, got {value!r} for"
-                f" {text!r:.60}{scale_hint}"
+                f" {text!r:.60}{remedy}"
             )
         numbers.append(float(value))
         values.append(100.0 * float(value) / (scale or 100))

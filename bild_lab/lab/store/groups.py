@@ -12,7 +12,7 @@ from typing import Any
 from bild_lab.lab.config.policies import changed_knobs
 from bild_lab.lab.config.schemas import PairSpec
 from bild_lab.lab.schema.columns import to_json
-from bild_lab.lab.schema.formatting import is_command, knob_label, point_label, short_name
+from bild_lab.lab.schema.formatting import counted, is_command, knob_label, point_label, short_name
 from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.schema.statistics import are_enough, best_at_loss, pareto_front
 from bild_lab.lab.store.hashing import plain_numbers
@@ -328,7 +328,9 @@ def pair_title(setting: Setting | PairSpec) -> str:
 
 def data_title(setting: Setting) -> str:
     """Return the data of the setting: `multi30k test, 100 examples`."""
-    return f"{short_name(setting.dataset)} {setting.split}, {setting.n_examples} examples"
+    return (
+        f"{short_name(setting.dataset)} {setting.split}, {counted(setting.n_examples, 'example')}"
+    )
 
 
 def varying_knobs(results: Sequence[Result]) -> list[str]:

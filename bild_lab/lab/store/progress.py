@@ -23,6 +23,7 @@ from rich.text import Text
 
 from bild_lab.lab.config.command_line import this_script
 from bild_lab.lab.config.console import SILENCE_S, console, status_line
+from bild_lab.lab.schema.formatting import counted
 
 # the stage whose examples are counted; those of further repeats begin with it
 DECODING = "decoding"
@@ -80,7 +81,7 @@ class PointProgress:
     def __enter__(self) -> PointProgress:
         status_line.leave()
         if not console.is_terminal:
-            console.print(f"{escape(self._title)}: {self._examples} texts …")
+            console.print(f"{escape(self._title)}: {counted(self._examples, 'text')} …")
         self._live.start()
         return self
 

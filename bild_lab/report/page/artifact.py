@@ -37,6 +37,7 @@ from bild_lab.report.screened_points import screened_points
 from bild_lab.report.terminal import points_text
 
 APPENDIX, TABLE, HASHES = "README.md", "sweep.csv", "SHA256SUMS"
+FOLDER = "artifact"  # in the folder of a sweep
 _BIBTEX = re.compile(r"^@\w+\{.*?^\}", re.MULTILINE | re.DOTALL)
 _LICENCE = re.compile(r"^license: *(\S.*)$", re.MULTILINE)
 
@@ -46,7 +47,7 @@ def write_artifact(sweep: Sweep) -> Path:
 
     Raises UserError without finished points.
     """
-    results, folder = sweep.finished(), sweep.folder / "artifact"
+    results, folder = sweep.finished(), sweep.folder / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     for result in results:
         copy = folder / "points" / result.folder.name
@@ -73,8 +74,10 @@ def faults(folder: Path) -> Iterator[str]:
     """What is wrong with an artifact: changed files, and numbers that do not follow from the stored
     texts and times.
 
-    Needs no GPU, models or data. Raises UserError for a folder that is no artifact.
+    folder: of the artifact, or of the sweep that it was packed in. Needs no GPU, models or data.
+    Raises UserError for a folder that is no artifact.
     """
+    folder = folder / FOLDER if (folder / FOLDER).is_dir() else folder
     if not (folder / HASHES).is_file():
         raise UserError(
             f"{folder} has no {HASHES}; give the folder that scripts/artifact.py outputs/NAME wrote"

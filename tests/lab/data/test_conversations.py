@@ -258,7 +258,7 @@ def test_a_question_needs_no_answer_unless_answers_are_used(
     assert not caplog.text
     answered = examples_of(tmp_path, said("One?"), said("Two?", "2."), **ANSWERS)
     assert [one.source for one in answered] == ["Two?"]
-    assert "1 conversations without an answered question are left out" in caplog.text
+    assert "1 conversation without an answered question is left out" in caplog.text
 
 
 def test_a_system_message_stands_before_the_first_question(
@@ -268,7 +268,7 @@ def test_a_system_message_stands_before_the_first_question(
     with caplog.at_level(logging.WARNING):
         turns = examples_of(tmp_path, [system, *said("One?", "1.", "Two?", "2.")], **ANSWERS)
     assert [one.prompt for one in turns] == ["Be brief.\n\nOne?", "Be brief.\n\nOne? 1. | Two?"]
-    assert "1 conversations begin with a system message" in caplog.text
+    assert "1 conversation begins with a system message" in caplog.text
 
 
 @pytest.mark.parametrize("role", ["usr", None, 3])

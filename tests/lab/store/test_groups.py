@@ -2,7 +2,14 @@
 
 import pytest
 
-from bild_lab.lab.store.groups import Position, by_setting, differing_keys, setting_title
+from bild_lab.lab.store.groups import (
+    Position,
+    by_setting,
+    data_title,
+    differing_keys,
+    setting_title,
+)
+from bild_lab.report.phrases import quality_claim
 from tests.report.sample import (
     sample_baseline,
     sample_replayed,
@@ -188,3 +195,10 @@ def test_replayed_texts_have_no_place_in_the_plane():
     assert [group.best(loss) for loss in (0.0, 1.0)] == [without.best(loss) for loss in (0.0, 1.0)]
     (alone,) = by_setting([replayed])
     assert (alone.relative, alone.placed, alone.front()) == (False, [], [])
+
+
+def test_one_example_is_written_as_one() -> None:
+    result = sample_result("bild", {}, 1.5, setting={"n_examples": 1})
+    assert data_title(result.setting) == "multi30k test, 1 example"
+    (group,) = by_setting([result])
+    assert quality_claim(group, result).partition(";")[0].endswith(" on 1 example")

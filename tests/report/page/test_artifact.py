@@ -128,8 +128,9 @@ def test_the_script_packs_and_checks(sweep: Sweep, command) -> None:
     assert code == 0 and (sweep.folder / "artifact.zip").is_file(), printed
     assert command(script, "check", str(sweep.folder / "artifact"), config=None)[0] == 0
     (sweep.folder / "artifact" / "sweep.csv").write_text("point\n")
-    code, printed = command(script, "check", str(sweep.folder / "artifact"), config=None)
-    assert code == 1 and "sweep.csv is missing or was changed" in printed
+    for folder in (sweep.folder / "artifact", sweep.folder):
+        code, printed = command(script, "check", str(folder), config=None)
+        assert code == 1 and "sweep.csv is missing or was changed" in printed
     for words in ((), ("check",), (str(sweep.folder), "more")):
         code, printed = command(script, *words, config=None)
         assert code == 2 and "give the folder of a sweep" in printed
