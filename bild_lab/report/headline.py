@@ -22,6 +22,7 @@ from bild_lab.lab.schema.statistics import (
     TOLERANCE,
     best_at_loss,
     interval_of_best,
+    mean_speedup_with_interval,
     mean_with_interval,
 )
 from bild_lab.lab.store.groups import (
@@ -30,6 +31,7 @@ from bild_lab.lab.store.groups import (
     by_setting_without_seed,
     differing_in,
     differing_keys,
+    setting_value,
     telling_knobs,
 )
 from bild_lab.report.phrases import (
@@ -109,7 +111,7 @@ def _one_of_settings(group: Group, groups: Sequence[Group], keys: Sequence[str])
     n_settings = len(by_setting_without_seed(groups))
     if n_settings == 1:
         return f"One of {len(groups)} seeds (seed {group.setting.seed})"
-    values = {key: group.setting.get(key) for key in keys if key not in HASH_KEYS}
+    values = {key: setting_value(group.setting, key) for key in keys if key not in HASH_KEYS}
     named = [f"{key} {short_name(value)}" for key, value in values.items() if value is not None]
     words = ", ".join(named[:_NAMED_KEYS]) or f"which differ in {', '.join(keys)}"
     comparable = all(each.has_enough_timings for each in groups) and REGIME not in keys
@@ -122,7 +124,7 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
     """
     points_by_seed = [by_seed for by_seed in differing_in("seed", results) if len(by_seed) > 1]
     representatives = [next(iter(by_seed.values())) for by_seed in points_by_seed]
-    means = []
+    means, has_interval = [], False
     for by_seed, representative in zip(points_by_seed, representatives, strict=True):
         seed_results = list(by_seed.values())
         speedups = [result.speedup.value for result in seed_results]
@@ -135,7 +137,7 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
         ):
             continue
         n_points = len(points_by_seed)
-        speedup, speedup_low, speedup_high = mean_with_interval(speedups, n_points)
+        speedup, speedup_low, speedup_high = mean_speedup_with_interval(speedups, n_points)
         difference, difference_low, difference_high = mean_with_interval(differences, n_points)
         label = point_label(
             representative, telling_knobs(representative, representatives), representatives
@@ -144,10 +146,13 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
         change = f"{representative.quality.metric} {signed(difference)}"
         change += f" {interval(difference_low, difference_high, write=signed)}"
         speed = f"{times(speedup)} {interval(speedup_low, speedup_high)}"
-        means.append((speedup, f"{label} {speed}, {change} (seeds {seeds})"))
+        has_interval = has_interval or speedup_low is not None
+        means.append((speedup, f"{label} {speed.strip()}, {change.strip()} (seeds {seeds})"))
     fastest = [words for _, words in sorted(means, reverse=True)[:_NAMED_SEED_MEANS]]
     if not fastest:
         return []
+    if not has_interval:
+        return [f"Mean over sampling seeds: {'; '.join(fastest)}."]
     choice = f" (Bonferroni, of {len(points_by_seed)} points)" if len(points_by_seed) > 1 else ""
     return [f"Mean and 95 % interval over sampling seeds{choice}: {'; '.join(fastest)}."]
 

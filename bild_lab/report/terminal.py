@@ -24,7 +24,13 @@ from bild_lab.lab.schema.formatting import (
 from bild_lab.lab.schema.numbers import NON_INFERIORITY_LEVEL, NonInferiority, Speedup
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, are_enough
-from bild_lab.lab.store.groups import Group, by_setting, differing_keys, telling_knobs
+from bild_lab.lab.store.groups import (
+    Group,
+    by_setting,
+    differing_keys,
+    setting_value,
+    telling_knobs,
+)
 from bild_lab.report import tables
 from bild_lab.report.phrases import machine_facts
 from bild_lab.report.provenance import disturbance, unreliable
@@ -177,7 +183,7 @@ def category_table(results: Sequence[Result]) -> Table | None:
 def _difference(group: Group, groups: list[Group]) -> str:
     """How the setting differs from the others."""
     words = [
-        f"{key} {short_name(str(group.setting.get(key)), _LONGEST_VALUE)}"
+        f"{key} {short_name(str(setting_value(group.setting, key)), _LONGEST_VALUE)}"
         for key in differing_keys(groups)
     ]
     return ", ".join(words) or group.metric

@@ -167,7 +167,7 @@ def test_a_checkpoints_own_chat_template_is_learned(dataset: list[str], checkpoi
     )
     words = compose_config(["template=chat", *dataset], "finetune").dataset
     written = finetune.with_text_template(typed(DatasetSpec, words, "dataset"), start)
-    assert written.chat_template == ("w20 {question} w21",)
+    assert written.chat_template == ("checkpoint", "<s>w20 {question} w21")
 
 
 @pytest.mark.slow

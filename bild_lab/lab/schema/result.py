@@ -358,6 +358,11 @@ class Result:
         return self.empty == 1 and self.baseline_empty != 1
 
     @property
+    def ranks(self) -> bool:
+        """Whether it may be the best, or on the front: its speedup is possible, and it has words."""
+        return not (self.impossible or self.wordless)
+
+    @property
     def relative_latency(self) -> float | None:
         """1 / speedup, 1 for the baseline; None if no baseline was timed."""
         if self.is_baseline:

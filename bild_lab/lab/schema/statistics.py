@@ -19,6 +19,7 @@ from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.result import Result
 
 RESAMPLES = 2000
+FEWEST_RUNS = 3  # for the interval of a mean over runs
 # with fewer, intervals that are called 95 % hold clearly less often than nine times in ten
 # (docs/design.md)
 ENOUGH_EXAMPLES = 20  # for the speedup's interval
@@ -125,13 +126,28 @@ def interval_of_best(
     return value - widening * (value - low), value + widening * (high - value)
 
 
-def mean_with_interval(values: Sequence[float], count: int = 1) -> tuple[float, float, float]:
-    """The mean of a few runs and its 95 % interval by Student's t. count: of how many points it is
-    the best; the interval holds for that, as in `interval_of_best`.
+def mean_with_interval(
+    values: Sequence[float], count: int = 1
+) -> tuple[float, float | None, float | None]:
+    """The mean of a few runs and its 95 % interval by Student's t; None for the ends of fewer than
+    three runs, which would be a dozen deviations away. count: of how many points it is the best; the
+    interval holds for that, as in `interval_of_best`.
     """
-    mean, quantile = np.mean(values), stdtrit(len(values) - 1, 1 - 0.025 / count)
-    half_width = quantile * np.std(values, ddof=1) / math.sqrt(len(values))
-    return float(mean), float(mean - half_width), float(mean + half_width)
+    mean = float(np.mean(values))
+    if len(values) < FEWEST_RUNS:
+        return mean, None, None
+    quantile = stdtrit(len(values) - 1, 1 - 0.025 / count)
+    half_width = float(quantile * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return mean, mean - half_width, mean + half_width
+
+
+def mean_speedup_with_interval(
+    speedups: Sequence[float], count: int = 1
+) -> tuple[float, float | None, float | None]:
+    """The geometric mean of a few runs' speedups, and its interval as in `mean_with_interval`."""
+    mean, low, high = mean_with_interval(np.log(speedups).tolist(), count)
+    ends = (None if end is None else math.exp(end) for end in (low, high))
+    return math.exp(mean), *ends
 
 
 def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> Latency:
@@ -281,7 +297,7 @@ def best_at_loss(results: Sequence[Result], loss: float) -> Result | None:
         speedup, quality = result.speedup.value, result.quality
         if None in (speedup, quality.value, quality.baseline):
             continue
-        if result.is_baseline or result.impossible or result.wordless:
+        if result.is_baseline or not result.ranks:
             continue
         if quality.value >= quality.baseline - loss - TOLERANCE:
             within_loss.append(result)

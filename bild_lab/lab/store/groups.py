@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import isfinite, log2
 from typing import Any
 
-from bild_lab.lab.config.policies import changed_knobs
+from bild_lab.lab.config.policies import changed_knobs, flat_values
 from bild_lab.lab.config.schemas import PairSpec
 from bild_lab.lab.schema.columns import to_json
 from bild_lab.lab.schema.formatting import counted, is_command, knob_label, point_label, short_name
@@ -198,9 +198,7 @@ class Group:
         """Return the undominated results, cheapest first; the baseline competes, an impossible
         speedup and texts without a word do not.
         """
-        possible = [
-            result for result in self.results if not result.impossible and not result.wordless
-        ]
+        possible = [result for result in self.results if result.ranks]
         drawn = [
             (result, position)
             for result in possible
@@ -309,9 +307,18 @@ def by_setting_without_seed(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def differing_keys(groups: Sequence[Group]) -> list[str]:
-    """Return the keys of the setting whose values are not the same in all groups."""
-    keys = dict.fromkeys(key for group in groups for key in group.setting)
-    return [key for key in keys if len({str(group.setting.get(key)) for group in groups}) > 1]
+    """Return the keys of the setting whose values are not the same in all groups, of a key with
+    values inside the dotted ones: `decoding.temperature`.
+    """
+    keys = dict.fromkeys(key for group in groups for key in flat_values(dict(group.setting)))
+    return [
+        key for key in keys if len({str(setting_value(group.setting, key)) for group in groups}) > 1
+    ]
+
+
+def setting_value(setting: Setting, key: str) -> Any:
+    """The value of a key, as `differing_keys` names it."""
+    return flat_values(dict(setting)).get(key, setting.get(key))
 
 
 def setting_title(setting: Setting) -> str:

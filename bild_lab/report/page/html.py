@@ -20,6 +20,7 @@ from bild_lab.lab.store.groups import (
     by_setting,
     differing_keys,
     setting_title,
+    setting_value,
     telling_knobs,
 )
 from bild_lab.lab.store.progress import read_commands
@@ -217,7 +218,7 @@ def _differing(groups: Sequence[Group]) -> Table:
     for key in differing_keys(groups):
         row: dict[str, str | TableCell] = {"": TableCell(key, tone="title")}
         for number, group in enumerate(groups, start=1):
-            row[f"Setting {number}"] = _plain(group.setting.get(key))
+            row[f"Setting {number}"] = _plain(setting_value(group.setting, key))
         rows.append(row)
     return plain_table(rows)
 

@@ -26,7 +26,7 @@ from bild_lab.lab.schema.statistics import (
     TOLERANCE,
     are_enough,
     interval_of_best,
-    mean_with_interval,
+    mean_speedup_with_interval,
 )
 from bild_lab.lab.store.groups import data_title, differing_in, pair_title
 from bild_lab.lab.store.progress import read_commands
@@ -157,7 +157,8 @@ def _clocks_unknown(rows: pd.DataFrame) -> pd.Series:
 def _best(rows: pd.DataFrame, folder: Path, loss: float) -> str:
     """The fastest point of all settings that lost at most so many points of quality, with its
     interval for the best of all of them, or why none is called so. Seeds are no choice: a point that
-    was measured with several counts by its means. An impossible speedup does not count.
+    was measured with several counts by its means. An impossible speedup, and texts without a word,
+    do not count.
     """
     if rows.empty:
         return MISSING
@@ -179,7 +180,7 @@ def _best(rows: pd.DataFrame, folder: Path, loss: float) -> str:
             continue
         results = [_stored_result(folder, row) for _, row in point.iterrows()]
         known = [result for result in results if result is not None]
-        if not any(result.impossible for result in known):
+        if all(result.ranks for result in known):
             return _best_words(point, rows, known, len(points))
     return MISSING
 
@@ -212,7 +213,7 @@ def _best_words(
     """
     first = best.iloc[0]
     if len(best) > 1:
-        speedup, low, high = mean_with_interval(best["speedup"].tolist(), n_points)
+        speedup, low, high = mean_speedup_with_interval(best["speedup"].tolist(), n_points)
         details = [f"mean of {len(best)} seeds"]
     else:
         speedup, details = first["speedup"], []

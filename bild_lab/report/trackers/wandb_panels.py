@@ -21,7 +21,13 @@ from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.formatting import knob_label, point_label, short_name
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import pareto_front
-from bild_lab.lab.store.groups import Group, by_setting, differing_keys, pair_title
+from bild_lab.lab.store.groups import (
+    Group,
+    by_setting,
+    differing_keys,
+    pair_title,
+    setting_value,
+)
 from bild_lab.lab.store.records import to_row
 from bild_lab.report.headline import HASH_KEYS
 
@@ -206,7 +212,7 @@ def _policy_fronts(group: Group) -> dict[str, Corners]:
     """
     fronts = {}
     for policy in group.policies:
-        possible = [result for result in group.of_policy(policy) if not result.impossible]
+        possible = [result for result in group.of_policy(policy) if result.ranks]
         positions = [group.position(result) for result in possible]
         corners = [(position.x, position.y) for position in positions if position is not None]
         if corners:
@@ -221,7 +227,7 @@ def _setting_labels(groups: Sequence[Group]) -> list[str]:
     keys = [key for key in differing_keys(groups) if key not in HASH_KEYS]
     labels = []
     for group in groups:
-        values = {key: group.setting.get(key) for key in keys}
+        values = {key: setting_value(group.setting, key) for key in keys}
         words = [f"{key} {short_name(value)}" for key, value in values.items() if value is not None]
         labels.append(", ".join(words))
     if len(set(labels)) < len(labels):

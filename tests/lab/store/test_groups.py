@@ -8,9 +8,11 @@ from bild_lab.lab.store.groups import (
     data_title,
     differing_keys,
     setting_title,
+    setting_value,
 )
 from bild_lab.report.phrases import quality_claim
 from tests.report.sample import (
+    SETTING,
     sample_baseline,
     sample_replayed,
     sample_result,
@@ -26,6 +28,11 @@ def test_results_of_different_settings_never_share_a_group():
         {"iwslt"},
     ]
     assert differing_keys(groups) == ["dataset"]
+    warmer = {"decoding": {**SETTING["decoding"], "temperature": 0.7}}
+    groups = by_setting(sample_sweep() + sample_sweep(setting=warmer))
+    assert differing_keys(groups) == ["decoding.temperature"]
+    values = [setting_value(group.setting, "decoding.temperature") for group in groups]
+    assert values == [SETTING["decoding"]["temperature"], 0.7]
 
 
 def test_a_position_is_one_over_the_speedup_and_the_paired_difference():

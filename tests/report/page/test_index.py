@@ -100,6 +100,7 @@ def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path)
         ([sample_result("bild", {}, 2.0, -0.5)], "–", "bild 2.00× [1.95, 2.05]"),
         ([sample_result("bild", {}, 2.0, -3.0)], "–", "–"),
         ([sample_result("bild", {}, None, setting={"baseline": None})], "–", "–"),
+        ([sample_result("server", {}, 2.0, empty=1.0)], "–", "–"),
     ],
     ids=[
         "only the baseline",
@@ -112,6 +113,7 @@ def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path)
         "a small loss",
         "a loss",
         "no baseline",
+        "texts without a word",
     ],
 )
 def test_only_points_that_kept_the_quality_are_best(
@@ -128,12 +130,12 @@ def test_seeds_are_no_choice_and_settings_are(tmp_path: Path) -> None:
         for seed, speedup in enumerate([1.4, 1.5, 1.6])
     ]
     write_run(tmp_path / "seeds", seeds)
-    # Student's t with two degrees of freedom: 4.303 · 0.1 / √3
-    assert run(tmp_path, "seeds").without_loss == "bild 1.50× [1.25, 1.75], mean of 3 seeds"
+    # Student's t of the logarithms, with two degrees of freedom: 4.303
+    assert run(tmp_path, "seeds").without_loss == "bild 1.50× [1.27, 1.77], mean of 3 seeds"
     slower = sample_result("bild", {}, 1.45, setting={"draft": "t5-small"})
     write_run(tmp_path / "drafters", [*seeds, slower])
     # 6.205 for the better of two points
-    assert run(tmp_path, "drafters").without_loss == "bild 1.50× [1.14, 1.86], mean of 3 seeds"
+    assert run(tmp_path, "drafters").without_loss == "bild 1.50× [1.18, 1.90], mean of 3 seeds"
     losing = sample_result("bild", {}, 1.9, -1.5, setting={"seed": 3})
     write_run(tmp_path / "losing", [*seeds, losing])
     assert run(tmp_path, "losing").without_loss == "–"
