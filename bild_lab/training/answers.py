@@ -177,7 +177,12 @@ def joined(calibrations: Sequence[Calibration]) -> Calibration:
             for name, commit in calibration.manifest.get("commits", {}).items()
         },
     }
-    answers = tuple(answer for calibration in calibrations for answer in calibration.answers)
+    # the ids of two data sets may be the same
+    answers = tuple(
+        replace(answer, id=f"{place}:{answer.id}")
+        for place, calibration in enumerate(calibrations, start=1)
+        for answer in calibration.answers
+    )
     folders = ", ".join(str(calibration.folder) for calibration in calibrations)
     return Calibration(Path(folders), {**reference.manifest, **together}, answers)
 

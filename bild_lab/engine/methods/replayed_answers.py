@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bild_lab.engine.decode import TokenLoop
+from bild_lab.engine.models.checkpoint.chat import CompleteText
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, Prompt
 from bild_lab.engine.request import Request, Source
 from bild_lab.engine.sampling import Sampling, most_likely, precise
@@ -74,17 +75,28 @@ class Answers(TokenLoop):
         answers: dict[tuple[int, ...], ReplayedAnswer] = {}
         for answer in self._answers:
             try:
-                key = prompt_ids(self.target.checkpoint.source(answer.prompt))
+                keys = self._prompt_keys(answer.prompt)
                 require_tokens(self.target.checkpoint, answer)
             except UserError as error:
                 raise UserError(f"{self._file}, line {answer.line}: {error}") from error
-            earlier = answers.setdefault(key, answer)
-            if earlier.answer != answer.answer:
-                raise UserError(
-                    f"{self._file}: lines {earlier.line} and {answer.line} answer the same prompt"
-                    " differently; a prompt has one answer, so remove one of them"
-                )
+            for key in keys:
+                earlier = answers.setdefault(key, answer)
+                if earlier.answer != answer.answer:
+                    raise UserError(
+                        f"{self._file}: lines {earlier.line} and {answer.line} answer the same"
+                        " prompt differently; a prompt has one answer, so remove one of them"
+                    )
         return answers
+
+    def _prompt_keys(self, prompt: str | Sequence[int]) -> set[tuple[int, ...]]:
+        """The token ids that a prompt may have: text may hold all of its special tokens, as that of
+        a model's own chat template does, or lack those that the tokenizer adds.
+        """
+        checkpoint = self.target.checkpoint
+        keys = {prompt_ids(checkpoint.source(prompt))}
+        if isinstance(prompt, str) and prompt:
+            keys.add(prompt_ids(checkpoint.source(CompleteText(prompt))))
+        return keys
 
     def _answer(self, request: Request) -> ReplayedAnswer:
         """Raises UserError for a prompt without an answer, and for sampled texts."""

@@ -16,6 +16,7 @@ from bild_lab.lab.data.prompts import (
     Continuation,
     Example,
     SourcePrompt,
+    inserted,
     with_answers,
 )
 
@@ -45,13 +46,13 @@ def messages_of(spec: DatasetSpec, where: str, row: Row) -> list[Message] | None
         ):
             for message in value:
                 require_choice(f"{where}: {speaker} of a message", message[speaker], SPEAKERS)
-            return [(message[speaker], _message_text(where, message[text])) for message in value]
+            return [(message[speaker], message_text(where, message[text])) for message in value]
     return None
 
 
-def _message_text(where: str, content: object) -> str:
+def message_text(where: str, content: object) -> str:
     """The text of a message, which may be parts such as {"type": "text", "text"}; empty for
-    null.
+    null. Raises UserError for what is not text alone.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -62,7 +63,7 @@ def _message_text(where: str, content: object) -> str:
     ]
     if not all(isinstance(text, str) for text in texts):
         raise UserError(
-            f"{where}: the content of a message must be text, got {content!r:.200}; correct the row"
+            f"{where}: the content of a message must be text, got {content!r:.200}; correct it"
         )
     return "".join(texts)
 
@@ -159,15 +160,23 @@ def conversation(
     return turns
 
 
-def last_turn(turns: Sequence[Example], answers: Sequence[str], template: Template) -> Example:
-    """The last of these turns as the one example of its conversation, behind the answers to the
-    turns before it.
+def last_turn(
+    example: Example,
+    questions: Sequence[str],
+    answers: Sequence[str],
+    template: Template,
+    around: Sequence[str],
+) -> Example:
+    """The example of a conversation's last question, behind the answers to those before it.
+
+    around: the texts around that question, as of `SourcePrompt`.
     """
+    turns = conversation(example, questions, template)
     ids = (turn.id for turn in turns)
     last = with_answers(turns, dict(zip(ids, answers, strict=False)))[-1]
+    history = last.prompt.removesuffix(turns[-1].prompt)
     _, question_template = template.around_answer
     text_before, *texts_after = question_template.split("{question}")
-    history = last.prompt.removesuffix(turns[-1].prompt)
     prompt_type = CompleteSourcePrompt if template.complete else SourcePrompt
-    prompt = prompt_type(last.source, (history + text_before, *texts_after))
-    return replace(turns[0], source=last.source, prompt=prompt)
+    prompt = prompt_type(questions[-1], inserted((history + text_before, *texts_after), around))
+    return replace(example, prompt=prompt)

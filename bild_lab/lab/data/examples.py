@@ -28,7 +28,13 @@ from bild_lab.lab.data.conversations import (
 )
 from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, fill_template
 from bild_lab.lab.data.formats import Row, columns_of, first_value
-from bild_lab.lab.data.prompts import CompleteSourcePrompt, Example, SourcePrompt, with_answers
+from bild_lab.lab.data.prompts import (
+    CompleteSourcePrompt,
+    Example,
+    SourcePrompt,
+    inserted,
+    with_answers,
+)
 from bild_lab.lab.data.rows import canonical_split, hub_rows, local_rows
 from bild_lab.lab.metrics.programs import ANSWER
 from bild_lab.lab.metrics.text_metrics import needs_references
@@ -230,9 +236,10 @@ def _row_examples(
     are used; else none.
     """
     asks_the_last = len(turns) > 1 and ends_with_its_question(spec)
-    source, around = _question(spec, where, row, turns[0], spec.prompt_template)
+    asked_turn = turns[-1] if asks_the_last else turns[0]
+    source, around = _question(spec, where, row, asked_turn, spec.prompt_template)
     around = (shots + around[0], *around[1:])
-    question = turns[0].join(around)
+    question = asked_turn.join(around)
     row_id, category = _optional(row, spec.id_column), _optional(row, spec.category_column)
     example = Example(
         id=default_id if row_id is None else str(row_id),
@@ -248,15 +255,16 @@ def _row_examples(
     for number, template in enumerate(spec.templates, start=1):
         suffix = f"@{number}" if len(spec.templates) > 1 else ""
         templated_example = replace(example, id=f"{example.id}{suffix}")
+        if asks_the_last:
+            yield last_turn(templated_example, turns, answers, template, around)
+            continue
         first_turn, *later_turns = conversation(templated_example, [question, *turns[1:]], template)
         prompt_type = CompleteSourcePrompt if template.complete else SourcePrompt
         source_prompt = prompt_type(
             turns[0], inserted(template.first_turn.split("{question}"), around)
         )
         turn_examples = [replace(first_turn, prompt=source_prompt), *later_turns]
-        if asks_the_last:
-            yield last_turn(turn_examples, answers, template)
-        elif answers and spec.reference_column:
+        if answers and spec.reference_column:
             for turn_example, answer in zip(turn_examples, answers, strict=True):
                 yield replace(turn_example, references=(answer,))
         else:
@@ -302,18 +310,19 @@ def _turns(spec: DatasetSpec, where: str, row: Row) -> list[str]:
             )
         _require_whole_text(where, turn)
     if len(turns) < (len(value) if isinstance(value, list | tuple) else 1):
-        _require_named_reference(spec, where)
+        known = (name for name in spec.source_column if first_value(row, [name])[1] is not None)
+        _require_named_reference(spec, where, next(known))
     return turns
 
 
-def _require_named_reference(spec: DatasetSpec, where: str) -> None:
+def _require_named_reference(spec: DatasetSpec, where: str, source: str) -> None:
     """Raise UserError for references that may belong to a turn that is not asked, as their columns
-    are no places in a list.
+    are no places in a list. source: the column of the turns.
     """
     columns = spec.reference_column or ()
     named = all(column.rpartition(".")[2].isdecimal() for column in columns)
     if any(map(needs_references, spec.scored)) and not named:
-        source, reference = spec.source_column[0], columns[0]
+        reference = columns[0]
         raise UserError(
             f"{where}: {source} holds several turns, of which the first is asked, and"
             f" {reference} may answer another; name the first by dataset.source_column={source}.0,"
@@ -449,15 +458,3 @@ def _required(spec: DatasetSpec, where: str, row: Row, field: str) -> object:
 
 def _optional(row: Row, columns: Sequence[str] | None) -> object:
     return first_value(row, columns)[1] if columns else None
-
-
-def inserted(outer: Sequence[str], inner: Sequence[str]) -> tuple[str, ...]:
-    """The texts around a source, where `inner` are those in a question, and `outer` those around
-    the question.
-    """
-    around = [outer[0]]
-    for text in outer[1:]:
-        around[-1] += inner[0]
-        around.extend(inner[1:])
-        around[-1] += text
-    return tuple(around)

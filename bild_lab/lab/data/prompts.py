@@ -84,6 +84,18 @@ class CompleteSourcePrompt(SourcePrompt, CompleteText):
     """A prompt that knows its source, in the template of the model's own tokenizer."""
 
 
+def inserted(outer: Sequence[str], inner: Sequence[str]) -> tuple[str, ...]:
+    """The texts around a source, where `inner` are those in a question, and `outer` those around
+    the question.
+    """
+    around = [outer[0]]
+    for text in outer[1:]:
+        around[-1] += inner[0]
+        around.extend(inner[1:])
+        around[-1] += text
+    return tuple(around)
+
+
 def cut_sources(
     examples: Sequence[Example], max_tokens: int | None, count: Callable[[str], int]
 ) -> tuple[Example, ...]:

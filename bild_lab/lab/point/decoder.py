@@ -39,7 +39,7 @@ from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.config.schemas import stop_strings
 from bild_lab.lab.data.prompts import SourcePrompt, longest_fitting
 from bild_lab.lab.point.languages import Languages, warn
-from bild_lab.lab.point.prompt_forms import is_chat, is_prompt_list, plain_prompt
+from bild_lab.lab.point.prompt_forms import chat_messages, is_chat, is_prompt_list, plain_prompt
 from bild_lab.lab.point.streaming import stable_prefix, without_byte_tokens
 from bild_lab.lab.schema.formatting import number, short_name
 
@@ -148,7 +148,7 @@ class Decoder:
         if isinstance(prompt, SourcePrompt) and max_source_tokens is not None:
             prompt = prompt.within(max_source_tokens, self.prompt_length)
         if is_chat(prompt):
-            prompt = self._chat_tokens(prompt, max_source_tokens)
+            prompt = self._chat_tokens(chat_messages(prompt), max_source_tokens)
         source = self.languages.text(self.target, prompt, max_source_tokens)
         for model in self.models:
             # models with a vocabulary of their own read other tokens

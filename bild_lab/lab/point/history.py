@@ -31,6 +31,7 @@ ANSWER_KEYS = (
     "max_source_tokens",
     "processors",
     "stop",
+    "complete_prompts",
     "source_language",
     "target_language",
     "weight_bits",

@@ -139,6 +139,8 @@ def setting_of(
         "stop": (sorted(decoding.pop("stop")), []),
         "tokenize": (dataset.tokenize, None),
         "language": (dataset.language, None),
+        # to other texts of the same words the tokenizer adds its special tokens
+        "complete_prompts": (dataset.has_own_template, False),
         "compile_drafter": (runtime.compile_drafter, "auto"),
         "batch": (runtime.batch, 1),
         "precision": (measure.precision, None),

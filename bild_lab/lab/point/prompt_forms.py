@@ -9,11 +9,11 @@ from typing import Any
 
 from bild_lab.engine.models.checkpoint.checkpoint import Prompt
 from bild_lab.errors import UserError, require_choice
-from bild_lab.lab.data.conversations import SYSTEM, TOOL, USER
+from bild_lab.lab.data.conversations import SYSTEM, TOOLS, USER, message_text
 
 PROMPT_FORMS = "text, token ids or the messages of a chat, or a list of such prompts"
 ASSISTANT = "assistant"
-ROLES = (*SYSTEM, USER, ASSISTANT, TOOL)  # of the messages that chat templates know
+ROLES = (*SYSTEM, USER, ASSISTANT, *TOOLS)  # of the messages that chat templates know
 RAW = (bytes, bytearray, memoryview)  # sequences of numbers that are no token ids
 
 
@@ -55,36 +55,42 @@ def is_prompt_list(prompt: Prompt | Sequence[Prompt]) -> bool:
 
 
 def is_chat(prompt: Prompt) -> bool:
-    """Whether the prompt is the messages of a chat.
+    """Whether the prompt is the messages of a chat. Raises UserError for a message alone."""
+    if isinstance(prompt, Mapping):
+        raise UserError(f"a message stands in the list of its chat, got {prompt!r:.80} alone")
+    return not isinstance(prompt, str) and any(isinstance(element, Mapping) for element in prompt)
+
+
+def chat_messages(prompt: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages of a chat, with parts of a content as one text.
 
     Raises UserError for messages without text, of an unknown role, or with the answer.
     """
-    if isinstance(prompt, Mapping):
-        raise UserError(f"a message stands in the list of its chat, got {prompt!r:.80} alone")
-    if isinstance(prompt, str) or not any(isinstance(element, Mapping) for element in prompt):
-        return False
-    for number, message in enumerate(prompt, start=1):
-        _require_message(f"message {number} of the chat", message)
-    if prompt[-1]["role"] == ASSISTANT:
+    messages = [
+        _checked_message(f"message {number} of the chat", message)
+        for number, message in enumerate(prompt, start=1)
+    ]
+    if messages[-1]["role"] == ASSISTANT:
         raise UserError(
             f"the last message of the chat is what the model answers, got one of the {ASSISTANT};"
             f" end the chat with a message of the {USER}"
         )
-    return True
+    return messages
 
 
-def _require_message(name: str, message: object) -> None:
-    """Raise UserError for what has no known role, or no text. name: of the message."""
+def _checked_message(name: str, message: object) -> dict[str, Any]:
+    """The message with its content as text. name: of the message."""
     values = message if isinstance(message, Mapping) else {}
     role, content = values.get("role"), values.get("content")
     # of a call of tools alone a template writes the call
-    has_content = isinstance(content, str) or (content is None and values.get("tool_calls"))
-    if not isinstance(role, str) or not has_content:
+    only_calls = content is None and values.get("tool_calls")
+    if not isinstance(role, str) or (content is None and not only_calls):
         raise UserError(
             f"{name} must have text as role and content, got {message!r:.80}; write"
             ' {"role": "user", "content": "…"}'
         )
     require_choice(f"the role of {name}", role, ROLES)
+    return {**values} if only_calls else {**values, "content": message_text(name, content)}
 
 
 def _may_be_in_a_prompt(element: object) -> bool:

@@ -18,7 +18,7 @@ from bild_lab.engine.methods.lookup.ngram import (
     vocabulary_hash,
 )
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.engine.models.checkpoint.pieces import begin_of_text
+from bild_lab.engine.models.checkpoint.pieces import prompt_tokens
 from bild_lab.errors import UserError
 from bild_lab.lab.data.prompts import Example
 
@@ -88,10 +88,9 @@ def reference_tokens(checkpoint: Checkpoint, examples: Iterable[Example]) -> Ite
                 continue
             gap = "" if not example.prompt or example.prompt[-1].isspace() else " "
             # together, as a piece may depend on the text before it
-            texts = [example.prompt, f"{example.prompt}{gap}{reference}"]
-            prompt, text_ids = tokenizer(texts, verbose=False)["input_ids"]
-            if not prompt:
-                prompt = begin_of_text(tokenizer)
+            texts = [example.prompt, example.prompt + gap + reference]
+            prompt, text_ids = prompt_tokens(tokenizer, texts)
+            if not example.prompt and text_ids[: len(prompt)] != prompt:
                 text_ids = [*prompt, *text_ids]
             end = [] if tokenizer.eos_token_id in (None, text_ids[-1]) else [tokenizer.eos_token_id]
             yield [*text_ids[max(common_prefix(prompt, text_ids) - 1, 0) :], *end]

@@ -262,14 +262,14 @@ CALL = {"role": "assistant", "content": None, "tool_calls": [{"name": "w7"}]}
         ([{"role": "user", "contents": "w5"}], "message 1 of the chat must have text as role and"),
         ([{"rol": "user", "content": "w5"}], "got {'rol': 'user', 'content': 'w5'}; write"),
         ([USER, {"role": "assistant", "content": None}, USER], "message 2 of the chat must have"),
-        ([{"role": "user", "content": [{"text": "w5"}]}], "must have text as role and content"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "content of a message must be text"),
         ([USER, 5], "message 2 of the chat must have text as role and content, got 5"),
         ([5, USER], "message 1 of the chat must have text as role and content, got 5"),
         (
             [{"role": "usr", "content": "w5"}],
             (
                 "the role of message 1 of the chat must be one of system, developer, user,"
-                " assistant, tool, got 'usr'; did you mean user?"
+                " assistant, tool, function, function_call, observation, ipython, got 'usr'; did you mean user?"
             ),
         ),
         (
@@ -287,6 +287,9 @@ def test_messages_that_are_no_chat_are_refused_in_a_sentence(
     decoder.target.checkpoint.tokenizer.chat_template = TEMPLATE
     with pytest.raises(UserError, match=re.escape(message)):
         decoder.generate(messages, max_new_tokens=2)
+    in_parts = [{"role": "user", "content": [{"type": "text", "text": "w5"}]}]
+    texts = [decoder.generate(chat, max_new_tokens=2).text for chat in (in_parts, [USER])]
+    assert texts[0] == texts[1]
     called = [USER, CALL, {"role": "tool", "content": "w9"}]
     assert len(decoder.generate(called, max_new_tokens=2).token_ids) == 2
 

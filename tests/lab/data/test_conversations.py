@@ -314,9 +314,9 @@ def test_the_last_question_is_asked_where_another_column_has_the_answer(tmp_path
         "prompt_template": "Q: {source}",
     }
     first, second, short, _ = examples_of(tmp_path, one_more, said("One?"), **GOLD, **templates)
-    prompt = "[Q: Be brief.\n\nOne?] 1. | [Two?]  2. | [{question}?] "
+    prompt = "[Be brief.\n\nOne?] 1. | [Two?]  2. | [Q: {question}?] "
     assert first == Example("test-0@1", "{question}?", prompt, ("g",))
-    assert second.prompt.startswith("<Q: Be brief.\n\nOne?> 1. | ")
+    assert second.prompt.startswith("<Be brief.\n\nOne?> 1. | ")
     assert (short.prompt, short.references) == ("[Q: One?]", ("g",))
     # a long prompt loses the end of this question alone
     assert first.prompt.within(len(prompt) - 2, len) == prompt.replace("{question}?", "{question")
