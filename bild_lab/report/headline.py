@@ -129,9 +129,9 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
         seed_results = list(by_seed.values())
         speedups = [result.speedup.value for result in seed_results]
         differences = [result.quality.difference for result in seed_results]
-        impossible = any(result.impossible for result in seed_results)
+        may_be_best = all(result.may_be_best for result in seed_results)
         if (
-            impossible
+            not may_be_best
             or not representative.setting.temperature
             or None in [*speedups, *differences]
         ):
@@ -183,7 +183,9 @@ def _timed_findings(group: Group, n_points: int, n_settings: int) -> list[str]:
     points = timed_points(group)
     if not group.relative or not points or group.baseline_quality is None:
         return [_without_comparison(group)]
-    possible = [result for result in points if not result.impossible]
+    possible = [result for result in points if result.may_be_best] or [
+        result for result in points if not result.impossible
+    ]
     if not possible:
         return [_impossible_speedup(group, points[0])]
     if not group.has_enough_timings:
@@ -247,6 +249,7 @@ def _fewest_calls(results: Sequence[Result], loss: float) -> Result | None:
         result
         for result in results
         if result.counts.tokens_per_target_call is not None
+        and not result.wordless
         and (result.quality.difference or 0.0) >= -loss - TOLERANCE
     ]
     return max(allowed, key=lambda result: result.counts.tokens_per_target_call, default=None)

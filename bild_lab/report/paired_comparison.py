@@ -171,6 +171,7 @@ def compare_point(
         for place in range(len(keys))
         if not (a.examples[place].failed or b.examples[place].failed)
     ]
+    questions = questions_of([example_id for example_id, _ in keys])
     reason = _why_not_comparable(pair)
     if not answered:
         reason = reason or "of every text one side's server failed to give it"
@@ -178,7 +179,7 @@ def compare_point(
     if not reason:
         seconds_a, seconds_b = a.latency_s(answered), b.latency_s(answered)
         baseline_a, baseline_b = a.baseline_s(answered), b.baseline_s(answered)
-        conversations = conversations_of([keys[place][0] for place in answered])
+        conversations = conversations_of([questions[place] for place in answered])
         ratio = partial(_ratio, conversations=conversations, clocks=[pair.a, pair.b])
         baseline_latency = ratio([baseline_b], [baseline_a])
         relative_latency = ratio([seconds_b, baseline_a], [seconds_a, baseline_b])
@@ -200,7 +201,7 @@ def compare_point(
             for place, metric in enumerate((pair.a.setting.metric, *further))
         ),
         relative_latency_ratio=relative_latency,
-        enough_answered=_are_enough([keys[place][0] for place in answered]),
+        enough_answered=_are_enough([questions[place] for place in answered]),
         clock_is_known=pair.a.clock_is_known and pair.b.clock_is_known,
     )
 
@@ -236,7 +237,8 @@ class _Side:
         if self.has_all:
             return self.result.speedup
         answered = [place for place, example in enumerate(self.examples) if not example.failed]
-        conversations = conversations_of([self.examples[place].id for place in answered])
+        questions = questions_of([example.id for example in self.examples])
+        conversations = conversations_of([questions[place] for place in answered])
         seconds, baseline_s = self.latency_s(answered), self.baseline_s(answered)
         return _ratio([baseline_s], [seconds], conversations, [self.result]) or Speedup()
 

@@ -68,7 +68,13 @@ def _runs(group: Group) -> str:
     )
     if any(not result.timed for result in group.results):
         runs += " (replayed texts are not timed)"
-    return f"{runs}; intervals are over {counted(group.fewest_texts, 'text')}"
+    return f"{runs}; intervals are over {_texts(group)}"
+
+
+def _texts(group: Group) -> str:
+    """How many independent texts the points have."""
+    fewest, most = group.fewest_texts, max(result.counted_texts for result in group.results)
+    return counted(fewest, "text") if fewest == most else f"{fewest} to {counted(most, 'text')}"
 
 
 def _baselines(group: Group) -> str:

@@ -20,8 +20,17 @@ from bild_lab.lab.schema.statistics import pareto_front
 
 TABLE, SUMMARY = "screen.csv", "screen.json"
 # keys of a setting that may differ between the rows of a table: which texts were decoded, as they
-# have their own front, and how often live points are timed
-MAY_DIFFER = ("split", "n_examples", "data", "repeats", "warmup", "precision", "most_repeats")
+# have their own front, the seed of resampling, and how often live points are timed
+MAY_DIFFER = (
+    "split",
+    "n_examples",
+    "data",
+    "seed",
+    "repeats",
+    "warmup",
+    "precision",
+    "most_repeats",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

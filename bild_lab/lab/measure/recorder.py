@@ -90,31 +90,31 @@ def recorded_rounds(
 class RowByRow:
     """A model's logits after texts of one request, one row after another.
 
-    The rows that a text shares with the one before stay in the cache.
+    The rows that a text shares with the one before stay in the cache. Of the logits the last row
+    stays: a vocabulary is large, and texts are long.
     """
 
     def __init__(self, model: Model, request: Request) -> None:
         self._session = model.start(request.source, request.limits.max_new_tokens)
         self._fed = list(request.source.prompt[:-1])
-        self._logits: dict[tuple[int, ...], Logits] = {}
+        self._logits: Logits | None = None  # after what is fed
 
     def after(self, text: Sequence[int]) -> Logits:
         """text: with the prompt."""
-        key = tuple(text)
-        if key not in self._logits:
+        if self._logits is None or self._fed != list(text):
             shared_length = common_prefix(self._fed, text[:-1])
             self._session.rollback(shared_length)
             for token in text[shared_length:]:
                 logits = precise(self._session.extend([token], LAST_LOGITS).logits[0])
-            self._fed, self._logits[key] = list(text), logits.clone()
-        return self._logits[key]
+            self._fed, self._logits = list(text), logits.clone()
+        return self._logits
 
     def together(
         self, length: int, rows: Rows, output_spec: OutputSpec
     ) -> Float[Tensor, "m vocab"]:
         """The logits of several rows at once, after the first `length` tokens of the last text."""
         self._session.rollback(length)
-        self._fed = self._fed[:length]
+        self._fed, self._logits = self._fed[:length], None
         return precise(self._session.extend(rows, output_spec).logits)
 
 

@@ -48,6 +48,7 @@ from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.point.environment import peak_memory_mb
 from bild_lab.lab.point.prepare import Point
 from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
+from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.result import Environment, Result, Setting
 from bild_lab.lab.schema.statistics import conversations_of
 
@@ -95,7 +96,8 @@ def result_of(
             for name, timed_texts in timed.items()
         }
         summary = summarize(examples, timed, point.seed)
-        answered_ids = [examples[index].id for index in answered_indices(timed)]
+        questions = questions_of([example.id for example in examples])
+        answered_questions = [questions[index] for index in answered_indices(timed)]
         answered_timed, answered_likelihoods = _answered(timed, likelihoods)
         scores, scores_by_example = score_all(
             point.scoring,
@@ -126,7 +128,7 @@ def result_of(
                 answered_likelihoods,
                 point.sampling.greedy,
                 point.seed,
-                conversations_of(answered_ids),
+                conversations_of(answered_questions),
             ),
             **summary,
             agreement_with_target=(
@@ -203,7 +205,8 @@ def truncation_rates(
     """Fields of a Result: the shares of the texts that are empty, the method's and the baseline's,
     and of the baseline's that the length limit cut. Of the baseline nothing without one.
     """
-    shares = {"empty": _empty_share(texts[METHOD])}
+    came = [texts[METHOD][index] for index in answered_indices(timed)]
+    shares = {"empty": _empty_share(came)}
     if BASELINE not in timed:
         return shares
     cut = 0
@@ -215,7 +218,7 @@ def truncation_rates(
 
 
 def _empty_share(texts: Sequence[str]) -> float:
-    return sum(not text.strip() for text in texts) / len(texts)
+    return sum(not text.strip() for text in texts) / max(len(texts), 1)
 
 
 def parameters_of(decoder: Decoder) -> dict[str, int]:
@@ -309,9 +312,7 @@ def _certified(point: Point, requests: list[Request], timed: TimedTexts) -> list
         ]
     target_texts = [text.token_ids for text in timed[BASELINE]]
     cases = zip(requests, texts, target_texts, strict=True)
-    if isinstance(method, Replays):
-        return [certify_replayed(target, *case) for case in cases]
-    if any(text.reports for text in timed[METHOD]):
+    if method.engine != target.engine or isinstance(method, Replays):
         return [
             Certificate(NO_TEXT) if text.failed else certify_replayed(target, *case)
             for text, case in zip(timed[METHOD], cases, strict=True)

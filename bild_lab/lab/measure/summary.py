@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -36,6 +37,7 @@ from bild_lab.lab.schema.numbers import (
     Speedup,
     Streamed,
 )
+from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.statistics import (
     acceptance_by_position,
     acceptance_rate,
@@ -63,7 +65,9 @@ def summarize(
     if len(failures) == len(examples):
         raise UserError(f"no text came from the server; the last answer was: {failures[-1]}")
     indices = answered_indices(timed)
-    examples = [examples[index] for index in indices]
+    # by all ids, as the first turn of a conversation may be what did not come
+    questions = questions_of([example.id for example in examples])
+    examples = [replace(examples[index], id=questions[index]) for index in indices]
     timed = {name: [texts[index] for index in indices] for name, texts in timed.items()}
     baseline = timed.get(BASELINE)
     if not all(text.latency_s for text in timed[METHOD]):

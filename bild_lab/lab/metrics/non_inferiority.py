@@ -11,7 +11,7 @@ for every distribution of such values. The bootstrap is not: simulated with a lo
 margin, it says "no worse" in 70, 39 and 5 of 100 cases at 40, 100 and 1000 texts where the margin is
 one point and few texts lose everything, the betting test in 3 at most, and in 5 whatever else was
 tried. Taking the larger p-value of both would only cost power. Its price: not even equal texts show
-fewer than 3 / margin of the scale, 60 texts for five points and 300 for one. From there on it finds
+fewer than 3.3 / margin of the scale, 66 texts for five points and 335 for one. From there on it finds
 what the bootstrap finds, such as 97 of 100 at 100 texts whose differences have a deviation of 8
 points, with a margin of five; rare large gains and losses take more texts (44 where it finds 74).
 A corpus metric, such as BLEU, has no bound for each example: the paired bootstrap, which shows

@@ -238,7 +238,7 @@ class Result:
         heading="same output",
         short="same",
     )
-    empty: float | None = share("The share of the texts without a word.", label="empty")
+    empty: float | None = share("The share of the texts that came without a word.", label="empty")
     baseline_empty: float | None = share(
         "The share of the baseline’s texts without a word.", label="baseline empty"
     )
@@ -358,7 +358,7 @@ class Result:
         return self.empty == 1 and self.baseline_empty != 1
 
     @property
-    def ranks(self) -> bool:
+    def may_be_best(self) -> bool:
         """Whether it may be the best, or on the front: its speedup is possible, and it has words."""
         return not (self.impossible or self.wordless)
 

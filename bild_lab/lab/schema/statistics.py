@@ -297,7 +297,7 @@ def best_at_loss(results: Sequence[Result], loss: float) -> Result | None:
         speedup, quality = result.speedup.value, result.quality
         if None in (speedup, quality.value, quality.baseline):
             continue
-        if result.is_baseline or not result.ranks:
+        if result.is_baseline or not result.may_be_best:
             continue
         if quality.value >= quality.baseline - loss - TOLERANCE:
             within_loss.append(result)

@@ -35,6 +35,7 @@ MEASURING = (
     "lab/point/load.py",
     "lab/point/prompt_forms.py",
     "lab/point/streaming.py",
+    "lab/schema/questions.py",
     "lab/schema/statistics.py",
     "screening",
 )

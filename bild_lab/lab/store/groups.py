@@ -198,7 +198,7 @@ class Group:
         """Return the undominated results, cheapest first; the baseline competes, an impossible
         speedup and texts without a word do not.
         """
-        possible = [result for result in self.results if result.ranks]
+        possible = [result for result in self.results if result.may_be_best]
         drawn = [
             (result, position)
             for result in possible

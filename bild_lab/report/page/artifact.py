@@ -22,6 +22,7 @@ from bild_lab.lab.config.compose import config_dir
 from bild_lab.lab.measure.blocks import block_numbers
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.formatting import duration
+from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import conversations_of, paired_speedup
 from bild_lab.lab.store.groups import by_setting, data_title, setting_title
@@ -110,12 +111,19 @@ def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:
         blocks = [
             number for number, example in zip(blocks, examples, strict=True) if not example.failed
         ]
+    questions = [
+        question
+        for question, example in zip(
+            questions_of([example.id for example in examples]), examples, strict=True
+        )
+        if not example.failed
+    ]
     examples = [example for example in examples if not example.failed]
     yield "tokens", result.tokens, sum(len(example.token_ids) for example in examples)
     if speedup.value is not None:
         baseline_s = np.array([example.baseline_latency_s for example in examples])
         latency_s = np.array([example.latency_s for example in examples])
-        conversations = conversations_of([example.id for example in examples])
+        conversations = conversations_of(questions)
         recomputed = paired_speedup(
             baseline_s, latency_s, result.setting.seed, conversations, blocks
         )

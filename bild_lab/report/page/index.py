@@ -180,7 +180,7 @@ def _best(rows: pd.DataFrame, folder: Path, loss: float) -> str:
             continue
         results = [_stored_result(folder, row) for _, row in point.iterrows()]
         known = [result for result in results if result is not None]
-        if all(result.ranks for result in known):
+        if all(result.may_be_best for result in known):
             return _best_words(point, rows, known, len(points))
     return MISSING
 

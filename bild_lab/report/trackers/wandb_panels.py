@@ -212,7 +212,7 @@ def _policy_fronts(group: Group) -> dict[str, Corners]:
     """
     fronts = {}
     for policy in group.policies:
-        possible = [result for result in group.of_policy(policy) if result.ranks]
+        possible = [result for result in group.of_policy(policy) if result.may_be_best]
         positions = [group.position(result) for result in possible]
         corners = [(position.x, position.y) for position in positions if position is not None]
         if corners:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ALL_LOGITS, Rows, as_rows
 from bild_lab.engine.trace import Trace
+from bild_lab.lab.measure import score
 from bild_lab.lab.measure.certificate import (
     DEFECT,
     EQUAL,
@@ -30,6 +33,7 @@ from bild_lab.lab.measure.certificate import (
     resolution,
     verification,
 )
+from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.schema.numbers import CertificateCounts
 from tests.stubs import StubModel
 
@@ -385,3 +389,22 @@ def test_what_two_engines_differ_by_is_noise_of_a_replayed_text() -> None:
     ]
     verdicts = [certify_replayed(model, request, [4], [3]).verdict for model in models]
     assert verdicts == [DEFECT, TIE, SESSION_DEFECT]
+
+
+def test_a_text_of_another_engine_than_the_targets_has_the_noise_between_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of `generate` beside our kernels, whose rows have no noise of their own."""
+    judged: list[str] = []
+    equal = Certificate(EQUAL)
+    monkeypatch.setattr(score, "certify", lambda *_: judged.append("own") or equal)
+    monkeypatch.setattr(score, "certify_replayed", lambda *_: judged.append("other") or equal)
+    target = StubModel(by_text, engine="kernels")
+    for engine in ("kernels", "hf"):
+        decoder = SimpleNamespace(target=target, method=SimpleNamespace(engine=engine))
+        point = SimpleNamespace(
+            decoders={"method": decoder}, sampling=Sampling(), measure=SimpleNamespace()
+        )
+        texts = {name: [Timed([1], [1.0], Trace())] for name in ("method", "baseline")}
+        assert score._certified(point, [REQUEST], texts) == [equal]
+    assert judged == ["own", "other"]

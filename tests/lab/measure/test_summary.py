@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from transformers import LlamaConfig, MambaConfig
 
-from bild_lab.engine.trace import Forward, Round, Trace
+from bild_lab.engine.trace import EngineReport, Forward, Round, Trace
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.measure.cost import total_cost
 from bild_lab.lab.measure.summary import (
@@ -73,6 +73,14 @@ def test_turns_of_a_conversation_are_resampled_together() -> None:
     assert counted == (2, 1)
     assert summarize(turns, both, seed=0)["independent_texts"] == 1
     assert summarize(others, both, seed=0)["independent_texts"] == 2
+
+
+def test_turns_belong_together_though_the_first_of_them_never_came() -> None:
+    turns = [Example(f"7{turn}", "", "") for turn in ("", "/2", "/3")]
+    failed = timed(0, 1.0)
+    failed.reports.append(EngineReport(error="no answer"))
+    texts = {"method": [failed, timed(4, 1.0), timed(6, 2.0)], "baseline": TIMED["baseline"][:3]}
+    assert summarize(turns, texts, seed=0)["independent_texts"] == 1
 
 
 def test_the_ratio_of_tokens_a_second_is_the_papers_greedy_speedup() -> None:

@@ -108,7 +108,9 @@ def test_equal_texts_need_three_over_the_margin_of_them() -> None:
     """As one that loses everything may be missing: 0.95^59 < 0.05 < 0.95^58; the bet needs a few
     more.
     """
-    assert not betting_test(np.zeros(58), 5).shown and betting_test(np.zeros(70), 5).shown
+    for fewest, margin in ((66, 5), (335, 1)):
+        assert betting_test(np.zeros(fewest), margin).shown
+        assert not betting_test(np.zeros(fewest - 1), margin).shown
 
 
 @pytest.mark.parametrize(("texts", "share", "lost"), [(40, 0.02, 50), (100, 0.01, 100)])
