@@ -23,6 +23,7 @@ from jaxtyping import Float
 
 from bild_lab.errors import UserError, require_number
 from bild_lab.lab.metrics.bootstrap import MetricSums
+from bild_lab.lab.metrics.non_inferiority import MOST_STAKED
 from bild_lab.lab.metrics.text_metrics import LENGTH, LOG_PROBABILITY, metric_named
 from bild_lab.lab.schema.statistics import pareto_front
 
@@ -30,7 +31,6 @@ PerSetting = Float[np.ndarray, " settings"]
 TextLosses = Float[np.ndarray, "settings texts"]
 # how often each text counts, and what the settings lose then
 TextWeights, SettingLosses = Float[np.ndarray, "m texts"], Float[np.ndarray, "m settings"]
-MOST_STAKED = 0.9  # the share of the capital that a lost text may cost
 DRAWS = 200  # how many a bootstrap makes
 STRICTER = 40  # losses below the asked one, down to its negative, that a bootstrap tries
 

@@ -172,7 +172,8 @@ def _best(rows: pd.DataFrame, folder: Path, loss: float) -> str:
     points = _points(enough, folder)
 
     def means(point: pd.DataFrame) -> tuple[float, float]:
-        return point["speedup"].mean(), point["quality_difference"].mean()
+        speedup, *_ = mean_speedup_with_interval(point["speedup"].tolist())
+        return speedup, point["quality_difference"].mean()
 
     fastest_first = sorted(points, key=means, reverse=True)
     for point in fastest_first:

@@ -31,7 +31,7 @@ class TokenRecycling(Drafter):
 
     nodes: of the static tree. keep: keep the matrix from one text to the next ("hot start", §4.3).
     A prompt that comes again begins with the matrix that it found the first time, so repeated
-    timings do the same work; one whose text was left at its beginning counts with the whole text.
+    timings do the same work. Of a text that was decoded in part and later further, the longer counts.
     """
 
     drafts_trees = True
