@@ -40,9 +40,8 @@ _END_OF_THOUGHT = "</think>"
 # a line that begins or ends a block of code: its indentation, its marks, and what it says of the
 # code
 _FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})([^`\r\n]*)\r?\n?", re.MULTILINE)
-_DEEPER = (
-    3  # columns that the end of a block may be indented deeper than its beginning (CommonMark)
-)
+# columns that the end of a block may be indented deeper than its beginning (CommonMark)
+_DEEPER = 3
 # a block whose fences stand anywhere, such as behind words
 _LOOSELY_FENCED = re.compile(r"```[ \t]*[\w+-]*[ \t]*\r?\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 _HEAD = re.compile(r"^(?:async +)?def +(\w+)", re.MULTILINE)
