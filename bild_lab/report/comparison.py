@@ -119,7 +119,8 @@ def _drift(compared: Sequence[PointComparison]) -> list[str]:
     ends = " to ".join(dict.fromkeys(number(ratio) for ratio in (min(drifted), max(drifted))))
     return [
         f"The baseline itself took {ends} times as long in B at {len(drifted)} of {len(compared)}"
-        " points. A latency that is not relative to it says little there, unless the baseline's code is what changed."
+        " points. A latency that is not relative to it says little there, unless the baseline's code"
+        " is what changed."
     ]
 
 

@@ -289,8 +289,7 @@ def by_setting(results: Sequence[Result]) -> list[Group]:
     """
     groups: dict[str, list[Result]] = {}
     for result in results:
-        setting = plain_numbers(to_json(result.setting))  # a temperature of 0 equals one of 0.0
-        key = json.dumps([setting, result.quality.metric], sort_keys=True, default=str)
+        key = _comparable_key(result.setting, result.quality.metric)
         groups.setdefault(key, []).append(result)
     return [Group(group[0].setting, sorted(group, key=_slowness)) for group in groups.values()]
 
@@ -299,11 +298,20 @@ def by_setting_without_seed(groups: Sequence[Group]) -> list[list[Group]]:
     """Gather groups whose settings differ in nothing but the seed, in order of appearance."""
     gathered: dict[str, list[Group]] = {}
     for group in groups:
-        setting = plain_numbers(to_json(group.setting))
-        setting.pop("seed", None)
-        key = json.dumps([setting, group.metric], sort_keys=True, default=str)
+        key = _comparable_key(group.setting, group.metric, without="seed")
         gathered.setdefault(key, []).append(group)
     return list(gathered.values())
+
+
+def _comparable_key(
+    setting: Setting, metric: str, *further: Any, without: str | None = None
+) -> str:
+    """A text that equal settings with this metric share. further: what else must be equal. without:
+    a key of the setting that may differ.
+    """
+    compared = plain_numbers(to_json(setting))  # a temperature of 0 equals one of 0.0
+    compared.pop(without, None)
+    return json.dumps([compared, metric, *further], sort_keys=True, default=str)
 
 
 def differing_keys(groups: Sequence[Group]) -> list[str]:
@@ -433,13 +441,11 @@ def differing_in(key: str, results: Sequence[Result]) -> list[dict[Any, Result]]
     for result in results:
         if result.is_baseline or not result.timed:
             continue
-        setting = plain_numbers(to_json(result.setting))
-        setting.pop(key, None)
         knobs = plain_numbers(dict(result.knobs))
-        identity = json.dumps(
-            [result.policy, knobs, setting, result.quality.metric], sort_keys=True, default=str
+        point_key = _comparable_key(
+            result.setting, result.quality.metric, result.policy, knobs, without=key
         )
-        group = groups.setdefault(identity, {})
+        group = groups.setdefault(point_key, {})
         group[result.setting.get(key)] = result
     return list(groups.values())
 
