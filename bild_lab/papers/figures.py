@@ -16,7 +16,7 @@ from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.schemas import PICTURE_KINDS
 from bild_lab.lab.metrics.sentence_data import FALLBACK
-from bild_lab.lab.schema.formatting import counted, number
+from bild_lab.lab.schema.formatting import counted, number_range
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import setting_title
@@ -364,11 +364,12 @@ def _over_generate(
     alike = {_timed_alike(point) for point in over}
     ratios = [point for point in generate_points if _timed_alike(point) in alike]
     comparison = compare(numbers, replace(published, orders=[]), scale)
+    speedups = number_range(point.speedup.value for point in ratios)
+    examples = number_range((point.setting.n_examples for point in ratios), digits=0)
     return [
         f"Speedups above are over `vanilla`{printed}. Here they are over `generate` of Transformers:"
-        f" `vanilla` itself is {_range([point.speedup.value for point in ratios])} times as fast as"
-        f" `generate`, on the first {_range([point.setting.n_examples for point in ratios])}"
-        " examples.",
+        f" `vanilla` itself is {speedups} times as fast as"
+        f" `generate`, on the first {examples} examples.",
         markdown(comparison),
     ]
 
@@ -381,13 +382,6 @@ def _speedups(figure: PaperFigure, points: Sequence[Result]) -> list[MeasuredNum
         for measured_number in numbers
         if SPEEDUP in measured_number.quantity
     ]
-
-
-def _range(values: Sequence[float]) -> str:
-    """The smallest and the largest of these, or the one that there is."""
-    digits = 0 if isinstance(values[0], int) else 2
-    ends = dict.fromkeys(number(value, digits) for value in (min(values), max(values)))
-    return " to ".join(ends)
 
 
 def _nothing(name: str, published: Published, outputs: Path, scales: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bild_lab.lab.schema.examples import read_examples
-from bild_lab.lab.schema.formatting import counted
+from bild_lab.lab.schema.formatting import counted, number_range
 from bild_lab.lab.schema.numbers import Quality
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers.runs.recorded_steps import PREFIX
@@ -208,9 +208,8 @@ def protocol(points: Sequence[Result]) -> str:
     more = [recorded for recorded in known if recorded["examples"] > recorded["timed"]]
     if not more:
         return "quality and speed of the same examples, decoded live"
-    examples, timed = (
-        _range([recorded[key] for recorded in more]) for key in ("examples", "timed")
-    )
+    examples = number_range((recorded["examples"] for recorded in more), digits=0)
+    timed = number_range((recorded["timed"] for recorded in more), digits=0)
     words = f"quality of all {examples} examples over a record, speed of the first {timed} live"
     alone = sum(not point.is_baseline for point in points) - len(more)
     return f"{words}; of {counted(alone, 'point')} both live" if alone else words
@@ -239,9 +238,3 @@ def notes(points: Sequence[Result]) -> list[str]:
             " none by a defect."
         )
     return [" ".join(sentences)]
-
-
-def _range(counts: Sequence[int]) -> str:
-    """The counts in words: `888`, or `888 to 11,332`."""
-    ends = dict.fromkeys((min(counts), max(counts)))
-    return " to ".join(f"{count:,}" for count in ends)

@@ -20,6 +20,7 @@ from bild_lab.lab.schema.formatting import (
     interval,
     knob_label,
     number,
+    number_range,
     short_name,
     signed,
     times,
@@ -116,7 +117,7 @@ def _drift(compared: Sequence[PointComparison]) -> list[str]:
     drifted = [ratio for ratio in ratios if abs(ratio - 1) > DRIFT]
     if not drifted:
         return []
-    ends = " to ".join(dict.fromkeys(number(ratio) for ratio in (min(drifted), max(drifted))))
+    ends = number_range(drifted)
     return [
         f"The baseline itself took {ends} times as long in B at {len(drifted)} of {len(compared)}"
         " points. A latency that is not relative to it says little there, unless the baseline's code"

@@ -12,6 +12,7 @@ from bild_lab.lab.schema.formatting import (
     duration,
     interval,
     number,
+    number_range,
     percent,
     signed,
     times,
@@ -65,20 +66,11 @@ def machine_facts(results: Sequence[Result]) -> str:
     bandwidths = [result.environment.read_gb_per_s for result in results]
     costs = [result.environment.eight_rows_cost for result in results]
     words = []
-    if bandwidth := _span(bandwidths, 1):
+    if bandwidth := number_range(bandwidths, digits=1):
         words.append(f"memory read at {bandwidth} GB/s")
-    if cost := _span(costs, 2):
+    if cost := number_range(costs):
         words.append(f"eight rows cost {cost} tokens")
     return ", ".join(words)
-
-
-def _span(values: Sequence[float | None], digits: int) -> str:
-    """The lowest and the highest of the known values, or the only one; empty without one."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return ""
-    ends = (number(end, digits) for end in (min(known), max(known)))
-    return " to ".join(dict.fromkeys(ends))
 
 
 def speed_claim(group: Group, result: Result) -> str:

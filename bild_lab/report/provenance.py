@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from bild_lab.lab.schema.formatting import MISSING, counted, number, percent, point_label
+from bild_lab.lab.schema.formatting import MISSING, counted, number_range, percent, point_label
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import by_setting, telling_knobs
 
@@ -222,7 +222,7 @@ def load_elsewhere(results: Sequence[Result]) -> str:
     `12 to 74`.
     """
     loads = [result.environment.busy_elsewhere_percent for result in results]
-    return " to ".join(dict.fromkeys(number(load, 0) for load in (min(loads), max(loads))))
+    return number_range(loads, digits=0)
 
 
 def disturbance(result: Result) -> str:

@@ -26,6 +26,17 @@ def number(value: float | None, digits: int = 2) -> str:
     return MINUS + rounded if value < 0 and float(rounded.replace(",", "")) != 0 else rounded
 
 
+def number_range(values: Iterable[float | None], digits: int = 2) -> str:
+    """Write the smallest and the largest of the known numbers: `12 to 74`, or the one that there is;
+    nothing without one.
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    ends = (number(end, digits) for end in (min(known), max(known)))
+    return " to ".join(dict.fromkeys(ends))
+
+
 def signed(value: float | None, digits: int = 2) -> str:
     """Write a difference with its sign, even if it is positive."""
     text = number(value, digits)

@@ -8,6 +8,7 @@ from bild_lab.lab.schema.formatting import (
     duration,
     knob_value,
     number,
+    number_range,
     point_label,
     short_name,
     short_value,
@@ -29,6 +30,20 @@ from tests.report.sample import sample_result
 )
 def test_numbers_have_fixed_decimals_and_missing_ones_are_a_dash(value, text):
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "digits", "text"),
+    [
+        ([], 2, ""),
+        ([None], 2, ""),
+        ([1.5, None, 0.25], 2, "0.25 to 1.50"),
+        ([1.501, 1.499], 2, "1.50"),
+        ([11332, 888], 0, "888 to 11,332"),
+    ],
+)
+def test_a_range_names_its_ends_once_if_they_read_the_same(values, digits, text):
+    assert number_range(values, digits) == text
 
 
 def test_differences_carry_their_sign():
