@@ -20,6 +20,7 @@ from bild_lab.lab.schema.formatting import counted, number_range
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import setting_title
+from bild_lab.lab.store.hashing import canonical_text
 from bild_lab.lab.store.records import Sweep
 from bild_lab.papers import cells, match_rates, recorded_quality
 from bild_lab.papers import drawings as draw
@@ -315,7 +316,7 @@ def over_generate(points: Sequence[Result], generate_points: Sequence[Result]) -
 
 def _timed_alike(point: Result) -> str:
     """What two points have in common whose baselines are equally fast."""
-    return json.dumps([point.setting.get(key) for key in TIMED_ALIKE], sort_keys=True, default=str)
+    return canonical_text([point.setting.get(key) for key in TIMED_ALIKE])
 
 
 def _times(value: float | None, factor: float) -> float | None:

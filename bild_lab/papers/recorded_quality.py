@@ -19,6 +19,7 @@ from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.formatting import counted, number_range
 from bild_lab.lab.schema.numbers import Quality
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.hashing import canonical_text
 from bild_lab.papers.runs.recorded_steps import PREFIX
 from bild_lab.screening.rows import SUMMARY, TABLE, plain_text
 from bild_lab.screening.text_log import FOLDER as TEXTS
@@ -197,7 +198,7 @@ def _joined(point: Result, recordings: Sequence[Recording]) -> Result:
 def _identity(point: Result) -> str:
     """What two points share that differ in their examples alone."""
     setting = [point.setting.get(key) for key in DECIDING]
-    return json.dumps([point.policy, dict(point.knobs), setting], sort_keys=True)
+    return canonical_text([point.policy, dict(point.knobs), setting])
 
 
 def protocol(points: Sequence[Result]) -> str:

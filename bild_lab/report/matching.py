@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.hashing import plain_numbers
+from bild_lab.lab.store.hashing import canonical_text, plain_numbers
 
 # keys of the setting that the user does not choose, so they never distinguish two points of a sweep
 DERIVED_KEYS = ("data", "weights", "code", "hardware")
@@ -117,7 +116,7 @@ class _PointIdentity:
         matched_knobs = {
             name: value for name, value in result.knobs.items() if name in self.knobs[result.policy]
         }
-        return _comparable([result.policy, matched_knobs, self.distinct(result)])
+        return canonical_text([result.policy, matched_knobs, self.distinct(result)])
 
 
 def _identity_over(sweeps: Sequence[Sequence[Result]]) -> _PointIdentity:
@@ -214,13 +213,8 @@ def _varying_keys(results: Sequence[Result]) -> dict[str, None]:
 
 
 def _varies(key: str, mappings: Sequence[Mapping[str, Any]]) -> bool:
-    values = {_comparable(mapping.get(key)) for mapping in mappings}
+    values = {canonical_text(mapping.get(key)) for mapping in mappings}
     return len(values) > 1
-
-
-def _comparable(value: Any) -> str:
-    """A text that equal values share."""
-    return json.dumps(plain_numbers(value), sort_keys=True, default=str)
 
 
 def point_text(result: Result) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from bild_lab.lab.schema.columns import to_json
 from bild_lab.lab.schema.formatting import counted, is_command, knob_label, point_label, short_name
 from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.schema.statistics import are_enough, best_at_loss, pareto_front
-from bild_lab.lab.store.hashing import plain_numbers
+from bild_lab.lab.store.hashing import canonical_text
 
 FEW = 12  # so many results are all selected
 WIDE = 8.0  # the largest ratio of latencies on a linear axis
@@ -309,9 +308,9 @@ def _comparable_key(
     """A text that equal settings with this metric share. further: what else must be equal. without:
     a key of the setting that may differ.
     """
-    compared = plain_numbers(to_json(setting))  # a temperature of 0 equals one of 0.0
+    compared = to_json(setting)
     compared.pop(without, None)
-    return json.dumps([compared, metric, *further], sort_keys=True, default=str)
+    return canonical_text([compared, metric, *further])
 
 
 def differing_keys(groups: Sequence[Group]) -> list[str]:
@@ -441,9 +440,8 @@ def differing_in(key: str, results: Sequence[Result]) -> list[dict[Any, Result]]
     for result in results:
         if result.is_baseline or not result.timed:
             continue
-        knobs = plain_numbers(dict(result.knobs))
         point_key = _comparable_key(
-            result.setting, result.quality.metric, result.policy, knobs, without=key
+            result.setting, result.quality.metric, result.policy, dict(result.knobs), without=key
         )
         group = groups.setdefault(point_key, {})
         group[result.setting.get(key)] = result

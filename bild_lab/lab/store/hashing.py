@@ -25,8 +25,12 @@ def content_hash(content: dict[str, Any]) -> str:
 
     The order of the keys does not matter, and 2.0 counts as 2.
     """
-    canonical = json.dumps(plain_numbers(content), sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+    return hashlib.sha256(canonical_text(content).encode()).hexdigest()[:12]
+
+
+def canonical_text(value: Any) -> str:
+    """JSON that equal values share: the order of keys does not matter, and 2.0 counts as 2."""
+    return json.dumps(plain_numbers(value), sort_keys=True, ensure_ascii=False, default=str)
 
 
 def plain_numbers(value: Any) -> Any:

@@ -26,7 +26,7 @@ from bild_lab.files import sync_folder, write_atomically
 from bild_lab.lab.schema.columns import from_json, to_json
 from bild_lab.lab.schema.examples import EXAMPLES, MeasuredExample
 from bild_lab.lab.schema.result import IDENTITY, TABLE, Failure, FailureCause, Result
-from bild_lab.lab.store.hashing import plain_numbers
+from bild_lab.lab.store.hashing import canonical_text
 
 CONFIG, RESULT, FAILURE = "config.yaml", "result.json", "failed.json"
 LEAST_FREE_BYTES = 2**20  # free on the disk that results go to
@@ -127,7 +127,7 @@ class Sweep:
         newest = {}  # measured again, for example with new weights
         for result in self.all_results():
             identity = [result.policy, result.knobs, result.composition, result.setting]
-            newest[json.dumps(plain_numbers(to_json(identity)), sort_keys=True)] = result
+            newest[canonical_text(to_json(identity))] = result
         return list(newest.values())
 
     def finished(self) -> list[Result]:

@@ -14,7 +14,13 @@ import pytest
 from bild_lab import files
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.lab.data.prompts import Continuation, Example
-from bild_lab.lab.store.hashing import content_hash, content_of, data_hash, file_hash
+from bild_lab.lab.store.hashing import (
+    canonical_text,
+    content_hash,
+    content_of,
+    data_hash,
+    file_hash,
+)
 
 
 def test_a_hash_depends_on_values_and_not_on_order() -> None:
@@ -25,6 +31,11 @@ def test_a_hash_depends_on_values_and_not_on_order() -> None:
 def test_a_whole_number_hashes_the_same_however_it_was_written() -> None:
     assert content_hash({"a": [2, {"b": 1}]}) == content_hash({"a": [2.0, {"b": 1.0}]})
     assert content_hash({"a": 2}) != content_hash({"a": 2.5})
+
+
+def test_equal_values_share_one_text_however_their_numbers_and_keys_were_written() -> None:
+    assert canonical_text({"b": (2.0,), "a": 0}) == canonical_text({"a": 0.0, "b": [2]})
+    assert canonical_text({"a": 2}) != canonical_text({"a": "2"})
 
 
 def test_data_is_known_by_prompts_references_and_what_later_turns_follow() -> None:
