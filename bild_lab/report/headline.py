@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log
 from statistics import mean
 
 from bild_lab.lab.schema.formatting import (
@@ -24,6 +23,7 @@ from bild_lab.lab.schema.statistics import (
     interval_of_best,
     mean_speedup_with_interval,
     mean_with_interval,
+    speedup_interval_of_best,
 )
 from bild_lab.lab.store.groups import (
     Group,
@@ -321,10 +321,14 @@ def _corrected_for_choice(group: Group, n_points: int, n_settings: int) -> str:
     """
     split, best = group.setting.split, group.best(1.0)
     speedup, quality = best.speedup, best.quality
-    value = speedup.value
-    log_bounds = (log(value), log(speedup.low or value), log(speedup.high or value))
-    low, high = interval_of_best(*log_bounds, n_points, best.counted_texts)
-    corrected = f"{group.label(best)} has {interval(exp(low), exp(high))}"
+    speedup_bounds = speedup_interval_of_best(
+        speedup.value,
+        speedup.low or speedup.value,
+        speedup.high or speedup.value,
+        n_points,
+        best.counted_texts,
+    )
+    corrected = f"{group.label(best)} has {interval(*speedup_bounds)}"
     if quality.difference_low is not None:
         bounds = interval_of_best(
             quality.difference,

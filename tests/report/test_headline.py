@@ -12,7 +12,7 @@ import pytest
 
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.statistics import interval_of_best
+from bild_lab.lab.schema.statistics import interval_of_best, speedup_interval_of_best
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.headline import best_group, headline, headline_sentences
 from bild_lab.report.phrases import reason_lines
@@ -209,6 +209,8 @@ def test_the_interval_of_a_choice_holds_for_the_best_of_all_points() -> None:
     few = interval_of_best(0, -1, 1, count, texts=20)
     assert few[1] == pytest.approx(3.512 * np.sqrt(20 / 19) / 1.96, rel=0.01)
     assert interval_of_best(1.5, 1.4, 1.7, 1, texts=10**7) == pytest.approx((1.4, 1.7))
+    of_speedup = speedup_interval_of_best(1.5, 1.2, 1.875, count, texts=10**7)
+    assert of_speedup[0] * of_speedup[1] == pytest.approx(1.5**2) and of_speedup[0] < 1.2
 
 
 def test_points_of_several_sampling_seeds_are_pooled_with_an_interval_over_the_seeds() -> None:

@@ -126,6 +126,16 @@ def interval_of_best(
     return value - widening * (value - low), value + widening * (high - value)
 
 
+def speedup_interval_of_best(
+    value: float, low: float, high: float, count: int, texts: int
+) -> tuple[float, float]:
+    """As `interval_of_best`, of a speedup: over the logarithms, as its interval is."""
+    log_low, log_high = interval_of_best(
+        math.log(value), math.log(low), math.log(high), count, texts
+    )
+    return math.exp(log_low), math.exp(log_high)
+
+
 def mean_with_interval(
     values: Sequence[float], count: int = 1
 ) -> tuple[float, float | None, float | None]:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from math import exp, log
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,8 +24,8 @@ from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.schema.statistics import (
     TOLERANCE,
     are_enough,
-    interval_of_best,
     mean_speedup_with_interval,
+    speedup_interval_of_best,
 )
 from bild_lab.lab.store.groups import data_title, differing_in, pair_title
 from bild_lab.lab.store.progress import read_commands
@@ -220,9 +219,8 @@ def _best_words(
         speedup, details = first["speedup"], []
         low, high = (None if pd.isna(first[end]) else first[end] for end in _SPEEDUP_ENDS)
         if n_points > 1 and None not in (low, high):
-            logarithms = (log(speedup), log(low), log(high))
             texts = int(_counted_texts(best).iloc[0])
-            low, high = map(exp, interval_of_best(*logarithms, n_points, texts))
+            low, high = speedup_interval_of_best(speedup, low, high, n_points, texts)
     words = f"{_label(first, rows)} {times(speedup)} {interval(low, high)}".strip()
     doubts = dict.fromkeys(disturbance(result) for result in results)
     return ", ".join(filter(None, [words, *details, *doubts]))
