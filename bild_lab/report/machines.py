@@ -17,21 +17,18 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.schema.formatting import (
     MISSING,
     counted,
-    interval,
     knob_label,
     number,
     short_name,
 )
-from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.groups import telling_knobs
 from bild_lab.report.matching import MatchedRuns, flat_setting, match_runs
 from bild_lab.report.provenance import disturbance
-from bild_lab.report.terminal import WIDTH
+from bild_lab.report.terminal import DISTURBED, WIDTH, speedup_text
 
 TABLE = "machines.csv"
 _MEDIAN = "\u25cf"
-_DISTURBED = "!"
 _LEGEND = (
     f"{_MEDIAN} the median run, of an even number the slower of the two in the middle; its 95 %"
     " interval is over its texts, the range over the runs. GB/s: read bandwidth of the device;"
@@ -115,13 +112,13 @@ def machines_table(points: Sequence[PointRuns]) -> Table:
         spread = counted(len(point.results), "run")
         if len(point.results) > 1:
             spread += f", {number(low)} to {number(high)}"
-        median_speedup = _speedup_text(point.median.speedup)
+        median_speedup = speedup_text(point.median.speedup)
         table.add_row("", Text(point.label), Text(median_speedup), "", "", spread, style="bold")
         for name, result in point.results.items():
-            mark = _DISTURBED if disturbance(result) else ""
+            mark = DISTURBED if disturbance(result) else ""
             cells = [
                 f"  {name}",
-                f"{mark}{_speedup_text(result.speedup)}",
+                f"{mark}{speedup_text(result.speedup)}",
                 _column_text("read_gb_per_s", result),
                 _column_text("eight_rows_cost", result),
                 _machine(result),
@@ -202,14 +199,10 @@ def runs_notes(points: Sequence[PointRuns]) -> list[str]:
     if disturbed:
         words = "; ".join(f"{name}: {reason}" for name, reason in disturbed.items())
         remarks.append(
-            f"{_DISTURBED} Do not rely on these timings: {words}. Measure them again"
+            f"{DISTURBED} Do not rely on these timings: {words}. Measure them again"
             " on a quiet machine."
         )
     return remarks
-
-
-def _speedup_text(speedup: Speedup) -> str:
-    return f"{number(speedup.value)} {interval(speedup.low, speedup.high)}".strip()
 
 
 def _column_text(name: str, result: Result) -> str:

@@ -46,8 +46,8 @@ from bild_lab.report.tables import (
 )
 
 WIDTH = 80
+DISTURBED = "!"  # before a speed that cannot be relied on
 _ON_FRONT = "\u25cf"
-_DISTURBED = "!"
 # the columns after the quality
 _NUMBERS = (
     "quality_difference",
@@ -132,7 +132,7 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
     legend = f"{_LEGEND} {_TESTED}" if tested else _LEGEND
     table.caption = Text(f"{legend} {_precisions(results)}".strip(), style="dim", justify="left")
     if any(disturbance(result) for result in results):
-        table.caption.append(f"\n{_DISTURBED} {_UNRELIABLE}", style="red")
+        table.caption.append(f"\n{DISTURBED} {_UNRELIABLE}", style="red")
     for failure in failures:
         message = f"{failure.point} {failure.error.type}: {failure.error.message}"
         if len(message) > _LONGEST_MESSAGE:  # failed.json has all of it
@@ -170,7 +170,7 @@ def category_table(results: Sequence[Result]) -> Table | None:
             texts = [
                 name,
                 number(category.n_examples, 0),
-                _speedup(category.speedup),
+                speedup_text(category.speedup),
                 number(category.tokens_per_s, 1),
                 number(category.tokens_per_target_call),
                 _share(category.acceptance_rate),
@@ -194,8 +194,8 @@ def _cells(group: Group, result: Result) -> list[Text]:
     on_front = any(result is front_result for front_result in group.front())
     speedup = "baseline"
     if not result.is_baseline:
-        mark = _DISTURBED if disturbance(result) else ""
-        speedup = f"{mark}{_speedup(result.speedup)}"
+        mark = DISTURBED if disturbance(result) else ""
+        speedup = f"{mark}{speedup_text(result.speedup)}"
     texts = [
         _ON_FRONT if on_front else "",
         f"{result.policy} {group.knob_label(result, ' ')}".strip(),
@@ -216,7 +216,8 @@ def _non_inferiority_text(tested: NonInferiority | None, enough: bool) -> Text:
     return Text(verdict if tested is None else f"{verdict}\n{number(tested.p_value, 3)}")
 
 
-def _speedup(speedup: Speedup) -> str:
+def speedup_text(speedup: Speedup) -> str:
+    """A speedup with its interval: `1.53 [1.48, 1.58]`."""
     return f"{number(speedup.value)} {interval(speedup.low, speedup.high)}".strip()
 
 
