@@ -41,7 +41,7 @@ from bild_lab.engine.methods.module_folder import (
 from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.layers import SPARE_ROWS
-from bild_lab.engine.models.native.stack import rotate
+from bild_lab.engine.models.native.stack import rotate, signed_sines
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import OutputSpec, Scores, Session, on_device
@@ -212,10 +212,8 @@ class DFlash(nn.Module):
 
     def _rotation(self, x: Tensor, positions: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines, [n, 1, dim] each."""
-        half = self.config.layers.head_dim // 2
         cos, sin = self._rotary(x[None], positions[None])
-        sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)  # signed so that a roll rotates
-        return cos[0, :, None], sin[0, :, None]
+        return cos[0, :, None], signed_sines(sin)[0, :, None]
 
     def _visible(
         self, layer: int, start: int, stop: int, device: torch.device

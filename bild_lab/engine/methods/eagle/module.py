@@ -43,7 +43,7 @@ from bild_lab.engine.methods.module_folder import (
     write_module,
 )
 from bild_lab.engine.models.checkpoint.vocabulary import biased
-from bild_lab.engine.models.native.stack import rotate
+from bild_lab.engine.models.native.stack import rotate, signed_sines
 from bild_lab.errors import UserError
 from bild_lab.files import FilePath
 
@@ -305,10 +305,8 @@ class Eagle(nn.Module):
 
     def _rotation(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines, [batch or 1, m, 1, dim] each."""
-        half = self.config.layer.head_dim // 2
         cos, sin = self._rotary(x, positions.reshape(-1, positions.shape[-1]))
-        sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)  # signed so that a roll rotates
-        return cos[:, :, None], sin[:, :, None]
+        return cos[:, :, None], signed_sines(sin)[:, :, None]
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight.shape, weight, self.config.layer.rms_norm_eps)

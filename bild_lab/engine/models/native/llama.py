@@ -26,6 +26,7 @@ from bild_lab.engine.models.native.stack import (
     Weight,
     layers_of,
     reader,
+    signed_sines,
 )
 
 # a layer's kind, as named in the configurations
@@ -184,14 +185,11 @@ class LlamaDecoder(Stack):
             return
         self._reached = max(256, 2 * positions)
         places = torch.arange(self._reached, device=self.embedding.device)
-        half = self.head_dim // 2
         for index, kind in enumerate(self._kinds):
             cos, sin = self._rotary(
                 self.embedding[:1], places[None], *([kind] if self._rotary_by_kind else [])
             )
-            # signed so that a roll rotates
-            sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
-            self._rotations[index] = cos[0], sin  # [n, head_dim]
+            self._rotations[index] = cos[0], signed_sines(sin[0])  # [n, head_dim]
 
     def views(
         self, rows: PlacedRows, layers: Sequence[int], masked: bool = True

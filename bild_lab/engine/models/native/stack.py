@@ -319,6 +319,12 @@ def rotate(
 ) -> Float[Tensor, "m heads dim"]:
     """Rotary position embedding.
 
-    Rolling by half the width swaps the halves; sin includes the sign.
+    Rolling by half the width swaps the halves; `signed_sines` have the sign that this needs.
     """
     return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
+
+
+def signed_sines(sin: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
+    """Sines as `rotate` takes them: negative in the first half."""
+    half = sin.shape[-1] // 2
+    return torch.cat([-sin[..., :half], sin[..., half:]], -1)
