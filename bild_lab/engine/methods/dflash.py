@@ -26,6 +26,7 @@ from bild_lab.engine.methods.drafter_fields import (
     is_count,
     is_switch,
     layer_config,
+    require_inner_layers,
     require_known,
     require_tokens_of,
 )
@@ -305,15 +306,11 @@ def load_dflash(target: LoadedModel, path: FilePath | None) -> DFlash:
     folder = released_folder(path, KIND, (KIND.weights,))
     dflash = read_dflash(folder)
     config, checkpoint = dflash.config, target.checkpoint
+    noun = f"the DFlash drafter {path}"
     text = checkpoint.config.get_text_config(decoder=True)
     sizes = {"target_size": text.hidden_size, "vocabulary": text.vocab_size}
-    require_made_for(checkpoint, config, sizes, f"the DFlash drafter {path}")
-    if max(config.target_layers) >= checkpoint.depth:
-        raise UserError(
-            f"the DFlash drafter {path} reads states after the layers {list(config.target_layers)}"
-            f" of its target, but these must lie before the last of {checkpoint.depth}; choose the"
-            " model that it was trained for"
-        )
+    require_made_for(checkpoint, config, sizes, noun)
+    require_inner_layers(config.target_layers, checkpoint.depth, noun)
     return dflash.to(target.device, target.dtype).eval().requires_grad_(False)
 
 

@@ -4,7 +4,7 @@ otherwise than it was trained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,17 @@ from bild_lab.engine.methods.module_folder import FolderKind
 from bild_lab.errors import UserError
 
 LAYER_KEYS = (
-    *(
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-    ),
-    *("rms_norm_eps", "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters"),
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
 )
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
 DERIVED_SIZES = ("num_key_value_heads", "head_dim")  # from the others, if they are missing
@@ -97,4 +99,15 @@ def require_tokens_of(vocabulary: int, d2t: Tensor, path: Path, kind: FolderKind
         raise UserError(
             f"{kind.noun} whose d2t gives tokens from {int(tokens.min())} to {int(tokens.max())} is"
             f" not known, as its vocab_size is {vocabulary}: {path}; {kind.remedy}"
+        )
+
+
+def require_inner_layers(layers: Sequence[int], depth: int, noun: str) -> None:
+    """Raise UserError for a drafter that reads states after the target's last layer, or beyond it:
+    Transformers gives those of the last one normed. depth: how many layers the target has.
+    """
+    if layers and max(layers) >= depth:
+        raise UserError(
+            f"{noun} reads states after the layers {list(layers)} of its target, but these must lie"
+            f" before the last of {depth}; choose the model that it was trained for"
         )

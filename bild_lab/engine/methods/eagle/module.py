@@ -30,6 +30,7 @@ from bild_lab.engine.methods.drafter_fields import (
     is_count,
     is_switch,
     layer_config,
+    require_inner_layers,
     require_known,
     require_tokens_of,
 )
@@ -357,12 +358,7 @@ def load_eagle(target: LoadedModel, path: FilePath | None, variant: str) -> Eagl
     require_made_for(
         checkpoint, config, {"target_size": text.hidden_size, "vocabulary": text.vocab_size}, noun
     )
-    if config.target_layers and max(config.target_layers) >= checkpoint.depth:
-        raise UserError(
-            f"{noun} reads states after the layers {list(config.target_layers)} of its target, but"
-            f" these must lie before the last of {checkpoint.depth}; choose the model that it was"
-            " trained for"
-        )
+    require_inner_layers(config.target_layers, checkpoint.depth, noun)
     return eagle.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
