@@ -122,16 +122,14 @@ class EagleSpec(ModuleSpec):
         """
         text = base.config.get_text_config(decoder=True)
         _, head = own_matrices(base)
-        third, known = (
-            self.variant == EAGLE3,
-            torch.tensor(range(text.vocab_size) if tokens is None else tokens),
-        )
+        is_eagle3 = self.variant == EAGLE3
+        known = torch.tensor(range(text.vocab_size) if tokens is None else tokens)
         config = EagleConfig(
             variant=self.variant,
             layer=layer_like(base.config),
             target_size=text.hidden_size,
-            target_layers=spread_layers(decoder_depth(base.config)) if third else (),
-            draft_vocabulary=len(known) if third else None,
+            target_layers=spread_layers(decoder_depth(base.config)) if is_eagle3 else (),
+            draft_vocabulary=len(known) if is_eagle3 else None,
             base=dict(origin),
         )
         eagle, generator = Eagle(config), torch.Generator().manual_seed(seed)
@@ -139,7 +137,7 @@ class EagleSpec(ModuleSpec):
             for weight in eagle.parameters():
                 if weight.ndim > 1:
                     weight.copy_(SPREAD * torch.randn(weight.shape, generator=generator))
-            if third:
+            if is_eagle3:
                 eagle.lm_head.weight.copy_(head[known.to(head.device)])
                 eagle.d2t.copy_(known - torch.arange(len(known)))
                 if why_not_native(base.config, torch.float32) is None:

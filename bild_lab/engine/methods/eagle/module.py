@@ -134,13 +134,14 @@ class Eagle(nn.Module):
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
         self.config, layer = config, config.layer
-        third, dim = config.variant == EAGLE3, layer.hidden_size
+        is_eagle3 = config.variant == EAGLE3
+        dim = layer.hidden_size
         fusion, attention = config.bias
-        states = config.target_size * (len(config.target_layers) if third else 1)
-        read = 2 * dim if third else dim  # what the attention reads
+        states = config.target_size * (len(config.target_layers) if is_eagle3 else 1)
+        read = 2 * dim if is_eagle3 else dim  # what the attention reads
         width = layer.num_attention_heads * layer.head_dim
         kv_width = layer.num_key_value_heads * layer.head_dim
-        self.fc = nn.Linear(states if third else states + dim, dim, bias=fusion)
+        self.fc = nn.Linear(states if is_eagle3 else states + dim, dim, bias=fusion)
         self.q_proj = nn.Linear(read, width, bias=attention)
         self.k_proj = nn.Linear(read, kv_width, bias=attention)
         self.v_proj = nn.Linear(read, kv_width, bias=attention)
@@ -152,7 +153,7 @@ class Eagle(nn.Module):
         if config.head_norms:
             self.q_norm = nn.Parameter(torch.ones(layer.head_dim))
             self.k_norm = nn.Parameter(torch.ones(layer.head_dim))
-        if third:
+        if is_eagle3:
             self.input_layernorm = nn.Parameter(torch.ones(dim))
             self.hidden_norm = nn.Parameter(torch.ones(dim))
             self.norm = nn.Parameter(torch.ones(dim))
@@ -322,7 +323,7 @@ def spread_layers(depth: int) -> tuple[int, int, int]:
     released = (2, depth // 2, depth - 3)
     if released[0] < released[1] < released[2]:
         return released
-    low, middle, high = (round(third * (depth - 1) / 3) for third in (1, 2, 3))
+    low, middle, high = (round(thirds * (depth - 1) / 3) for thirds in (1, 2, 3))
     return low, middle, high
 
 
@@ -417,41 +418,23 @@ def _config(folder: Path, weights: Mapping[str, Tensor], depth: int) -> EagleCon
     """The configuration of either format; what the weights show is taken from them."""
     with described_in(folder, KIND) as path:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        kind = values.get("speculators_model_type")
-        if kind not in (None, *VARIANTS):
-            other = "; use policy=dflash" if kind == "dflash" else " is not known"
-            raise UserError(f"{path} has speculators_model_type {kind}{other}; {KIND.remedy}")
-        layer = dict(values.get("transformer_layer_config", values))
-        if (layers := layer.get("num_hidden_layers", 1)) != 1:
-            raise UserError(f"an EAGLE has one layer, got {path} with {layers}; {KIND.remedy}")
-        sliding = "sliding_attention" in (layer.get("layer_types") or ())
-        require_known({"layer_types": sliding}, layer, path, KIND)
+        layer = _layer_fields(values, path)
         config = layer_config(layer, 1, path, KIND)
         require_known(_wrong_fields(values, layer, weights), {**layer, **values}, path, KIND)
-        known = values.get("draft_vocab_size") or config.vocab_size
-        fusion = weights["fc.weight"]
-        third = "hidden_norm" in weights
-        target_layers = tuple(_named_layers(values) or spread_layers(depth)) if third else ()
-        states = fusion.shape[1] if third else fusion.shape[1] - config.hidden_size
-        if third:
-            layer_states = states / len(target_layers)
-            wrong = {
-                AUX_LAYERS: layer_states % 1 != 0,
-                "target_hidden_size": values.get("target_hidden_size") not in (None, layer_states),
-            }
-            require_known(wrong, values, path, KIND)
+        is_eagle3 = _is_eagle3(weights)
+        target_layers = tuple(_named_layers(values) or spread_layers(depth)) if is_eagle3 else ()
+        fused = weights["fc.weight"].shape[1]
+        target_size = (
+            _state_width(fused, target_layers, values, path)
+            if is_eagle3
+            else fused - config.hidden_size  # the rest is the embedding's
+        )
     return EagleConfig(
-        variant=EAGLE3 if third else EAGLE,
+        variant=EAGLE3 if is_eagle3 else EAGLE,
         layer=config,
-        target_size=states // len(target_layers) if third else states,
+        target_size=target_size,
         target_layers=target_layers,
-        draft_vocabulary=(
-            weights["lm_head.weight"].shape[0]
-            if "lm_head.weight" in weights
-            else known
-            if third
-            else None
-        ),
+        draft_vocabulary=_draft_vocabulary(values, weights, config.vocab_size),
         bias=("fc.bias" in weights, "q_proj.bias" in weights),
         normed_residual=bool(values.get("norm_before_residual", False)),
         state_norm=_state_norm(weights),
@@ -460,6 +443,52 @@ def _config(folder: Path, weights: Mapping[str, Tensor], depth: int) -> EagleCon
         embeds="embed_tokens" in weights,
         base=values.get("base") or {},
     )
+
+
+def _is_eagle3(weights: Mapping[str, Tensor]) -> bool:
+    return "hidden_norm" in weights
+
+
+def _layer_fields(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The fields of the decoder layer. Raises UserError for those of another drafter, of more
+    layers than one, and of a layer with a sliding window.
+    """
+    drafter = values.get("speculators_model_type")
+    if drafter not in (None, *VARIANTS):
+        other = "; use policy=dflash" if drafter == "dflash" else " is not known"
+        raise UserError(f"{path} has speculators_model_type {drafter}{other}; {KIND.remedy}")
+    layer = dict(values.get("transformer_layer_config", values))
+    if (layers := layer.get("num_hidden_layers", 1)) != 1:
+        raise UserError(f"an EAGLE has one layer, got {path} with {layers}; {KIND.remedy}")
+    sliding = "sliding_attention" in (layer.get("layer_types") or ())
+    require_known({"layer_types": sliding}, layer, path, KIND)
+    return layer
+
+
+def _state_width(
+    fused: int, target_layers: Sequence[int], values: Mapping[str, Any], path: Path
+) -> int:
+    """How wide the states after one of the target's layers are. fused: width of all that EAGLE-3
+    fuses. Raises UserError for fields that say something else.
+    """
+    width = fused / len(target_layers)
+    wrong = {
+        AUX_LAYERS: not width.is_integer(),
+        "target_hidden_size": values.get("target_hidden_size") not in (None, width),
+    }
+    require_known(wrong, values, path, KIND)
+    return int(width)
+
+
+def _draft_vocabulary(
+    values: Mapping[str, Any], weights: Mapping[str, Tensor], vocabulary: int
+) -> int | None:
+    """How many tokens the drafter's own head knows; None without one."""
+    if "lm_head.weight" in weights:
+        return weights["lm_head.weight"].shape[0]
+    if not _is_eagle3(weights):
+        return None
+    return values.get("draft_vocab_size") or vocabulary
 
 
 def _named_layers(values: Mapping[str, Any]) -> Any:
@@ -471,7 +500,7 @@ def _wrong_fields(
     values: Mapping[str, Any], layer: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> dict[str, bool]:
     """Which fields have no known form, or say something else than the weights."""
-    third, named = "hidden_norm" in weights, _named_layers(values)
+    is_eagle3, named = _is_eagle3(weights), _named_layers(values)
     norms = {
         flag: not is_switch(values.get(flag))
         or (flag in values and bool(values[flag]) != (_state_norm(weights) == state_norm))
@@ -483,9 +512,9 @@ def _wrong_fields(
         AUX_LAYERS: named is not None and not are_layers(named),
         "norm_before_residual": not is_switch(values.get("norm_before_residual")),
         "norm_output": not is_switch(values.get("norm_output")),
-        **(norms if third else {}),
+        **(norms if is_eagle3 else {}),
         "attention_bias": bool(layer.get("attention_bias")) and "q_proj.bias" not in weights,
-        "draft_vocab_size": third
+        "draft_vocab_size": is_eagle3
         and known is not None
         and (not is_count(known) or (head is not None and known != head.shape[0])),
         "base": not isinstance(values.get("base") or {}, Mapping),
