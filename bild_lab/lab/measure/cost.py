@@ -217,7 +217,7 @@ def _t5_dimensions(config: PreTrainedConfig) -> Dimensions:
 
 def _llama_dimensions(config: PreTrainedConfig) -> Dimensions:
     dim, hidden, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    head_dim = getattr(config, "head_dim", None) or dim // config.num_attention_heads
+    head_dim = llama.head_width(config)
     queries = config.num_attention_heads * head_dim
     cached = 2 * config.num_key_value_heads * head_dim
     return Dimensions(

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.models.native import cpu
+from bild_lab.engine.models.native.llama import head_width
 from bild_lab.engine.models.native.packed_pass import KernelDecoder
 from bild_lab.engine.models.native.quantized_matrix import for_pytorch
 from bild_lab.engine.models.native.stack import Stack
@@ -47,7 +48,7 @@ def why_unfit_for_gpu(config: PreTrainedConfig) -> str | None:
         dim, head_dim, normed_heads = config.d_model, config.d_kv, False
     else:
         dim = config.hidden_size
-        head_dim = getattr(config, "head_dim", None) or dim // config.num_attention_heads
+        head_dim = head_width(config)
         normed_heads = config.model_type in ("qwen3", "gemma3_text")
     if dim % COLUMNS:
         return f"its width, {dim}, is no multiple of {COLUMNS}"

@@ -59,10 +59,8 @@ def cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int, sourc
     if config.is_encoder_decoder:
         layers, width = config.num_decoder_layers, config.num_heads * config.d_kv
     else:
-        head_dim = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        layers, width, source = config.num_hidden_layers, config.num_key_value_heads * head_dim, 0
+        width = config.num_key_value_heads * llama.head_width(config)
+        layers, source = config.num_hidden_layers, 0
     return 2 * layers * width * (tokens + SPARE_ROWS + source) * dtype.itemsize
 
 

@@ -130,7 +130,7 @@ class LlamaDecoder(Stack):
         )
         family, kinds = FAMILIES[config.model_type], layer_kinds(config)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        head_dim = head_width(config)
         embedding = weights.table("model.embed_tokens.weight")
         embedding_scale = 1.0
         if family.scaled_embedding:  # rounded to the precision of the weights, as Transformers does
@@ -224,6 +224,11 @@ def norm_factor(config: PreTrainedConfig, weight: Float[Tensor, " dim"]) -> Floa
     if not FAMILIES[config.model_type].zero_centred:
         return weight
     return 1.0 + weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+
+
+def head_width(config: PreTrainedConfig) -> int:
+    """How wide an attention head of a decoder-only model is, which not every configuration says."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def layer_kinds(config: PreTrainedConfig) -> tuple[str, ...]:
