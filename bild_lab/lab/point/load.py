@@ -1,4 +1,6 @@
-"""Decoding from Python: `bild_lab.load(...)` and `decoder.generate(...)`."""
+"""Decoding from Python, `bild_lab.load(...)`, and how a policy's decoder is built: its models on
+their engine, its method of parts, its processors and stop strings.
+"""
 
 from __future__ import annotations
 
@@ -356,54 +358,33 @@ def load_model(
         Checkpoint(path, revision, trust_remote_code, allow_pickles=allow_pickles)
     )
     if bits == "gguf":
-        if not isinstance(checkpoint, GgufCheckpoint):
-            raise UserError(
-                f"weights=gguf keeps the blocks of a GGUF file, got {path}; give one, or set 8, 4"
-                " or null"
-            )
-        _ = checkpoint.kernel_blocks
+        _require_gguf_blocks(checkpoint)
     if engine in ("kernels", "native") and device_map is not None:
         raise UserError(
             "a target that is spread over devices runs on hf; set runtime.engine=hf or auto"
         )
-    reason = None if engine == "hf" else why_not_native(checkpoint.config, dtype)
-    if engine in ("kernels", "native") and reason is not None:
-        raise UserError(f"{path} cannot run natively, as {reason}; set runtime.engine=hf or auto")
+    why_hf = None if engine == "hf" else why_not_native(checkpoint.config, dtype)
+    if engine in ("kernels", "native") and why_hf is not None:
+        raise UserError(f"{path} cannot run natively, as {why_hf}; set runtime.engine=hf or auto")
     where = torch.device(device)
-    if engine != "hf" and reason is None:
+    if engine != "hf" and why_hf is None:
         if engine == "kernels" and compile != "false":
             raise UserError("the kernels need no compiler; set runtime.compile=false")
-        wants_native = engine == "native" or compile != "false"
-        if wants_native:
-            lacking = "native was asked for"
-        elif engine == "auto" and where.type == "cuda":  # until they are measured on one
-            lacking = "those of a GPU run only where they are asked for"
-        else:
-            lacking = why_no_kernels(where, dtype, checkpoint.config)
+        lacking = _why_without_kernels(engine, compile, checkpoint, where, dtype)
         if engine == "kernels" and lacking is not None:
-            remedies = ["runtime.engine=auto"] if bits != "gguf" else []
-            if where.type == "cuda" and dtype not in GPU_PRECISIONS:
-                remedies.append("runtime.dtype=bfloat16")
-            remedy = " or ".join(remedies) or "runtime.weights=null"
+            remedy = _remedy_for_kernels(bits, where, dtype)
             raise UserError(f"the kernels cannot run: {lacking}; set {remedy}")
         if bits != "gguf" or lacking is None:
             module = HuggingFaceModel(checkpoint, where, dtype)
             return NativeModel(
                 module, compile == "true", lacking is None, bits, compile == "graphs"
             )
-        reason = lacking
+        why_hf = lacking
     if bits is not None:
-        remedy = "runtime.weights=null pair.draft_weights=null"
-        if (
-            bits == "gguf"
-            and where.type == "cuda"
-            and why_not_native(checkpoint.config, dtype) is None
-        ):
-            precision = "" if dtype in GPU_PRECISIONS else " runtime.dtype=bfloat16"
-            remedy = f"runtime.engine=kernels{precision}"
         raise UserError(
             f"only our own decoders run weights={bits}, gguf the kernels alone, and they cannot run"
-            f" {path}{f', as {reason}' if reason else ''}; set {remedy}"
+            f" {path}{f', as {why_hf}' if why_hf else ''};"
+            f" set {_remedy_for_weights(bits, checkpoint, where, dtype)}"
         )
     if compile == "true":
         raise UserError(
@@ -412,6 +393,46 @@ def load_model(
     if device_map is not None:
         return SpreadModel(checkpoint, where, dtype, device_map)
     return HuggingFaceModel(checkpoint, where, dtype)
+
+
+def _require_gguf_blocks(checkpoint: Checkpoint) -> None:
+    """Raise UserError unless this is a GGUF file whose blocks the kernels know."""
+    if not isinstance(checkpoint, GgufCheckpoint):
+        raise UserError(
+            f"weights=gguf keeps the blocks of a GGUF file, got {checkpoint.path}; give one, or set"
+            " 8, 4 or null"
+        )
+    _ = checkpoint.kernel_blocks
+
+
+def _why_without_kernels(
+    engine: str, compile: str, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    """Why our own decoder of this model runs without kernels; None: they run it."""
+    if engine == "native" or compile != "false":
+        return "native was asked for"
+    if engine == "auto" and device.type == "cuda":  # until they are measured on one
+        return "those of a GPU run only where they are asked for"
+    return why_no_kernels(device, dtype, checkpoint.config)
+
+
+def _remedy_for_kernels(bits: int | str | None, device: torch.device, dtype: torch.dtype) -> str:
+    """What to set where kernels were asked for and cannot run."""
+    remedies = ["runtime.engine=auto"] if bits != "gguf" else []
+    if device.type == "cuda" and dtype not in GPU_PRECISIONS:
+        remedies.append("runtime.dtype=bfloat16")
+    return " or ".join(remedies) or "runtime.weights=null"
+
+
+def _remedy_for_weights(
+    bits: int | str, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
+) -> str:
+    """What to set where nothing here runs weights of these bits."""
+    on_gpu = device.type == "cuda"
+    if bits == "gguf" and on_gpu and why_not_native(checkpoint.config, dtype) is None:
+        precision = "" if dtype in GPU_PRECISIONS else " runtime.dtype=bfloat16"
+        return f"runtime.engine=kernels{precision}"
+    return "runtime.weights=null pair.draft_weights=null"
 
 
 def build_method(policy: DictConfig, models: dict[str, Callable[[], Any]]) -> Method:
