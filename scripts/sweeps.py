@@ -104,7 +104,7 @@ def predict(cfg: DictConfig) -> None:
 
     Raises UserError for bad input.
     """
-    from bild_lab.lab.measure.prediction import best_window, read_profile
+    from bild_lab.lab.measure.profile import best_window, read_profile
     from bild_lab.lab.schema.formatting import knob_label
     from bild_lab.lab.store.groups import telling_knobs
 

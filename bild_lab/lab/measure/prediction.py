@@ -3,37 +3,23 @@
 Speculative decoding is predicted by Theorem 3.8, predictive pipelined decoding by Theorem 4.1. Each
 step from theory to measured time adds one cost. The parts of a point's time come from decoding with
 clocks, as shares, and are applied to the timed seconds: the waits of a traced pass, and a machine
-that was slower in it, do not count. A profile says how drafts were accepted, for others to read,
-and `best_window` predicts from it.
+that was slower in it, do not count.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, chain, pairwise
-from pathlib import Path
-from statistics import fmean
-from typing import Any
+from dataclasses import dataclass, replace
 
-from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.ppd.theory import expected_compute, expected_latency
-from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.theory import walltime_improvement
-from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError
 from bild_lab.lab.measure.timing import Timed, token_count, total_s
-from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder
-from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.point.decoder import BASELINE, METHOD
 from bild_lab.lab.schema.numbers import Pipeline, Prediction
 from bild_lab.lab.schema.result import Result
 
-PROFILE, PROFILE_SCHEMA = "speculation_profile.json", "1.0"
-# whether shorter drafts are the beginnings of longer ones
-EXTRAPOLATES, MEASURED = "chain_analytic", "measured_per_k"
 FIXED_WINDOW_SHARE = 0.9  # a window is fixed if at least this share of drafts has one length
 
 
@@ -54,10 +40,8 @@ def predict(
     pace = total_s(method) / sum(stages_s.values())
     stages_s = {stage: pace * seconds for stage, seconds in stages_s.items()}
     traces = [text.trace for text in method]
-    calls, drafted = (
-        sum(trace.target_calls for trace in traces),
-        sum(trace.drafted for trace in traces),
-    )
+    calls = sum(trace.target_calls for trace in traces)
+    drafted = sum(trace.drafted for trace in traces)
     step_s = target_step_s(baseline, stages_s)
     if not calls or not drafted or step_s is None:
         return None
@@ -176,10 +160,8 @@ def pipeline_summary(
 
 def pipeline_units(logs: Sequence[PipelineLog]) -> Pipeline:
     """The units of texts that were decoded with the same knobs, without speedups."""
-    tokens, matches = (
-        sum(log.tokens for log in logs),
-        [matched for log in logs for matched in log.matches],
-    )
+    tokens = sum(log.tokens for log in logs)
+    matches = [matched for log in logs for matched in log.matches]
     # p̂, over the tokens that have a successor
     rate = sum(matches) / len(matches) if matches else None
     # no rate if all texts have one token; it has no effect
@@ -241,156 +223,3 @@ def _costs(result: Result) -> tuple[float, float] | None:
     drafting = stages["draft"] / round_s
     round_tokens = predicted.rounds / (predicted.host - predicted.rounds * drafting)  # D + V
     return predicted.cost_ratio, round_tokens * (1 - drafting)
-
-
-def speculation_profile(
-    result: Result, examples: Sequence[MeasuredExample], decoder: Decoder
-) -> dict[str, Any]:
-    """How a point's drafts were accepted: the content of `speculation_profile.json`.
-
-    The fields and their meaning are those of schema 1.0 of NVIDIA Model-Optimizer's pull request
-    2247, as it stood open in September 2026
-    (examples/specdec_bench/specdec_bench/speculation_profile.py): an acceptance length counts the
-    tokens that a verification emitted, the target's own among them, marginal rate i is the share of
-    verified drafts of which the first i + 1 tokens were accepted, conditional rate i the same among
-    those of which the first i were: where a draft ended counts as a rejection. After an accepted
-    token that ends the text the target's own is not emitted, so the mean length may be less than 1
-    plus all marginal rates. Not known from there, and so ours: what a checkpoint's dictionary holds,
-    the names of methods, the verification "tree", and all of `measurement_conditions`.
-    """
-    lengths = [acceptance_lengths(example) for example in examples]
-    accepted = Counter(
-        example_round.accepted
-        for example in examples
-        for example_round in example.rounds
-        if example_round.next_token is not None
-    )
-    histogram, counts, setting = (
-        Counter(chain.from_iterable(lengths)),
-        result.counts,
-        result.setting,
-    )
-    if not histogram or not counts.drafted:
-        note = f"policy {result.policy} recorded no verified drafts"
-        return {"schema_version": PROFILE_SCHEMA, "measured": False, "note": note}
-    longest, steps = len(counts.judged_by_position), histogram.total()
-    marginal = [
-        sum(count for accepted_tokens, count in accepted.items() if accepted_tokens > i) / steps
-        for i in range(longest)
-    ]
-    by_category: dict[str, list[int]] = defaultdict(list)
-    for example, accept_lengths in zip(examples, lengths, strict=True):
-        by_category[example.category or ""] += accept_lengths
-    method, rule = decoder.method, (result.facts or {}).get("acceptance")
-    lossless = method.lossless(Sampling(setting.temperature))
-    verification = "block" if rule == "BlockVerification" else "longest_prefix"
-    if isinstance(method, DraftThenVerify) and method.drafter.drafts_trees:
-        verification = "tree"
-    alike = (
-        isinstance(getattr(method, "drafter", None), ModelDrafter)
-        and lossless
-        and verification == "longest_prefix"
-    )
-    target, *drafts = (
-        {"id": "/".join(model.checkpoint.path.strip("/").split("/")[-2:])}
-        for model in decoder.models
-    )
-    mean = sum(length * count for length, count in histogram.items()) / steps
-    return {
-        "schema_version": PROFILE_SCHEMA,
-        "measured": True,
-        "method": result.policy,
-        "draft_checkpoint": drafts[0] if drafts else None,
-        "target_model": target,
-        "num_speculative_tokens": longest,
-        "block_size": None,
-        "max_supported_k": longest,
-        "verification_method": verification,
-        "conditional_accept_rates": [
-            rate / previous_rate if previous_rate else 0.0
-            for previous_rate, rate in pairwise([1.0, *marginal])
-        ],
-        "marginal_accept_rates": marginal,
-        "mean_accept_length": mean,
-        "mean_accept_length_per_request": fmean(
-            fmean(accept_lengths) for accept_lengths in lengths if accept_lengths
-        ),
-        "accept_length_model": EXTRAPOLATES if alike else MEASURED,
-        "accept_length_by_k": {str(longest): mean},
-        "acceptance_length_histogram": {
-            str(length): histogram[length] for length in sorted(histogram)
-        },
-        "per_category": {
-            name: {"mean_accept_length": fmean(accept_lengths), "num_steps": len(accept_lengths)}
-            for name, accept_lengths in by_category.items()
-            if name and accept_lengths
-        }
-        or None,
-        "measurement_conditions": {
-            **{key: setting.get(key) for key in ("dataset", "split", "dtype", "hardware")},
-            "num_samples": len(examples),
-            "concurrency": setting.batch,
-            "osl": setting["decoding"]["max_new_tokens"],
-            **{key: setting["decoding"][key] for key in ("temperature", "top_k", "top_p")},
-            **{
-                "engine": result.engine,
-                "knobs": dict(result.knobs),
-                "acceptance_rule": rule,
-                "lossless": lossless,
-            },
-            "certificate": None if result.certificate is None else asdict(result.certificate),
-        },
-        "validation": None,
-    }
-
-
-def acceptance_lengths(example: MeasuredExample) -> list[int]:
-    """How many tokens each verification of a text emitted."""
-    lengths = [
-        example_round.accepted + 1
-        for example_round in example.rounds
-        if example_round.next_token is not None
-    ]
-    unverified = sum(
-        example_round.accepted
-        for example_round in example.rounds
-        if example_round.next_token is None
-    )
-    # more than the text has where an accepted token ended it
-    if lengths and sum(lengths) + unverified > len(example.token_ids):
-        lengths[-1] -= 1
-    return lengths
-
-
-def read_profile(folder: Path) -> Mapping[str, Any] | None:
-    """The profile in a point's folder; None without a measured one.
-
-    Raises UserError if it cannot be read.
-    """
-    file = folder / PROFILE
-    if not file.is_file():
-        return None
-    try:
-        profile = json.loads(file.read_bytes())
-        return profile if profile["measured"] and profile["marginal_accept_rates"] else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{file} cannot be read: {error!r}; remove it, or measure with resume=false"
-        ) from error
-
-
-def best_window(profile: Mapping[str, Any], cost_ratio: float) -> tuple[int, float] | None:
-    """The draft length that promises most, up to the measured one, and how many times as fast it is
-    as that.
-
-    Theorem 3.8's time of a round, with the measured marginal rates in place of powers of α. None
-    where shorter drafts are not the beginnings of longer ones.
-    """
-    if profile["accept_length_model"] != EXTRAPOLATES:
-        return None
-    tokens = accumulate(profile["marginal_accept_rates"], initial=1.0)
-    speeds = [
-        expected_tokens / (length * cost_ratio + 1) for length, expected_tokens in enumerate(tokens)
-    ]
-    best = max(range(len(speeds)), key=speeds.__getitem__)
-    return best, speeds[best] / speeds[-1]

@@ -16,7 +16,7 @@ from bild_lab.engine.protocols import External, Method, Replays, Served
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.lab.measure.machine import bandwidth_facts, row_cost_facts
-from bild_lab.lab.measure.prediction import PROFILE, speculation_profile
+from bild_lab.lab.measure.profile import PROFILE, speculation_profile
 from bild_lab.lab.measure.score import result_of
 from bild_lab.lab.measure.summary import is_too_noisy, log_probability, require_no_nan
 from bild_lab.lab.measure.timing import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.measure.prediction import (
+from bild_lab.lab.measure.profile import (
     PROFILE,
     acceptance_lengths,
     best_window,
