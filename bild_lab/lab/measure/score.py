@@ -96,22 +96,13 @@ def result_of(
             for name, timed_texts in timed.items()
         }
         summary = summarize(examples, timed, point.seed)
-        questions = questions_of([example.id for example in examples])
-        answered_questions = [questions[index] for index in answered_indices(timed)]
-        answered_timed, answered_likelihoods = _answered(timed, likelihoods)
-        scores, scores_by_example = score_all(
-            point.scoring,
-            examples,
-            texts,
-            point.seed,
-            tuple(
-                token_stats(timed.get(name), (likelihoods or {}).get(name))
-                for name in (METHOD, BASELINE)
-            ),
-        )
+        quality_fields, scores_by_example = _scored(point, examples, timed, texts, likelihoods)
         cost = None
         if point.batch == 1:  # the texts of a batch share what a forward reads
             cost = decoding_costs(timed, DTYPES[point.setting["dtype"]].itemsize)
+        certificate = None
+        if certificates is not None:
+            certificate = count_verdicts(certificates, decoder.method.lossless(point.sampling))
         result = Result(
             point=point.id,
             name=point.name,
@@ -121,24 +112,9 @@ def result_of(
             setting=Setting(point.setting),
             facts={**point.facts, "parameters": parameters_of(decoder)},
             same_as_baseline=point.same_as_baseline,
-            quality=scores.pop(point.scoring.lead),
-            further_qualities=scores,
-            change=change_of(
-                answered_timed,
-                answered_likelihoods,
-                point.sampling.greedy,
-                point.seed,
-                conversations_of(answered_questions),
-            ),
+            **quality_fields,
             **summary,
-            agreement_with_target=(
-                agreement(answered_timed) if baseline_is_target(point) else None
-            ),
-            certificate=(
-                None
-                if certificates is None
-                else count_verdicts(certificates, decoder.method.lossless(point.sampling))
-            ),
+            certificate=certificate,
             **truncation_rates(timed, texts, requests),
             **_engine_facts(point),
             baseline_loop_share=baseline_loop_share,
@@ -157,6 +133,44 @@ def result_of(
         spans_of_example = spans[index] if index < len(spans) else ()
         rows[index] = with_trace(rows[index], example.prompt, spans_of_example, decoder.pieces)
     return result, rows
+
+
+def _scored(
+    point: Point,
+    examples: Sequence[Example],
+    timed: TimedTexts,
+    texts: Mapping[str, Sequence[str]],
+    likelihoods: Mapping[str, Sequence[float]] | None,
+) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    """Fields of a Result: the quality by every metric, and how far texts are the baseline's and the
+    target's. Beside them the scores of each example.
+    """
+    scores, scores_by_example = score_all(
+        point.scoring,
+        examples,
+        texts,
+        point.seed,
+        tuple(
+            token_stats(timed.get(name), (likelihoods or {}).get(name))
+            for name in (METHOD, BASELINE)
+        ),
+    )
+    questions = questions_of([example.id for example in examples])
+    answered_questions = [questions[index] for index in answered_indices(timed)]
+    answered_timed, answered_likelihoods = _answered(timed, likelihoods)
+    fields = {
+        "quality": scores.pop(point.scoring.lead),
+        "further_qualities": scores,
+        "change": change_of(
+            answered_timed,
+            answered_likelihoods,
+            point.sampling.greedy,
+            point.seed,
+            conversations_of(answered_questions),
+        ),
+        "agreement_with_target": agreement(answered_timed) if baseline_is_target(point) else None,
+    }
+    return fields, scores_by_example
 
 
 def _answered(
