@@ -21,7 +21,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     import torch
 
     from bild_lab.benchmark.bench import Bench, Models
+    from bild_lab.benchmark.peer_methods import Peer
+    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+    from bild_lab.lab.data.dataset_spec import DatasetSpec
+    from bild_lab.lab.data.prompts import Example
 
 WANTED = (
     "shapes, all of them, or a pair are needed; python scripts/bench.py t5_small llama_12, python"
@@ -89,22 +93,17 @@ def pair_bench(
 
     files: the target in GGUF files, for llama.cpp and for our kernels.
     """
-    from bild_lab.benchmark.bench import bench_of, peer_methods
-    from bild_lab.benchmark.peer_methods import LlamaCpp, Peer
+    from bild_lab.benchmark.bench import bench_of
+    from bild_lab.benchmark.peer_methods import LlamaCpp
     from bild_lab.engine.request import Limits, Request
-    from bild_lab.engine.stop import before_stop
     from bild_lab.engine.vocabularies import in_vocabulary_of
     from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.data.prompts import cut_sources
-    from bild_lab.lab.metrics.quality import Scoring
-    from bild_lab.lab.metrics.text_metrics import PASS_AT_1, needs_references
-    from bild_lab.lab.point.load import build_method, load_model
+    from bild_lab.lab.point.load import load_model
 
-    pair, decoding = (
-        typed(PairSpec, cfg.pair, "pair"),
-        typed(DecodingSpec, cfg.decoding, "decoding"),
-    )
+    pair = typed(PairSpec, cfg.pair, "pair")
+    decoding = typed(DecodingSpec, cfg.decoding, "decoding")
     runtime = typed(RuntimeSpec, cfg.runtime, "runtime")
     target = loaded(pair.target, pair.target_revision, device, dtype, runtime)
     checkpoint = target[0].checkpoint
@@ -125,13 +124,28 @@ def pair_bench(
                 source, Limits(len(source.prompt), decoding.max_new_tokens, checkpoint.end_tokens)
             )
         )
-    # as OpenVINO wants it
-    shared = draft is not None and draft[0].checkpoint.vocabulary == checkpoint.vocabulary
-    peer_builders = (
-        peer_methods(checkpoint, draft[0].checkpoint if shared else None, dtype)
-        if peers and not policy
-        else {}
-    )
+    peer_builders = pair_peers(cfg, target, draft, dtype, policy) if peers or policy else {}
+    gguf_models = {}
+    for file in files:
+        model = load_model(file, None, str(device), dtype, "kernels", bits="gguf")
+        gguf_models[f"kernels_{model.checkpoint.precision}"] = model
+        peer_builders[f"llama_cpp_{model.checkpoint.precision}"] = partial(
+            LlamaCpp, target[1], file
+        )
+    judge = judge_of(dataset, examples, checkpoint, pair.target_language, decoding.stop)
+    return bench_of(name, target, draft, tuple(requests), peer_builders, gguf_models, judge)
+
+
+def pair_peers(
+    cfg: DictConfig, target: Models, draft: Models | None, dtype: torch.dtype, policy: bool
+) -> dict[str, Callable[[], Peer]]:
+    """What makes the engines of others for a pair. policy: that of the configuration alone. Raises
+    UserError if this is one of our methods.
+    """
+    from bild_lab.benchmark.bench import peer_methods
+    from bild_lab.benchmark.peer_methods import Peer
+    from bild_lab.lab.point.load import build_method
+
     if policy:
         models = {"target": target[1], **({} if draft is None else {"draft": draft[1]})}
         method = build_method(cfg.policy, {key: partial(models.get, key) for key in models})
@@ -140,30 +154,41 @@ def pair_bench(
                 f"the benchmark has our methods, got policy={cfg.policy.name}; give a peer's or"
                 " none"
             )
-        peer_builders[cfg.policy.name] = lambda: method
-    gguf_models = {}
-    for file in files:
-        model = load_model(file, None, str(device), dtype, "kernels", bits="gguf")
-        gguf_models[f"kernels_{model.checkpoint.precision}"] = model
-        peer_builders[f"llama_cpp_{model.checkpoint.precision}"] = partial(
-            LlamaCpp, target[1], file
-        )
-    judge, metric = None, dataset.scored[0]
-    if needs_references(metric) and metric != PASS_AT_1:  # which would run programs
-        scoring = Scoring((metric,), writing=dataset.writing(pair.target_language))
-        scoring = scoring.fitted([example.references for example in examples])
+        return {cfg.policy.name: lambda: method}
+    checkpoint = target[0].checkpoint
+    # as OpenVINO wants it
+    shared = draft is not None and draft[0].checkpoint.vocabulary == checkpoint.vocabulary
+    return peer_methods(checkpoint, draft[0].checkpoint if shared else None, dtype)
 
-        def judge(texts: Sequence[Sequence[int]]) -> float:
-            decoded = [
-                checkpoint.tokenizer.decode(token_ids, skip_special_tokens=True)
-                for token_ids in texts
-            ]
-            words = [before_stop(text, decoding.stop).strip() for text in decoded]
-            return scoring.score_outputs(
-                words, None, [example.references for example in examples], 0
-            )[metric].score.value
 
-    return bench_of(name, target, draft, tuple(requests), peer_builders, gguf_models, judge)
+def judge_of(
+    dataset: DatasetSpec,
+    examples: Sequence[Example],
+    checkpoint: Checkpoint,
+    target_language: str | None,
+    stop: Sequence[str],
+) -> Callable[[Sequence[Sequence[int]]], float] | None:
+    """The quality of the examples' texts, given as tokens, by the dataset's first metric; None for
+    one that needs no references, and for one that would run programs.
+    """
+    from bild_lab.engine.stop import before_stop
+    from bild_lab.lab.metrics.quality import Scoring
+    from bild_lab.lab.metrics.text_metrics import PASS_AT_1, needs_references
+
+    metric = dataset.scored[0]
+    if not needs_references(metric) or metric == PASS_AT_1:
+        return None
+    references = [example.references for example in examples]
+    scoring = Scoring((metric,), writing=dataset.writing(target_language)).fitted(references)
+
+    def judge(texts: Sequence[Sequence[int]]) -> float:
+        decoded = [
+            checkpoint.tokenizer.decode(token_ids, skip_special_tokens=True) for token_ids in texts
+        ]
+        words = [before_stop(text, stop).strip() for text in decoded]
+        return scoring.score_outputs(words, None, references, 0)[metric].score.value
+
+    return judge
 
 
 def loaded(
@@ -285,22 +310,18 @@ def chosen(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
 
 
 def main() -> None:
-    words, overrides = (
-        [word for word in sys.argv[1:] if ("=" in word) == is_override]
-        for is_override in (False, True)
-    )
+    words = [word for word in sys.argv[1:] if "=" not in word]
+    overrides = [word for word in sys.argv[1:] if "=" in word]
     status_line.enter("loading libraries")
     import torch  # late: it takes seconds to load
 
     from bild_lab.benchmark.bench import (
         SHAPES,
-        decoding_seconds,
         forward_costs,
         long_texts,
         run,
         shape_seconds,
         synthetic_bench,
-        weight_bytes,
         why_without_peers,
     )
     from bild_lab.engine.models.device import DTYPES, resolve_device
@@ -356,14 +377,7 @@ def main() -> None:
         with benchmark as bench:
             rounds = ROUNDS_OF_A_PAIR if shape is None else shape.rounds
             if shape is None and not long:
-                tokens = sum(request.limits.max_new_tokens for request in bench.requests)
-                lasting = decoding_seconds(
-                    weight_bytes(bench), tokens, rounds, len(bench.methods), bandwidth
-                )
-                about = f"about {roughly(lasting)}"
-                console.print(
-                    escape(f"{bench.shape}: {counted(len(bench.requests), 'text')}, {about}")
-                )
+                say_what_it_takes(bench, rounds, bandwidth)
             status_line.enter(f"timing {bench.shape}, {len(bench.methods)} methods")
             if long:
                 rows += long_texts(bench, ROUNDS_OF_A_PROMPT, synchronize)
@@ -371,19 +385,36 @@ def main() -> None:
             rows += run(bench, rounds, synchronize)
             costs += forward_costs(bench, synchronize)
     machine = {**environment(device), "busy_percent": busy, "read_gb_per_s": bandwidth}
-    path = Path("outputs", cfg.name, "long.json" if long else "bench.json")
     content = {"environment": machine, "rows": rows} | ({} if long else {"forwards": costs})
+    path = Path("outputs", cfg.name, "long.json" if long else "bench.json")
     write_atomically(path, json.dumps(content, indent=2).encode())
     output.print(long_table(rows) if long else table(rows))
     output.print(f"the machine reads {bandwidth:.1f} GB/s")
     if long:
-        lines = io.StringIO(newline="")
-        writer = csv.DictWriter(lines, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-        write_atomically(path.with_suffix(".csv"), lines.getvalue().encode())
+        write_atomically(path.with_suffix(".csv"), csv_text(rows).encode())
     what = "long.csv too" if long else "and the cost of a forward by query and context length"
     output.print(f"{path} contains these rows, {what}")
+
+
+def say_what_it_takes(bench: Bench, rounds: int, gb_per_s: float) -> None:
+    """How many texts a pair decodes, and about how long that takes."""
+    from bild_lab.benchmark.bench import decoding_seconds, weight_bytes
+    from bild_lab.lab.schema.formatting import counted
+    from bild_lab.lab.store.progress import roughly
+
+    tokens = sum(request.limits.max_new_tokens for request in bench.requests)
+    seconds = decoding_seconds(weight_bytes(bench), tokens, rounds, len(bench.methods), gb_per_s)
+    texts = counted(len(bench.requests), "text")
+    console.print(escape(f"{bench.shape}: {texts}, about {roughly(seconds)}"))
+
+
+def csv_text(rows: Sequence[dict]) -> str:
+    """The rows as CSV, with the keys of the first as its columns."""
+    lines = io.StringIO(newline="")
+    writer = csv.DictWriter(lines, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return lines.getvalue()
 
 
 if __name__ == "__main__":
