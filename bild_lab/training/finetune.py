@@ -373,14 +373,7 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     require_room([example.length for example in (*train, *validation)], start.config)
     cut_answers = sum(not example.complete for example in train)
     if cut_answers and launched().is_main:
-        log.warning(
-            "%s: %d of %d answers have more tokens than train.max_target_tokens=%d; they are cut and"
-            " have no end token, so raise it to learn where they end",
-            job.title,
-            cut_answers,
-            len(train),
-            recipe.max_target_tokens,
-        )
+        _warn_of_cut_answers(job, cut_answers, len(train))
     model = start.model(tokenizer)
     if arguments.device.type == "cpu":
         # the fused kernel's backward pass is slower for short sentences
@@ -398,37 +391,19 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     # a target may end its answers with tokens that its drafter does not know as ends
     ends = {*special.end, *(int(example.answer[-1]) for example in train if example.complete)}
     settings = greedy_settings(recipe.max_target_tokens, ends, special.pad, special.start)
-    evaluator, distillation = None, None
-    if job.teaching.loss is not None:
-        dtype = torch.bfloat16 if recipe.in_bfloat16 else torch.float32
-        distillation = Distillation(
-            teaching=job.teaching,
-            teacher=on_engine(job.teacher, arguments.device, dtype),
-            collate=collate,
-            end_tokens=frozenset(ends),
-            longest=recipe.max_target_tokens,
-            seed=recipe.seed,
-        )
-        if job.teaching.data != "answers":
-            # first, as on a GPU the module of Transformers then shares its weights
-            distillation.teacher.load()
+    evaluator = None
     if validation:
-        references, size = (
-            [example.references for example in job.validation],
-            recipe.evaluation_batch_size,
+        evaluator = Evaluator(
+            references=[example.references for example in job.validation],
+            examples=validation,
+            metric=job.metric,
+            tokenizer=tokenizer,
+            collate=collate,
+            batch_size=recipe.evaluation_batch_size,
+            settings=settings,
+            writing=job.fitting,
+            cut=job.cut,
         )
-        judged = (
-            references,
-            validation,
-            job.metric,
-            tokenizer,
-            collate,
-            size,
-            settings,
-            job.fitting,
-            job.cut,
-        )
-        evaluator = Evaluator(*judged)
     use_cache = model.config.use_cache  # the Trainer turns it off
 
     def save(place: Path) -> None:
@@ -455,8 +430,41 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
             "cut_by_length": cut_answers,
         },
         save=save,
-        distillation=distillation,
+        distillation=_distillation(job, collate, frozenset(ends), arguments.device),
     )
+
+
+def _warn_of_cut_answers(job: FinetuningJob, cut: int, answers: int) -> None:
+    log.warning(
+        "%s: %d of %d answers have more tokens than train.max_target_tokens=%d; they are cut and"
+        " have no end token, so raise it to learn where they end",
+        job.title,
+        cut,
+        answers,
+        job.recipe.max_target_tokens,
+    )
+
+
+def _distillation(
+    job: FinetuningJob, collate: Collator, end_tokens: frozenset[int], device: torch.device
+) -> Distillation | None:
+    """How the teacher takes part in the loss; None if it does not."""
+    recipe, teaching = job.recipe, job.teaching
+    if teaching.loss is None:
+        return None
+    dtype = torch.bfloat16 if recipe.in_bfloat16 else torch.float32
+    distillation = Distillation(
+        teaching=teaching,
+        teacher=on_engine(job.teacher, device, dtype),
+        collate=collate,
+        end_tokens=end_tokens,
+        longest=recipe.max_target_tokens,
+        seed=recipe.seed,
+    )
+    if teaching.data != "answers":
+        # first, as on a GPU the module of Transformers then shares its weights
+        distillation.teacher.load()
+    return distillation
 
 
 def _tokenizer(job: FinetuningJob, folder: TrainingFolder) -> PreTrainedTokenizerBase:
