@@ -175,35 +175,49 @@ def compare_point(
     reason = _why_not_comparable(pair)
     if not answered:
         reason = reason or "of every text one side's server failed to give it"
-    latency = baseline_latency = relative_latency = None
+    answered_questions = [questions[place] for place in answered]
+    latency_ratios = {"latency_ratio": None, "baseline_latency_ratio": None}
     if not reason:
-        seconds_a, seconds_b = a.latency_s(answered), b.latency_s(answered)
-        baseline_a, baseline_b = a.baseline_s(answered), b.baseline_s(answered)
-        conversations = conversations_of([questions[place] for place in answered])
-        ratio = partial(_ratio, conversations=conversations, clocks=[pair.a, pair.b])
-        baseline_latency = ratio([baseline_b], [baseline_a])
-        relative_latency = ratio([seconds_b, baseline_a], [seconds_a, baseline_b])
-        same_baseline = set(differences([pair])) <= METHOD_KEYS
-        if relative_latency is not None and same_baseline:
-            latency = relative_latency
-        else:
-            latency = ratio([seconds_b], [seconds_a])
+        latency_ratios = _latency_ratios(pair, a, b, answered, conversations_of(answered_questions))
     return PointComparison(
         pair=pair,
         n_examples=len(keys),
         n_decoded=(len(by_key_a), len(by_key_b)),
         speedups=(a.speedup, b.speedup),
-        latency_ratio=latency,
-        baseline_latency_ratio=baseline_latency,
+        **latency_ratios,
         not_compared_reason=reason,
         metric_comparisons=tuple(
             _compare_metric(metric, a, b, margin if place == 0 else None)
             for place, metric in enumerate((pair.a.setting.metric, *further))
         ),
-        relative_latency_ratio=relative_latency,
-        enough_answered=_are_enough([questions[place] for place in answered]),
+        enough_answered=_are_enough(answered_questions),
         clock_is_known=pair.a.clock_is_known and pair.b.clock_is_known,
     )
+
+
+def _latency_ratios(
+    pair: MatchedPoint,
+    a: _Side,
+    b: _Side,
+    answered: Sequence[int],
+    conversations: Sequence[int] | None,
+) -> dict[str, Speedup | None]:
+    """Fields of a PointComparison: how long B took in times of A. answered: places of the examples
+    that both sides have texts of. conversations: of these.
+    """
+    ratio = partial(_ratio, conversations=conversations, clocks=[pair.a, pair.b])
+    seconds_a, seconds_b = a.latency_s(answered), b.latency_s(answered)
+    baseline_a, baseline_b = a.baseline_s(answered), b.baseline_s(answered)
+    relative_latency = ratio([seconds_b, baseline_a], [seconds_a, baseline_b])
+    same_baseline = set(differences([pair])) <= METHOD_KEYS
+    latency = relative_latency
+    if relative_latency is None or not same_baseline:
+        latency = ratio([seconds_b], [seconds_a])
+    return {
+        "latency_ratio": latency,
+        "baseline_latency_ratio": ratio([baseline_b], [baseline_a]),
+        "relative_latency_ratio": relative_latency,
+    }
 
 
 def _are_enough(ids: Sequence[str]) -> bool:
