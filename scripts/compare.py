@@ -11,7 +11,9 @@ format=spec_bench prints Spec-Bench's own table of one sweep: python scripts/com
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 from rich.markup import escape
@@ -21,6 +23,10 @@ from bild_lab.lab.config.command_line import words_as_list
 from bild_lab.lab.config.compose import hydra_main
 from bild_lab.lab.config.console import output, status_line
 from bild_lab.lab.config.entrypoint import refusing, run_application
+
+if TYPE_CHECKING:
+    from bild_lab.report.matching import MatchedPoint
+    from bild_lab.report.paired_comparison import PointComparison
 
 PAIRS, MACHINES, SPEC_BENCH = "pairs", "machines", "spec_bench"
 
@@ -94,8 +100,6 @@ def compare(cfg: DictConfig) -> None:
     # imported late: drawing and scoring libraries take seconds, and bad input should not wait for
     # them
     from bild_lab.lab.point.identity import sweep_folder
-    from bild_lab.lab.schema.examples import read_examples
-    from bild_lab.lab.store.inputs import SharedTexts, shared_texts
     from bild_lab.lab.store.records import Sweep, require_writable
     from bild_lab.report.comparison import (
         comparison_table,
@@ -105,23 +109,12 @@ def compare(cfg: DictConfig) -> None:
         write_comparison,
     )
     from bild_lab.report.matching import differences, match_points
-    from bild_lab.report.paired_comparison import compare_point
 
     folder = sweep_folder(cfg)
     require_writable(folder)
     status_line.enter("comparing")
     matching = match_points(*(Sweep(Path(name).expanduser()).finished() for name in names))
-    texts: dict[str, SharedTexts] = {}  # by the data of both, which most points share
-    compared, why = [], ""
-    for pair in matching.pairs:
-        keys = ("dataset", "split", "data", "n_examples")
-        data_key = str([side.setting.get(key) for side in (pair.a, pair.b) for key in keys])
-        if data_key not in texts:
-            texts[data_key] = shared_texts(pair.a, pair.b)
-        shared = texts[data_key]
-        why = why or shared.why
-        examples = (read_examples(side.folder) for side in (pair.a, pair.b))
-        compared.append(compare_point(pair, *examples, shared.references, shared.keys, cfg.margin))
+    compared, why = compared_points(matching.pairs, cfg.margin)
     if all(comparison.quality.difference is not None for comparison in compared):
         why = ""
     remarks = notes(
@@ -135,6 +128,30 @@ def compare(cfg: DictConfig) -> None:
     for remark in remarks:
         output.print(escape(remark))
     output.print(f"{folder}/compare.html and compare.csv contain this comparison")
+
+
+def compared_points(
+    pairs: Sequence[MatchedPoint], margin: float | None
+) -> tuple[list[PointComparison], str]:
+    """Every pair compared over the examples that both have, and why references are not known, for
+    the first pair without them; empty if they are known. margin: as in `compare_point`.
+    """
+    from bild_lab.lab.schema.examples import read_examples
+    from bild_lab.lab.store.inputs import SharedTexts, shared_texts
+    from bild_lab.report.paired_comparison import compare_point
+
+    texts: dict[str, SharedTexts] = {}  # by the data of both, which most points share
+    compared, why = [], ""
+    for pair in pairs:
+        keys = ("dataset", "split", "data", "n_examples")
+        data_key = str([side.setting.get(key) for side in (pair.a, pair.b) for key in keys])
+        if data_key not in texts:
+            texts[data_key] = shared_texts(pair.a, pair.b)
+        shared = texts[data_key]
+        why = why or shared.why
+        examples = (read_examples(side.folder) for side in (pair.a, pair.b))
+        compared.append(compare_point(pair, *examples, shared.references, shared.keys, margin))
+    return compared, why
 
 
 @hydra_main("compare")
