@@ -46,6 +46,7 @@ from bild_lab.lab.config.console import console, output, status_line
 from bild_lab.lab.config.entrypoint import run_application
 
 if TYPE_CHECKING:
+    from bild_lab.papers.runs.machine import Machine
     from bild_lab.papers.runs.steps import Step
 
 FLAGS = ("true", "false")
@@ -241,17 +242,8 @@ def main() -> None:
         return
     options = parse(sys.argv[1:])
     status_line.enter("reading the experiments")
-    from bild_lab.papers.runs.machine import (
-        describe_placement,
-        has_known_sizes,
-        machine_of,
-        needs_of,
-        placement_of,
-    )
-    from bild_lab.papers.runs.needs import describe_needs, downloads, gpu_hours_of
-    from bild_lab.papers.runs.paper_runs import unverified
-    from bild_lab.papers.runs.step_processes import command_line
-    from bild_lab.papers.runs.step_runs import plan, run_steps, submit_steps
+    from bild_lab.papers.runs.machine import machine_of
+    from bild_lab.papers.runs.step_runs import run_steps, submit_steps
 
     machine = machine_of(options.gpu, options.force, options.gpus, options.processes)
     steps, left_out = steps_with_access(options, machine.gated)
@@ -277,6 +269,22 @@ def main() -> None:
         ):
             raise SystemExit(1)
         return
+    print_plan(steps, machine)
+
+
+def print_plan(steps: Sequence[Step], machine: Machine) -> None:
+    """Each step with its command and its needs on this machine, and the needs of all together."""
+    from bild_lab.papers.runs.machine import (
+        describe_placement,
+        has_known_sizes,
+        needs_of,
+        placement_of,
+    )
+    from bild_lab.papers.runs.needs import describe_needs, downloads, gpu_hours_of
+    from bild_lab.papers.runs.paper_runs import unverified
+    from bild_lab.papers.runs.step_processes import command_line
+    from bild_lab.papers.runs.step_runs import plan
+
     needed, known_hours, unknown = [], [], []
     for place, (step, status) in enumerate(plan(steps, machine), 1):
         step_needs = needs_of(step, machine)
