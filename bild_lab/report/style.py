@@ -29,14 +29,16 @@ from bild_lab.lab.store.groups import FEW, LOW, Group
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B97F00", "#9A6BE0")
 MARKERS = (  # of matplotlib and of plotly
-    *(
-        ("o", "circle"),
-        ("s", "square"),
-        ("^", "triangle-up"),
-        ("D", "diamond"),
-        ("v", "triangle-down"),
-    ),
-    *(("P", "cross"), ("p", "pentagon"), ("*", "star"), ("h", "hexagon"), ("<", "triangle-left")),
+    ("o", "circle"),
+    ("s", "square"),
+    ("^", "triangle-up"),
+    ("D", "diamond"),
+    ("v", "triangle-down"),
+    ("P", "cross"),
+    ("p", "pentagon"),
+    ("*", "star"),
+    ("h", "hexagon"),
+    ("<", "triangle-left"),
     (">", "triangle-right"),
 )
 

@@ -19,8 +19,16 @@ PART_OF_VALUE = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,\[\]'"]+"""
 CONSOLE_COMMAND = "bild-lab"  # how commands begin where the package is installed
 MULTIRUN = ("-m", "--multirun")
 VALUED_OPTIONS = (
-    *("--cfg", "-c", "--package", "-p", "--config-path", "-cp"),
-    *("--config-name", "-cn", "--config-dir", "-cd"),
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--config-dir",
+    "-cd",
 )
 FLAGS = (
     "--hydra-help",

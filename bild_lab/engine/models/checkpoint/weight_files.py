@@ -28,8 +28,18 @@ SAFE = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
 ORDER = (*SAFE, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
 INDEX_SUFFIX = ".index.json"
 SUFFIXES = (
-    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl"),
-    *(".gguf", ".h5", ".msgpack", ".onnx", ".ot", INDEX_SUFFIX),
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".pkl",
+    ".gguf",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".ot",
+    INDEX_SUFFIX,
 )
 ADAPTER = "adapter_config.json"
 # how torch.distributed.checkpoint names its files
