@@ -86,12 +86,12 @@ class Drafter(Protocol):
 
 
 class Acceptance(Protocol):
-    """Decides how much of a draft is accepted. Row 0 of logits scores the root's next token, row
-    i+1 node i's.
+    """Decides how much of a draft is accepted.
 
-    This is the base of all rules, which need only write what they change. needs: fields of the
-    draft that its drafter must fill. required_outputs: what it needs of the target's forward,
-    besides what the drafter needs. greedy_only: it has no rule for sampled texts.
+    Row 0 of the logits scores the token after the root, row i + 1 the token after node i. This is
+    the base of all rules, which need only write what they change.
+    needs: fields of the draft that its drafter must fill. required_outputs: what it needs of the
+    target's forward, besides what the drafter needs. greedy_only: it has no rule for sampled texts.
     """
 
     accepts_trees: bool

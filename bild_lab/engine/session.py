@@ -410,7 +410,7 @@ class Model(Protocol):
 
     @property
     def engine(self) -> str:
-        """native or hf."""
+        """What runs its forwards: kernels, native or hf."""
 
     def start(
         self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS

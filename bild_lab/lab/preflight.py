@@ -229,8 +229,8 @@ def share_graph_regime(config: DictConfig, points: Sequence[DictConfig]) -> None
     """Run all points of a sweep without CUDA graphs if one of its policies has to, by an override
     of every point.
 
-    Else those with graphs and those without would be two planes that cannot be compared. Where
-    `runtime.compile` is given or swept over, it stays.
+    Else points with graphs and points without would stand side by side, whose speeds cannot be
+    compared. Where `runtime.compile` is given or swept over, it stays.
     """
     if any(str(point.runtime.compile) != "auto" for point in points):
         return
