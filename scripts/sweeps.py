@@ -45,6 +45,7 @@ from bild_lab.lab.config.entrypoint import refusing, run_application
 from bild_lab.lab.schema.formatting import counted
 
 if TYPE_CHECKING:
+    from bild_lab.lab.schema.result import Result
     from bild_lab.lab.store.records import Sweep
 
 
@@ -104,7 +105,6 @@ def predict(cfg: DictConfig) -> None:
 
     Raises UserError for bad input.
     """
-    from bild_lab.lab.measure.profile import best_window, read_profile
     from bild_lab.lab.schema.formatting import knob_label
     from bild_lab.lab.store.groups import telling_knobs
 
@@ -118,7 +118,8 @@ def predict(cfg: DictConfig) -> None:
             "best_window",
             "its_gain",
         ]
-        text, table = io.StringIO(newline=""), Table(*(title.replace("_", " ") for title in titles))
+        text = io.StringIO(newline="")
+        table = Table(*(title.replace("_", " ") for title in titles))
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(titles)
         results = sweep.results()
@@ -126,16 +127,7 @@ def predict(cfg: DictConfig) -> None:
             if result.is_baseline:
                 continue
             knobs = " ".join(f"{knob} {value}" for knob, value in result.knobs.items())
-            numbers = [
-                result.counts.tokens_per_target_call,
-                result.counts.acceptance_rate,
-                result.speedup.value,
-            ]
-            profile, cost = (
-                read_profile(result.folder),
-                result.prediction and result.prediction.cost_ratio,
-            )
-            numbers += (profile and cost is not None and best_window(profile, cost)) or (None, None)
+            numbers = predicted_numbers(result)
             writer.writerow([result.policy, knobs, *numbers])
             label = knob_label(result, telling_knobs(result, results), " ")
             table.add_row(
@@ -147,6 +139,24 @@ def predict(cfg: DictConfig) -> None:
         write_atomically(file, text.getvalue().encode())
         output.print(table)
         output.print(f"{file} contains these rows; predicted, not measured")
+
+
+def predicted_numbers(result: Result) -> list[float | None]:
+    """Tokens per call, acceptance rate and speedup of a point, and its best window with what this
+    gains; None for what is not known.
+    """
+    from bild_lab.lab.measure.profile import best_window, read_profile
+
+    best = None
+    profile = read_profile(result.folder)
+    if profile is not None and result.prediction is not None:
+        best = best_window(profile, result.prediction.cost_ratio)
+    return [
+        result.counts.tokens_per_target_call,
+        result.counts.acceptance_rate,
+        result.speedup.value,
+        *(best or (None, None)),
+    ]
 
 
 def list_runs(cfg: DictConfig) -> None:
