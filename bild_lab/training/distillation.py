@@ -292,32 +292,22 @@ class Distillation:
 
         Of all their tokens also the target's log-probabilities.
         """
-        device, teaching, requests = model.device, self.teaching, []
+        device, teaching = model.device, self.teaching
         drafter = InTraining(
             "the drafter", module=model, loaded_tokenizer=self.teacher.checkpoint.tokenizer
         )
         models = (self.teacher, on_engine(drafter, device, self.teacher.dtype))
-        rule = (
-            SpeculativeSampling()
-            if teaching.rollback == 0
-            else Rollback(teaching.rollback or math.inf)
-        )
+        rule = SpeculativeSampling()
+        if teaching.rollback != 0:
+            rule = Rollback(teaching.rollback or math.inf)
         method = DraftThenVerify(
             models[0], ModelDrafter(models[1], teaching.window, teaching.fallback), rule
         )
         lengths = [loaded.session_positions for loaded in models]
-        positions = [length for length in lengths if length is not None]
-        for example in examples:
-            ids = example.prompt.tolist()
-            source = self.teacher.source(ids)
-            # what is learned is read whole
-            read = len(source.prompt) - (source.encoder_ids is not None)
-            longest = min([self.longest, *(limit - read for limit in positions)])
-            limits = Limits(
-                len(source.prompt), longest, self.end_tokens, min(positions, default=None)
-            )
-            generator = torch.Generator(device).manual_seed(hash((self.seed, step, *ids)) % 2**63)
-            requests.append(Request(source, limits, Sampling(teaching.temperature), generator))
+        positions = min((length for length in lengths if length is not None), default=None)
+        requests = [
+            self._request(example.prompt.tolist(), positions, step, device) for example in examples
+        ]
         # a drafter whose sessions differ writes other texts, which are verified
         self.teacher.admit(method.draft_shape)
         together = Batch(auto_batch_size(method, models, requests, len(requests)))
@@ -331,3 +321,19 @@ class Distillation:
         ]
         del texts  # whole distributions are large
         return written, logits.float().log_softmax(-1)
+
+    def _request(
+        self, prompt: list[int], positions: int | None, step: int, device: torch.device
+    ) -> Request:
+        """To decode a text in place of an answer. positions: how many tokens the models can read;
+        None: any number.
+        """
+        source = self.teacher.source(prompt)
+        longest = self.longest
+        if positions is not None:
+            # what is learned is read whole
+            read = len(source.prompt) - (source.encoder_ids is not None)
+            longest = min(longest, positions - read)
+        limits = Limits(len(source.prompt), longest, self.end_tokens, positions)
+        generator = torch.Generator(device).manual_seed(hash((self.seed, step, *prompt)) % 2**63)
+        return Request(source, limits, Sampling(self.teaching.temperature), generator)
