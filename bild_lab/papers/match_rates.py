@@ -8,7 +8,7 @@ figure written.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, product
 from pathlib import Path
@@ -359,15 +359,7 @@ def match_rates(cfg: DictConfig) -> None:
         **{f"dataset.{key}": value for key, value in asdict(dataset).items()},
         "data": data_hash(examples),
     }
-    if (file := folder / METRICS).is_file():
-        try:
-            stored_settings = dict(json.loads(file.read_text(encoding="utf-8"))["settings"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{file} does not describe match rates; choose another name=NAME, or remove the"
-                " folder"
-            ) from error
-        require_same_settings(folder, "match rates", stored_settings, settings, MOVED)
+    require_same_rates(folder, settings)
     requests = decoder.requests([example.prompt for example in examples], longest)
     with progress_bar() as bar:
         task = bar.add_task("texts", total=len(requests))
@@ -380,6 +372,22 @@ def match_rates(cfg: DictConfig) -> None:
             " texts"
         )
     )
+
+
+def require_same_rates(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Raise UserError if the folder has match rates of other settings, or rates that cannot be
+    read.
+    """
+    file = folder / METRICS
+    if not file.is_file():
+        return
+    try:
+        stored_settings = dict(json.loads(file.read_text(encoding="utf-8"))["settings"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file} does not describe match rates; choose another name=NAME, or remove the folder"
+        ) from error
+    require_same_settings(folder, "match rates", stored_settings, settings, MOVED)
 
 
 def target_of(cfg: DictConfig) -> LoadedModel:
