@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 ROWS, INDEX, KEY = "rows.bin", "index.jsonl", "record.json"
 OPEN_FILES = 65_536  # a block of rows that is read holds its file open, and shells allow 1,024
 
-Row = Shaped[Tensor, "1 width"]
+RowValues = Shaped[Tensor, "1 width"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class RecordedRow:
     """A row of a text. parent: the number of the node before it, 0 for the prompt. kind: what the
     row is.
     """
@@ -45,7 +45,7 @@ class Entry:
     parent: int
     token: int
     kind: str
-    row: Row
+    values: RowValues
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,18 @@ class SavedRows:
     forwards: dict[str, int]
     checksum: int
 
-    def tensors(self, content: Shaped[Tensor, " bytes"]) -> list[Entry]:
+    def tensors(self, content: Shaped[Tensor, " bytes"]) -> list[RecordedRow]:
         """The rows, given the block's bytes. They share its memory."""
-        entries, start = [], 0
+        rows, start = [], 0
         for parent, token, place in self.order:
             kind, dtype, width = self.kinds[place]
             end = start + width * (precision := getattr(torch, dtype)).itemsize
-            entries.append(Entry(parent, token, kind, content[start:end].view(precision)[None]))
+            rows.append(RecordedRow(parent, token, kind, content[start:end].view(precision)[None]))
             start = end
-        return entries
+        return rows
 
 
-class Store:
+class RecordStore:
     """The record of one model in a folder, which is made at the first text that is saved.
 
     key: what the rows depend on: weights, precision, engine, code. limit_bytes: of all rows, from
@@ -108,13 +108,13 @@ class Store:
         blocks = (block for text in texts for block in self._blocks.get(text, ()))
         return sum((Counter(block.forwards) for block in blocks), Counter())
 
-    def read(self, text: str) -> list[list[Entry]]:
+    def read(self, text: str) -> list[list[RecordedRow]]:
         """The saved rows of a text, block by block.
 
         They are read from the disk when they are used.
         """
         blocks = self._blocks.get(text, [])
-        entries = []
+        rows_of_blocks = []
         for place, block in enumerate(blocks):
             content = self._content(block)
             if checksum(block.order, [content.numpy()]) != block.checksum:
@@ -123,10 +123,10 @@ class Store:
                 )
                 self._forget_from(text, place)
                 break
-            entries.append(block.tensors(content))
-        return entries
+            rows_of_blocks.append(block.tensors(content))
+        return rows_of_blocks
 
-    def read_newest(self, text: str) -> list[Entry]:
+    def read_newest(self, text: str) -> list[RecordedRow]:
         """The rows of the last block of a text.
 
         They are read from the disk when they are used.
@@ -134,22 +134,22 @@ class Store:
         block = self._blocks[text][-1]
         return block.tensors(self._content(block))
 
-    def append(self, text: str, entries: Sequence[Entry], forwards: Mapping[str, int]) -> None:
+    def append(self, text: str, rows: Sequence[RecordedRow], forwards: Mapping[str, int]) -> None:
         """Save new rows of a text, and have them survive a kill and a power cut."""
         kinds = {
-            entry.kind: (
-                entry.kind,
-                str(entry.row.dtype).removeprefix("torch."),
-                entry.row.shape[1],
+            row.kind: (
+                row.kind,
+                str(row.values.dtype).removeprefix("torch."),
+                row.values.shape[1],
             )
-            for entry in entries
+            for row in rows
         }
         names = list(kinds)
-        order = [(entry.parent, entry.token, names.index(entry.kind)) for entry in entries]
-        content = [entry.row.contiguous().view(torch.uint8).numpy() for entry in entries]
+        order = [(row.parent, row.token, names.index(row.kind)) for row in rows]
+        content = [row.values.contiguous().view(torch.uint8).numpy() for row in rows]
         block = SavedRows(
             self._end,
-            sum(row.nbytes for row in content),
+            sum(values.nbytes for values in content),
             list(kinds.values()),
             order,
             dict(forwards),

@@ -40,7 +40,7 @@ from bild_lab.engine.session import (
     as_rows,
 )
 from bild_lab.errors import UserError
-from bild_lab.screening.record_store import Entry, Store
+from bild_lab.screening.record_store import RecordedRow, RecordStore
 from bild_lab.screening.recorded_text import (
     HEAD_INPUT,
     LOGITS,
@@ -65,7 +65,7 @@ class RecordedModel:
     """
 
     def __init__(
-        self, model: LoadedModel, store: Store | None = None, memory_bytes: float = inf
+        self, model: LoadedModel, store: RecordStore | None = None, memory_bytes: float = inf
     ) -> None:
         self.model, self.store = model, store
         # once: Transformers copies a configuration
@@ -115,7 +115,7 @@ class RecordedModel:
             return
         for name, text in self._texts.pop(greenlet.getcurrent(), {}).items():
             if text.new:
-                self._save_new(name, text, text.entries() if self._takes(name, text) else [])
+                self._save_new(name, text, text.new_rows() if self._takes(name, text) else [])
             text.clear()
 
     def keep_within_memory(self, name: str, text: RecordedText) -> None:
@@ -127,18 +127,18 @@ class RecordedModel:
         texts_in_use = sum(map(len, self._texts.values()))
         if self.store is None or text.memory_bytes <= self._memory_bytes / texts_in_use:
             return
-        entries = text.entries()
-        if entries and self._save_new(name, text, entries):
+        rows = text.new_rows()
+        if rows and self._save_new(name, text, rows):
             text.release(self.store.read_newest(name))
         else:
-            text.release([entry if is_short(entry) else None for entry in entries])
+            text.release([row if is_short(row) else None for row in rows])
 
-    def _save_new(self, name: str, text: RecordedText, entries: Sequence[Entry]) -> bool:
+    def _save_new(self, name: str, text: RecordedText, rows: Sequence[RecordedRow]) -> bool:
         """Save a text's new rows, given as they are saved, or count what they took if the store does
         not take them.
         """
-        if entries and self._takes(name, text):
-            self.store.append(name, entries, text.forwards)
+        if rows and self._takes(name, text):
+            self.store.append(name, rows, text.forwards)
             text.block_count += 1
             return True
         self._dropped_forwards.setdefault(name, Counter()).update(text.forwards)
@@ -166,9 +166,9 @@ class RecordedModel:
         return text_name(source) in self._dropped_forwards
 
 
-def is_short(entry: Entry) -> bool:
+def is_short(row: RecordedRow) -> bool:
     """Whether the row is a state, not scores of a vocabulary."""
-    return entry.kind.startswith(STATE) or entry.kind == HEAD_INPUT
+    return row.kind.startswith(STATE) or row.kind == HEAD_INPUT
 
 
 def text_name(source: Source, prefix: Prefix | None = None) -> str:

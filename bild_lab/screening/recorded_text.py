@@ -12,7 +12,7 @@ from torch import Tensor
 from bild_lab.engine.draft import Tree, common_prefix
 from bild_lab.engine.sampling import most_likely, precise
 from bild_lab.engine.session import OutputSpec, Rows, Scores, Session
-from bild_lab.screening.record_store import Entry, Row
+from bild_lab.screening.record_store import RecordedRow, RowValues
 
 LOGITS, HEAD_INPUT = "logits", "head_input"
 STATE = "state before the head of "  # and a kind of scores, which the head makes of it
@@ -35,7 +35,7 @@ class RecordedNode:
     def __init__(self, parent: RecordedNode | None, token: int, number: int) -> None:
         self.parent, self.token, self.number = parent, token, number
         self.children: dict[int, RecordedNode] = {}
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, RowValues] = {}
         self._choice: tuple[int, float] | None = None
 
     def has(self, kind: str) -> bool:
@@ -81,7 +81,7 @@ class RecordedText:
         start: int,
         device: torch.device,
         open_session: Callable[[], Session],
-        blocks: Sequence[Sequence[Entry]] = (),
+        blocks: Sequence[Sequence[RecordedRow]] = (),
         depth: int | None = None,
     ) -> None:
         self.root = RecordedNode(None, -1, 0)
@@ -95,9 +95,9 @@ class RecordedText:
         self._fed: list[int] = []  # tokens that the session has cached after the root
         self.block_count = len(blocks)  # as many as the tree was read from, or saved to
         for block in blocks:
-            for entry in block:
-                node = self._child(self.nodes[entry.parent], entry.token)
-                node.rows[entry.kind] = entry.row
+            for row in block:
+                node = self._child(self.nodes[row.parent], row.token)
+                node.rows[row.kind] = row.values
 
     def close(self) -> None:
         """Free the session."""
@@ -112,7 +112,7 @@ class RecordedText:
         for node in self.nodes:
             node.rows.clear()
 
-    def entries(self) -> list[Entry]:
+    def new_rows(self) -> list[RecordedRow]:
         """The new rows as they are saved, in their order."""
         saved_kinds = {(node, kind): kind for node, kind in self.new}
         with_states = [(node, kind) for node, kind in self.new if node.has_short_state(kind)]
@@ -123,23 +123,23 @@ class RecordedText:
                 if torch.equal(row, node.rows[kind]):
                     saved_kinds[node, kind] = STATE + kind
         return [
-            Entry(node.parent.number, node.token, kind, node.rows[kind])
+            RecordedRow(node.parent.number, node.token, kind, node.rows[kind])
             for (node, _), kind in saved_kinds.items()
         ]
 
-    def release(self, kept: Sequence[Entry | None]) -> None:
+    def release(self, kept: Sequence[RecordedRow | None]) -> None:
         """Count all rows as saved, and take them out of memory.
 
         A row is made of its state again when it is asked for. kept: what stays of each new row, as
-        `entries` gives them; None: nothing, the model runs again.
+        `new_rows` gives them; None: nothing, the model runs again.
         """
-        for (node, kind), entry in zip(self.new, kept, strict=True):
+        for (node, kind), row in zip(self.new, kept, strict=True):
             del node.rows[kind]
             node.rows.pop(STATE + kind, None)
-            if entry is None:
+            if row is None:
                 node._choice = None
             else:
-                node.rows[entry.kind] = entry.row
+                node.rows[row.kind] = row.values
         for node in self.nodes:
             for kind in [kind for kind in node.rows if STATE + kind in node.rows]:
                 del node.rows[kind]
@@ -346,7 +346,7 @@ class RecordedText:
                 node.rows[kind] = row
                 self.memory_bytes += row.nbytes
 
-    def _scored(self, states: Sequence[Row]) -> Sequence[Row]:
+    def _scored(self, states: Sequence[RowValues]) -> Sequence[RowValues]:
         """The head's scores of these states."""
         rows = Rows([0] * len(states), states=torch.cat(list(states)).to(self._device))
         scores = self._opened().extend(rows, OutputSpec(layers=()))

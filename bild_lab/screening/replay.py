@@ -47,7 +47,7 @@ from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.store.code import code_hash
 from bild_lab.lab.store.hashing import content_hash
 from bild_lab.screening.candidates import Candidate
-from bild_lab.screening.record_store import Store
+from bild_lab.screening.record_store import RecordStore
 from bild_lab.screening.recorded_model import RecordedModel
 
 FOLDER = "record"  # its name in the folder of a sweep
@@ -96,10 +96,10 @@ class Records:
         """The size of all rows."""
         return sum(model.store.bytes for model in self.models.values())
 
-    def _store(self, model: LoadedModel) -> Store:
+    def _store(self, model: LoadedModel) -> RecordStore:
         key = self.key_of(model)
         folder = self.folder / f"{Path(model.checkpoint.path).name}-{content_hash(key)}"
-        return Store(folder, key, self.disk_bytes)
+        return RecordStore(folder, key, self.disk_bytes)
 
     def key_of(self, model: LoadedModel) -> dict[str, Any]:
         """What a model's rows depend on."""

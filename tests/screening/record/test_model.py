@@ -28,7 +28,7 @@ from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import policy_names
 from bild_lab.lab.point.load import build_method
-from bild_lab.screening.record_store import ROWS, Store
+from bild_lab.screening.record_store import ROWS, RecordStore
 from bild_lab.screening.recorded_model import RecordedModel
 from bild_lab.screening.recorded_text import HEAD_INPUT, LOGITS, STATE, RecordedText
 from tests.engine.lossless.greedy import emitted, table_of
@@ -237,7 +237,9 @@ def recorded(
     """Records on disk of an engine's models."""
     three = models(family, engine)
     return tuple(
-        RecordedModel(one, Store(folder / str(place), {"model": place}, disk_bytes), memory_bytes)
+        RecordedModel(
+            one, RecordStore(folder / str(place), {"model": place}, disk_bytes), memory_bytes
+        )
         for place, one in enumerate(three)
     )
 
@@ -411,10 +413,10 @@ def test_loops_that_ask_for_one_text_at_once_record_it_each_for_itself(tmp_path:
         return scores.logits
 
     expected = [last_row(live, second) for second in (5, 6)]
-    model = RecordedModel(live, Store(folder, {}))
+    model = RecordedModel(live, RecordStore(folder, {}))
     loops = [lambda second=second: last_row(model, second) for second in (5, 6)]
     rows_of_loops = [loop.result for loop in Batch(2).run(loops)]
-    again = RecordedModel(live, Store(folder, {}))
+    again = RecordedModel(live, RecordStore(folder, {}))
     for rows in (rows_of_loops, [last_row(again, second) for second in (5, 6)]):
         torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
 
@@ -523,7 +525,7 @@ def test_examples_recorded_at_once_are_those_recorded_one_by_one(
     for size in (1, 3):
         folder = tmp_path / str(size)
         two = [
-            RecordedModel(one, Store(folder / name, {}))
+            RecordedModel(one, RecordStore(folder / name, {}))
             for one, name in ((target, "large"), (draft, "small"))
         ]
         node = shipped("bild")

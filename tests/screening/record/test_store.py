@@ -11,39 +11,41 @@ import pytest
 import torch
 
 from bild_lab.errors import UserError
-from bild_lab.screening.record_store import INDEX, ROWS, Entry, Store
+from bild_lab.screening.record_store import INDEX, ROWS, RecordedRow, RecordStore
 
 KEY = {"weights": "a", "precision": "float32"}
 
 
-def entries(first: int, count: int = 3) -> list[Entry]:
+def entries(first: int, count: int = 3) -> list[RecordedRow]:
     """A chain of tokens behind the prompt, each with a row of its own."""
     return [
-        Entry(at, first + at, "logits", torch.full((1, 4), float(first + at)))
+        RecordedRow(at, first + at, "logits", torch.full((1, 4), float(first + at)))
         for at in range(count)
     ]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> RecordStore:
     """With three texts."""
-    made = Store(tmp_path / "record", KEY)
+    made = RecordStore(tmp_path / "record", KEY)
     for text, first in (("one", 10), ("two", 20), ("three", 30)):
         made.append(text, entries(first), {"whole": 2})
     return made
 
 
 def read(folder: Path, text: str) -> list[float]:
-    return [float(entry.row[0, 0]) for block in Store(folder, KEY).read(text) for entry in block]
+    return [
+        float(row.values[0, 0]) for block in RecordStore(folder, KEY).read(text) for row in block
+    ]
 
 
-def test_what_was_saved_is_read_again(store: Store) -> None:
+def test_what_was_saved_is_read_again(store: RecordStore) -> None:
     assert read(store.folder, "two") == [20.0, 21.0, 22.0]
-    assert Store(store.folder, KEY).forwards(["one", "three", "four"]) == {"whole": 4}
+    assert RecordStore(store.folder, KEY).forwards(["one", "three", "four"]) == {"whole": 4}
 
 
 def test_a_store_is_full_when_its_rows_reach_the_limit(tmp_path: Path) -> None:
-    limited = Store(tmp_path / "record", KEY, limit_bytes=40)
+    limited = RecordStore(tmp_path / "record", KEY, limit_bytes=40)
     assert not limited.full
     limited.append("one", entries(10), {})  # 3 rows of 16 bytes
     assert limited.full and limited.block_count("one") and not limited.block_count("two")
@@ -51,28 +53,28 @@ def test_a_store_is_full_when_its_rows_reach_the_limit(tmp_path: Path) -> None:
 
 def test_rows_keep_their_precision_and_their_kinds(tmp_path: Path) -> None:
     rows = [torch.randn(1, 4).bfloat16(), torch.randn(1, 2, dtype=torch.float64)]
-    Store(tmp_path / "r", KEY).append(
-        "text", [Entry(0, 5, "logits", rows[0]), Entry(0, 5, "head_input", rows[1])], {}
+    RecordStore(tmp_path / "r", KEY).append(
+        "text", [RecordedRow(0, 5, "logits", rows[0]), RecordedRow(0, 5, "head_input", rows[1])], {}
     )
-    ((one, other),) = Store(tmp_path / "r", KEY).read("text")
-    assert torch.equal(one.row, rows[0]) and torch.equal(other.row, rows[1])
+    ((one, other),) = RecordStore(tmp_path / "r", KEY).read("text")
+    assert torch.equal(one.values, rows[0]) and torch.equal(other.values, rows[1])
     assert (one.kind, other.kind) == ("logits", "head_input")
 
 
-def test_a_record_may_be_larger_than_the_memory(store: Store) -> None:
+def test_a_record_may_be_larger_than_the_memory(store: RecordStore) -> None:
     """What stands before the fourth text is a hole in the file."""
     store._end = psutil.virtual_memory().total + psutil.swap_memory().total + 2**30
     store.append("four", entries(40), {})
-    assert [float(entry.row[0, 0]) for entry in store.read_newest("four")] == [40.0, 41.0, 42.0]
+    assert [float(row.values[0, 0]) for row in store.read_newest("four")] == [40.0, 41.0, 42.0]
     ((first, *_),) = store.read("four")
-    assert float(first.row[0, 0]) == 40.0
+    assert float(first.values[0, 0]) == 40.0
 
 
-def test_more_blocks_are_read_than_a_shell_allows_open_files(store: Store) -> None:
+def test_more_blocks_are_read_than_a_shell_allows_open_files(store: RecordStore) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        again = Store(store.folder, KEY)
+        again = RecordStore(store.folder, KEY)
         held = [again.read("two") for _ in range(300)]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -81,27 +83,27 @@ def test_more_blocks_are_read_than_a_shell_allows_open_files(store: Store) -> No
 
 @pytest.mark.parametrize("file", [INDEX, ROWS])
 def test_a_record_that_was_cut_short_keeps_its_whole_texts_and_goes_on(
-    store: Store, file: str, caplog: pytest.LogCaptureFixture
+    store: RecordStore, file: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = store.folder / file
     path.write_bytes(path.read_bytes()[:-5])
     with caplog.at_level(logging.WARNING):
-        again = Store(store.folder, KEY)
+        again = RecordStore(store.folder, KEY)
     assert "cut short" in caplog.text and len(caplog.records) == 1
     assert again.read("three") == []
     again.append("three", entries(40), {})
     assert [read(store.folder, text)[0] for text in ("one", "two", "three")] == [10.0, 20.0, 40.0]
 
 
-def test_rows_that_a_kill_left_without_their_line_are_written_over(store: Store) -> None:
+def test_rows_that_a_kill_left_without_their_line_are_written_over(store: RecordStore) -> None:
     with (store.folder / ROWS).open("ab") as stream:
         stream.write(b"half a block")
-    Store(store.folder, KEY).append("four", entries(40), {})
+    RecordStore(store.folder, KEY).append("four", entries(40), {})
     assert read(store.folder, "four") == [40.0, 41.0, 42.0]
 
 
 def test_a_changed_row_is_noticed_and_recorded_anew(
-    store: Store, caplog: pytest.LogCaptureFixture
+    store: RecordStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     content = bytearray((store.folder / ROWS).read_bytes())
     content[50] ^= 1  # the second text
@@ -110,19 +112,19 @@ def test_a_changed_row_is_noticed_and_recorded_anew(
     assert "damaged" in caplog.text
     assert read(store.folder, "three") == [30.0, 31.0, 32.0]
     # what is recorded anew is found from then on
-    Store(store.folder, KEY).append("two", entries(50), {})
+    RecordStore(store.folder, KEY).append("two", entries(50), {})
     caplog.clear()
     assert read(store.folder, "two") == [50.0, 51.0, 52.0]
     assert read(store.folder, "three") == [30.0, 31.0, 32.0]
     assert not caplog.text
 
 
-def test_a_record_of_other_weights_is_refused(store: Store) -> None:
+def test_a_record_of_other_weights_is_refused(store: RecordStore) -> None:
     with pytest.raises(UserError, match=r"has the weights a, and this run b; choose another name"):
-        Store(store.folder, {**KEY, "weights": "b"})
+        RecordStore(store.folder, {**KEY, "weights": "b"})
 
 
-def test_a_folder_whose_key_cannot_be_read_is_refused(store: Store) -> None:
+def test_a_folder_whose_key_cannot_be_read_is_refused(store: RecordStore) -> None:
     (store.folder / "record.json").write_text("{")
     with pytest.raises(UserError, match="is no record"):
-        Store(store.folder, KEY)
+        RecordStore(store.folder, KEY)
