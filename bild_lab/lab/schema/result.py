@@ -43,7 +43,7 @@ BUSY_PERCENT = 10  # of all cores' time; more than this used by others changes t
 
 
 @dataclass(frozen=True, eq=False)
-class Record(Mapping[str, Any]):
+class AttributeMapping(Mapping[str, Any]):
     """A mapping with arbitrary keys, which are also attributes; None for a key that is not
     there.
     """
@@ -65,7 +65,7 @@ class Record(Mapping[str, Any]):
         return self.get(key)
 
 
-class Setting(Record):
+class Setting(AttributeMapping):
     """Everything that two points must share to be compared, such as models, data and hardware
     (`lab/point/identity.py`).
     """
@@ -96,7 +96,7 @@ class Setting(Record):
         return self["decoding"]["temperature"]
 
 
-class Environment(Record):
+class Environment(AttributeMapping):
     """The environment of a point's measurement: versions, hardware, other load
     (`lab/point/environment.py`).
     """
