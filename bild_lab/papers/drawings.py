@@ -21,7 +21,7 @@ from bild_lab.lab.schema.formatting import MINUS
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import pareto_front
 from bild_lab.papers.cells import RowOf, baseline_quality, curves, replaced, tokens_per_call
-from bild_lab.papers.published import Comparison, Line, Published
+from bild_lab.papers.published import ComparedNumber, Comparison, Published
 from bild_lab.papers.theory import add_expected_tokens
 from bild_lab.report.style import (
     COLUMN,
@@ -125,7 +125,7 @@ def draw_dots(picture: Picture, path: Path) -> None:
     """A panel per quantity: every number is a dot in its row, with its interval, and the paper's
     number is a star.
     """
-    panels: dict[str, list[Line]] = {}
+    panels: dict[str, list[ComparedNumber]] = {}
     for line in picture.comparison.lines:
         panels.setdefault(line.cell.quantity, []).append(line)
     if max(map(len, panels.values())) > _MOST_ROWS:
@@ -302,7 +302,7 @@ def quality_lines(
     return [(quality, color if differ else INK) for quality, color, _ in baselines]
 
 
-def _dots(axes: Axes, lines: Sequence[Line], letters: int) -> None:
+def _dots(axes: Axes, lines: Sequence[ComparedNumber], letters: int) -> None:
     """letters: of a line of a name."""
     axes.spines["left"].set_visible(False)
     for height, line in enumerate(lines):
@@ -354,17 +354,17 @@ def _legend(figure: Figure, handles: list[Line2D]) -> None:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenText:
     """A token's text. by_target: the target wrote it, not the drafter."""
 
     text: str
     by_target: bool
 
 
-Written = dict[str, list[Piece]]  # one source and its texts, by who wrote them
+TextsByWriter = dict[str, list[TokenText]]  # one source and its texts, by who wrote them
 
 
-def written(points: Sequence[Result]) -> list[Written]:
+def traced_texts(points: Sequence[Result]) -> list[TextsByWriter]:
     """The most interesting traced texts: those in which the models differ, then those with most
     target's tokens.
     """
@@ -372,10 +372,14 @@ def written(points: Sequence[Result]) -> list[Written]:
     for point in points:
         if point.policy == "vanilla" and point.setting.target == point.setting.draft:
             small |= {example.id: example.prediction for example in read_examples(point.folder)}
+    bild_examples = (
+        example
+        for point in points
+        if point.policy == "bild"
+        for example in read_examples(point.folder)
+    )
     compared = []
-    for example in (
-        one for point in points if point.policy == "bild" for one in read_examples(point.folder)
-    ):
+    for example in bild_examples:
         if example.pieces and example.baseline_prediction is not None:
             texts = {
                 "source": example.prompt,
@@ -383,7 +387,7 @@ def written(points: Sequence[Result]) -> list[Written]:
                 "small": small.get(example.id, "not run"),
             }
             plain = {
-                name: [Piece(f"{word} ", False) for word in text.split()]
+                name: [TokenText(f"{word} ", False) for word in text.split()]
                 for name, text in texts.items()
             }
             pieces = list(_pieces(example))
@@ -394,7 +398,7 @@ def written(points: Sequence[Result]) -> list[Written]:
     return [text for *_, text in sorted(compared, key=lambda rank: rank[:2], reverse=True)[:_TEXTS]]
 
 
-def _pieces(example: MeasuredExample) -> Iterator[Piece]:
+def _pieces(example: MeasuredExample) -> Iterator[TokenText]:
     """Every token of a text; the last of a round is the target's, the others are drafted.
 
     End tokens have no text.
@@ -404,7 +408,7 @@ def _pieces(example: MeasuredExample) -> Iterator[Piece]:
         writers = [False] * drafted_round.accepted + [True] * (drafted_round.next_token is not None)
         for token, by_target in zip(islice(tokens, len(writers)), writers, strict=False):
             text = example.pieces[str(token)]
-            yield Piece("" if text.startswith("<") and text.endswith(">") else text, by_target)
+            yield TokenText("" if text.startswith("<") and text.endswith(">") else text, by_target)
 
 
 def draw_texts(picture: Picture, path: Path) -> None:
@@ -412,7 +416,7 @@ def draw_texts(picture: Picture, path: Path) -> None:
     (BiLD Figure 10).
     """
     lines: list[TextLine] = []
-    for example_texts in written(picture.points):
+    for example_texts in traced_texts(picture.points):
         for name, pieces in example_texts.items():
             lines += _laid_out(name, pieces, MUTED if name == "source" else INK)
         lines.append([])
@@ -433,7 +437,7 @@ def draw_texts(picture: Picture, path: Path) -> None:
 TextLine = list[tuple[int, str, str, str]]  # column, text, colour, weight
 
 
-def _laid_out(name: str, pieces: Sequence[Piece], colour: str) -> list[TextLine]:
+def _laid_out(name: str, pieces: Sequence[TokenText], colour: str) -> list[TextLine]:
     """Pieces in lines of a fixed width; the first line begins with the name."""
     lines: list[TextLine] = [[(0, name, MUTED, "normal")]]
     column = 0

@@ -123,7 +123,7 @@ FIGURES = {
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnFigure:
     """A figure that was drawn. path: of the files, without a suffix. kinds: of the pictures, beside
     the .md.
     """
@@ -163,7 +163,7 @@ def draw_figure(
     folder: Path,
     scale: str | None = None,
     kinds: Sequence[str] = PICTURE_KINDS,
-) -> Drawn:
+) -> DrawnFigure:
     """Draw a figure from its points in outputs. scale: "paper" or "small"; None takes the first
     that has points.
 
@@ -177,7 +177,7 @@ def draw_figure(
     scales = SCALES if scale is None else (scale,)
     for candidate in scales:
         if points := measured(FIGURES[name], published, outputs, candidate):
-            return _drawn(
+            return _draw(
                 name,
                 published,
                 points,
@@ -198,11 +198,11 @@ def measured(figure: PaperFigure, published: Published, outputs: Path, scale: st
             panel for panel, row in cells.curves(points, figure.row) if row not in figure.borrowed
         }
         points = [point for point in points if cells.dataset(point) in panels]
-    has_texts = figure.drawing is draw.draw_texts and draw.written(points)
+    has_texts = figure.drawing is draw.draw_texts and draw.traced_texts(points)
     return points if figure.numbers(points) or has_texts else []
 
 
-def _drawn(
+def _draw(
     name: str,
     published: Published,
     points: list[Any],
@@ -210,7 +210,7 @@ def _drawn(
     scale: str,
     path: Path,
     kinds: Sequence[str],
-) -> Drawn:
+) -> DrawnFigure:
     figure = FIGURES[name]
     results = [point for point in points if isinstance(point, Result)]
     comparison = compare(figure.numbers(points), published, scale)
@@ -244,7 +244,7 @@ def _drawn(
         *_over_generate(name, published, results, generate_points, scale),
     ]
     write_atomically(path.with_suffix(".md"), ("\n\n".join(filter(None, parts)) + "\n").encode())
-    return Drawn(scale, path, comparison, kinds)
+    return DrawnFigure(scale, path, comparison, kinds)
 
 
 def answers_left_out(results: Sequence[Result]) -> list[str]:

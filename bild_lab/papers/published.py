@@ -158,7 +158,7 @@ def load_published(name: str) -> Published:
 
 
 @dataclass(frozen=True)
-class Line:
+class ComparedNumber:
     """A measured number and the one it is compared with: the paper's, that of a formula, or
     none.
     """
@@ -195,7 +195,7 @@ class Comparison:
     numbers were not measured.
     """
 
-    lines: list[Line]
+    lines: list[ComparedNumber]
     claims: list[ClaimLine]
     missing: int
 
@@ -225,7 +225,7 @@ def compare(cells: Sequence[MeasuredNumber], published: Published, scale: str) -
             beside = None
         elif beside is not None:
             used.add(key)
-        lines.append(Line(cell, beside, tolerance))
+        lines.append(ComparedNumber(cell, beside, tolerance))
     claims = [line for order in published.orders for line in claim_lines(order, cells)]
     claims.sort(key=lambda line: VERDICTS.index(line.verdict))
     return Comparison(lines, claims, len(published.printed) - len(used))
@@ -299,7 +299,7 @@ def _table(head: str, rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {line} |" for line in (head, rule, *body))
 
 
-def _texts(line: Line) -> tuple[str, ...]:
+def _texts(line: ComparedNumber) -> tuple[str, ...]:
     cell = line.cell
     bounds = interval(cell.low, cell.high, digits(cell.value))
     here = f"{number(cell.value, digits(cell.value))} {bounds}".strip()

@@ -21,7 +21,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
-from bild_lab.papers.drawings import written
+from bild_lab.papers.drawings import traced_texts
 from bild_lab.papers.figures import (
     FIGURES,
     GENERATE,
@@ -138,7 +138,7 @@ def test_match_rates_agree_with_the_table_they_are_set_beside(tmp_path: Path) ->
 
 def test_texts_mark_the_targets_tokens(tmp_path: Path) -> None:
     outputs_of("bild_fig10", tmp_path, "small")
-    (text,) = written(
+    (text,) = traced_texts(
         [result for folder in tmp_path.iterdir() for result in Sweep(folder).results()]
     )
     told = {name: "".join(piece.text for piece in pieces).strip() for name, pieces in text.items()}
