@@ -242,15 +242,17 @@ class Wording:
         if (
             self._text is not None
             and target_token not in ends
-            and self._goes_on(tokens, target_token, may_be_cut)
+            and self._continues_the_answer(tokens, target_token, may_be_cut)
         ):
             return target_token
-        token = self._of_tokenizer(tokens)
+        token = self._next_as_tokenized(tokens)
         if token is not None:
             return token
         return target_token if target_token in ends else min(ends, default=None)
 
-    def _goes_on(self, tokens: Sequence[int], target_token: int, may_be_cut: bool) -> bool:
+    def _continues_the_answer(
+        self, tokens: Sequence[int], target_token: int, may_be_cut: bool
+    ) -> bool:
         """Whether the target's own token writes on at the text, or writes nothing that a text would
         tell.
         """
@@ -270,7 +272,7 @@ class Wording:
             self._text.startswith(longer) or longer.rstrip() == self._text
         )
 
-    def _of_tokenizer(self, tokens: Sequence[int]) -> int | None:
+    def _next_as_tokenized(self, tokens: Sequence[int]) -> int | None:
         """The answer's next token as given, or as the tokenizer writes the rest of a text; None if
         there is no more.
         """
@@ -288,9 +290,9 @@ class Wording:
             rest = self._checkpoint.tokenizer.encode(
                 self._text.removeprefix(written), add_special_tokens=False
             )
-        return rest[self._begun(tokens, written, rest)]
+        return rest[self._count_begun(tokens, written, rest)]
 
-    def _begun(self, tokens: Sequence[int], written: str, rest: Sequence[int]) -> int:
+    def _count_begun(self, tokens: Sequence[int], written: str, rest: Sequence[int]) -> int:
         """How many of the rest's first tokens stand at the end of these and have written nothing
         yet: white space before the answer, or the first bytes of a character.
         """
