@@ -165,13 +165,16 @@ class Trace:
         counted = len(drafted)
         if chain:
             counted = accepted if in_draft else until_end(drafted, end_tokens)
+        branch = None
+        if not chain:
+            branch = accepted if ended else draft.depth
         self.rounds.append(
             Round(
                 drafted=tuple(drafted[:counted]),
                 accepted=accepted,
                 next_token=next_token,
                 draft_calls=draft.calls,
-                branch=None if chain else accepted if ended else draft.depth,
+                branch=branch,
                 stats={
                     **draft.stats,
                     **({} if verdict is None else _first(verdict.stats, counted)),

@@ -355,12 +355,14 @@ def plain_generation_config(target: HuggingFaceModel, request: Request) -> Gener
             "top_k": sampling.top_k or 0,
             "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
         }
-    pad = target.checkpoint.generation.pad_token_id
     end = sorted(limits.end_tokens)
+    pad = target.checkpoint.generation.pad_token_id
+    if pad is None:
+        pad = end[0] if end else 0
     return GenerationConfig(
         max_new_tokens=limits.max_new_tokens,
         eos_token_id=end or None,
-        pad_token_id=pad if pad is not None else (end[0] if end else 0),
+        pad_token_id=pad,
         # `generate` puts another start token before a prompt
         decoder_start_token_id=(
             request.source.prompt[0] if target.checkpoint.encoder_decoder else None

@@ -52,10 +52,10 @@ def stop_strings(stop: Any) -> tuple[str, ...]:
     """
     if stop is None:
         return ()
-    strings = (
-        (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Sequence) else (None,)
-    )
-    if not all(isinstance(string, str) and string for string in strings):
+    strings = [stop] if isinstance(stop, str) else stop
+    if not isinstance(strings, Sequence) or not all(
+        isinstance(string, str) and string for string in strings
+    ):
         raise UserError(
             f"decoding.stop must be a text or a list of texts, none of them empty, got {stop!r};"
             " null switches it off"

@@ -386,13 +386,11 @@ def _names(field: str, names_value: object) -> tuple[str, ...] | None:
     """One or several names as a tuple. Raises UserError for anything else."""
     if names_value is None:
         return None
-    names = (
-        (names_value,)
-        if isinstance(names_value, str)
-        else tuple(names_value)
-        if isinstance(names_value, Sequence)
-        else (None,)
-    )
-    if not names or not all(isinstance(name, str) and name for name in names):
+    names = [names_value] if isinstance(names_value, str) else names_value
+    if (
+        not isinstance(names, Sequence)
+        or not names
+        or not all(isinstance(name, str) and name for name in names)
+    ):
         raise UserError(f"dataset.{field} must be a name or a list of names, got {names_value!r}")
-    return names
+    return tuple(names)

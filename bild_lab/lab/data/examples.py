@@ -430,13 +430,9 @@ def _text_of(value: object) -> str | None:
         return None
     if isinstance(value, float):
         return np.format_float_positional(value, trim="0")
-    return (
-        format(value, "f")
-        if isinstance(value, Decimal)
-        else str(value)
-        if isinstance(value, int)
-        else None
-    )
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    return str(value) if isinstance(value, int) else None
 
 
 def _required(spec: DatasetSpec, where: str, row: Row, field: str) -> object:

@@ -211,13 +211,9 @@ def _value(
             f"{metric} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from error
     numbers = {name: value for name, value in results.items() if _is_number(value)}
-    result_key = key or (
-        module.name
-        if module.name in numbers
-        else next(iter(numbers), "")
-        if len(numbers) == 1
-        else ""
-    )
+    result_key = key or module.name
+    if not key and module.name not in numbers and len(numbers) == 1:
+        (result_key,) = numbers
     if result_key not in numbers:
         raise UserError(
             f"{metric} gives {', '.join(results)}; choose a number among them:"

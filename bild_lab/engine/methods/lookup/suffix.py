@@ -186,8 +186,10 @@ def corpus_files(corpus: str | None) -> list[Path]:
     """The files of a corpus, in order. Raises UserError for a path without any."""
     if corpus is None:
         return []
-    named = Path(corpus).expanduser() if isinstance(corpus, str) else None
-    files = [] if named is None else [named] if named.is_file() else sorted(named.rglob("*"))
+    files: list[Path] = []
+    if isinstance(corpus, str):
+        path = Path(corpus).expanduser()
+        files = [path] if path.is_file() else sorted(path.rglob("*"))
     files = [file for file in files if file.is_file()]
     if not files:
         raise UserError(
