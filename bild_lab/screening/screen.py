@@ -41,17 +41,16 @@ from bild_lab.lab.point.identity import code_of, contents_of, sweep_folder
 from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.schema.statistics import conversations_of
 from bild_lab.screening.candidates import Candidate, CandidateGrid, vanilla
+from bild_lab.screening.cost_model import CostModel, TimedText
 from bild_lab.screening.guarantee import Losses, losses_of
 from bild_lab.screening.recorded_model import text_name
 from bild_lab.screening.recorded_text import PART, WHOLE
 from bild_lab.screening.replay import (
     FOLDER,
-    CostModel,
     Records,
     ReplayedPoint,
     ReplayedText,
     ReplayVerdict,
-    TimedText,
     judge_replay,
     replay_text,
 )

@@ -20,14 +20,9 @@ from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.schema.formatting import counted, point_label
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
+from bild_lab.screening.cost_model import CostModel, TimedText, fit_cost_model
 from bild_lab.screening.guarantee import guarantee, order_of_testing
-from bild_lab.screening.replay import (
-    CostModel,
-    ReplayedPoint,
-    ReplayVerdict,
-    TimedText,
-    fit_cost_model,
-)
+from bild_lab.screening.replay import ReplayedPoint, ReplayVerdict
 from bild_lab.screening.rows import (
     Row,
     require_same_setting,

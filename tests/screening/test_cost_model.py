@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bild_lab.engine.trace import Forward, Round, Trace
-from bild_lab.screening.replay import TimedText, features_of, fit_cost_model
+from bild_lab.screening.cost_model import TimedText, features_of, fit_cost_model
 
 PRICES = {
     "texts": 0.002,
