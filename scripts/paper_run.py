@@ -169,9 +169,9 @@ def pin_step(steps: Sequence[Step], run: bool) -> str:
         pinned, failed = pin(dict.fromkeys(missing))
     except OSError as error:
         return f"not done, as {files.PINS} cannot be written ({error}); main is read as it is today"
-    told = [f"pinned {key} to {commit}" for key, commit in pinned.items()]
-    told += [f"{key} is not pinned: {reason}" for key, reason in failed.items()]
-    return "; ".join(told)
+    sentences = [f"pinned {key} to {commit}" for key, commit in pinned.items()]
+    sentences += [f"{key} is not pinned: {reason}" for key, reason in failed.items()]
+    return "; ".join(sentences)
 
 
 def steps_with_access(options: PaperRunOptions, logged_in: bool) -> tuple[list[Step], list[str]]:

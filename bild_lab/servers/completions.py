@@ -135,20 +135,22 @@ class CompletionsClient:
     ) -> ServerAnswer:
         """As `complete`; asked again without the extensions that a refusal names."""
         endpoint = "chat/completions" if chat else "completions"
-        asked = {**_salted(extensions), **body, **STREAMED}
+        sent_body = {**_salted(extensions), **body, **STREAMED}
         answer = ServerAnswer()
         started = time.perf_counter()
         try:
-            with self._client.stream("POST", f"{self.url}/{endpoint}", json=asked) as response:
+            with self._client.stream("POST", f"{self.url}/{endpoint}", json=sent_body) as response:
                 if not response.is_success:
                     response.read()
-                    others = {
+                    accepted_extensions = {
                         name: value
                         for name, value in extensions.items()
                         if name not in response.text
                     }
-                    if response.status_code in REFUSALS and len(others) < len(extensions):
-                        return self._complete(body, chat, others)
+                    if response.status_code in REFUSALS and len(accepted_extensions) < len(
+                        extensions
+                    ):
+                        return self._complete(body, chat, accepted_extensions)
                     raise RequestError(
                         f"status {response.status_code}: {response.text[:SHOWN]}",
                         _retry_after_s(response),
@@ -162,7 +164,7 @@ class CompletionsClient:
             ) from error
         except httpx.HTTPError as error:
             raise RequestError(_described(error)) from error
-        _require_whole(answer, asked.get("max_tokens"))
+        _require_whole(answer, sent_body.get("max_tokens"))
         answer.token_ids = answer.token_ids or None
         if answer.rounds is not None:
             answer.rounds = over_all_forwards(answer.rounds, answer.completion_tokens)

@@ -244,12 +244,12 @@ class Server:
         prompt = list(request.source.prompt)
         if self._chat:
             text = self.target.checkpoint.tokenizer.decode(prompt, skip_special_tokens=True)
-            asked = {"messages": [{"role": "user", "content": text}]}
+            prompt_fields = {"messages": [{"role": "user", "content": text}]}
         else:
-            asked = {"prompt": prompt}
+            prompt_fields = {"prompt": prompt}
         body = {
             "model": self._served_model,
-            **asked,
+            **prompt_fields,
             "max_tokens": limits.max_new_tokens,
             "temperature": sampling.temperature,
             "top_p": 1.0 if sampling.top_p is None else sampling.top_p,

@@ -253,13 +253,13 @@ def verification(
     """
     model = RowByRow(target, request)
     alone = model.after(context)
-    found = _verifying_round(request, context, method)
-    if found is None:
+    verified = _verifying_round(request, context, method)
+    if verified is None:
         cached_length = request.limits.prompt_length - 1
         rows = as_rows(context[cached_length:])
         together = model.together(cached_length, rows, LAST_LOGITS)[0]
         return Verification(len(rows.tokens), alone, (together,))
-    recorded, emitted = found
+    recorded, emitted = verified
     draft = replace(recorded.draft, probes=None, shape=None)
     cached_length = len(recorded.text) - 1
     rows = Rows(draft.row_tokens(recorded.text[-1]), draft.tree)

@@ -131,9 +131,9 @@ def state_of(repository: Repository) -> RepositoryState:
     pin = repository.pin
     revision = repository.revision if pin is None else pin["revision"]
     if hub_is_reachable():
-        asked = _asked(repository.kind, repository.name, revision)
-        if asked is not None:
-            return asked
+        state = _state_on_hub(repository.kind, repository.name, revision)
+        if state is not None:
+            return state
     card = hub()[repository.kind].get(repository.name, {})
     # cards are of the main branch
     on_main = repository.revision is None and (pin is None or "branch" not in pin)
@@ -150,7 +150,7 @@ def hub_is_reachable() -> bool:
 
 
 @cache
-def _asked(kind: str, name: str, revision: str | None) -> RepositoryState | None:
+def _state_on_hub(kind: str, name: str, revision: str | None) -> RepositoryState | None:
     """What the hub says; None if it does not answer, or has no such repository for this login."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, HTTPError

@@ -112,8 +112,8 @@ class _Runner:
     def _run(self) -> bool:
         while True:
             needed = {index: self._slots(index) for index in self._ready()}
-            held = [len(running.slots) for running in self._running]
-            for index in startable(needed, held, self._machine.gpus):
+            in_use = [len(running.slots) for running in self._running]
+            for index in startable(needed, in_use, self._machine.gpus):
                 self._start(index)
             if not self._running:
                 return all(status == DONE for status in self._statuses.values())
@@ -224,14 +224,15 @@ def startable(ready: Mapping[int, int], running: Sequence[int], gpus: int) -> li
     steps that run leave it enough, so it waits for none that started after it was ready.
     """
     starting: list[int] = []
-    held, waiting = list(running), None
+    in_use = list(running)
+    waiting = None
     for index in sorted(ready, key=lambda index: (-ready[index], index)):
         need = ready[index]
-        smaller = 0 if waiting is None else sum(count for count in held if count < waiting)
+        smaller = 0 if waiting is None else sum(count for count in in_use if count < waiting)
         leaves_enough = waiting is None or smaller + need <= gpus - waiting
-        if sum(held) + need <= gpus and leaves_enough:
+        if sum(in_use) + need <= gpus and leaves_enough:
             starting.append(index)
-            held.append(need)
+            in_use.append(need)
         elif waiting is None:
             waiting = need
     return starting
@@ -255,9 +256,10 @@ class _RemainingTime:
         self._steps, self._gpus = steps, machine.gpus
         hours = [hours_of(needs_of(step, machine)) for step in steps]
         # of a spread model one GPU computes at a time, and all are held
-        held = [max(1, placement.gpus // placement.processes) for placement in placements]
+        held_gpus = [max(1, placement.gpus // placement.processes) for placement in placements]
         self._hours = [
-            None if known is None else known * gpus for known, gpus in zip(hours, held, strict=True)
+            None if known is None else known * gpus
+            for known, gpus in zip(hours, held_gpus, strict=True)
         ]
         estimates = [hours for hours in self._hours if hours]
         mean = sum(estimates) / len(estimates) if estimates else 1.0
