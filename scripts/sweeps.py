@@ -190,10 +190,8 @@ def print_runs(outputs: Path, words: Sequence[str]) -> None:
             " give outputs=DIR"
         )
     try:
-        runs, written = (
-            write_index(outputs),
-            f"{outputs / PAGE} shows them too, with their commands",
-        )
+        runs = write_index(outputs)
+        written = f"{outputs / PAGE} shows them too, with their commands"
     except OSError as error:  # another user's folder, or a full disk
         runs, written = read_runs(outputs), f"{outputs / PAGE} was not written: {error}"
     matching = [run for run in runs if run.contains(words)]

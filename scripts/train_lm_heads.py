@@ -82,10 +82,8 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
     if spec.labels == SELF:
         answers, learned = own_answers(cfg, first_recipe), f"greedy answers of {base.path} to"
     else:
-        dataset, learned = (
-            for_model(typed(DatasetSpec, cfg.dataset, "dataset"), base),
-            "references of",
-        )
+        dataset = for_model(typed(DatasetSpec, cfg.dataset, "dataset"), base)
+        learned = "references of"
         # a conversation is one row, of which all answers are learned
         if dataset.history == REFERENCES:
             examples = load_examples(replace(dataset, history=None), unanswered=True)

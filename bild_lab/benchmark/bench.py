@@ -201,10 +201,8 @@ def peer_methods(
     cache: where they keep converted checkpoints; None: with those of all other commands.
     """
     device = torch.device("cpu")
-    model, exact = (
-        HuggingFaceModel(target, device, dtype),
-        HuggingFaceModel(target, device, torch.float32),
-    )
+    model = HuggingFaceModel(target, device, dtype)
+    exact = HuggingFaceModel(target, device, torch.float32)
     methods: dict[str, Callable[[], Peer]] = {
         "ctranslate2": partial(CTranslate2, exact, cache=cache),
         "ctranslate2_int8": partial(CTranslate2, exact, 8, cache),

@@ -94,11 +94,9 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
     register_launcher()
     reread_sources()
     cached_examples.cache_clear()
-    caller_arguments, sys.argv, status_line.began_s = (
-        sys.argv,
-        ["run.py", "-m", *overrides],
-        time.perf_counter(),
-    )
+    caller_arguments = sys.argv
+    sys.argv = ["run.py", "-m", *overrides]
+    status_line.began_s = time.perf_counter()
     try:
         with without_other_applications():  # the caller may run in one
             run_application(main, stop_notice=POINTS_KEPT)

@@ -372,10 +372,8 @@ def tokens_per_call(points: Sequence[Result]) -> list[MeasuredNumber]:
     for point in points:
         rate = point.counts.acceptance_rate
         if point.policy == "synthetic" and rate is not None:
-            window, name = (
-                point.knobs["window"],
-                f"drafted right with {point.knobs['acceptance_rate']:g}",
-            )
+            window = point.knobs["window"]
+            name = f"drafted right with {point.knobs['acceptance_rate']:g}"
             calls, expected = point.counts.tokens_per_target_call, expected_tokens(rate, window)
             numbers += cell(f"window {window}", name, "tokens per target call", calls, expected)
     return numbers

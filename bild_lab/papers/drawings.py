@@ -224,10 +224,8 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
     with _page(path, inches, picture) as figure:
         for index, (panel, panel_curves) in enumerate(groups.items()):
             line, column = divmod(index, columns)
-            left, bottom = (
-                0.65 + column * column_width,
-                inches[1] - picture.heading - height * (line + 1) + 0.55,
-            )
+            left = 0.65 + column * column_width
+            bottom = inches[1] - picture.heading - height * (line + 1) + 0.55
             left, right = (0.5, 0.5) if picture.column else (left, 0.95)
             area = (
                 left / width,

@@ -88,10 +88,8 @@ def draw_expected_tokens(path: Path) -> None:
     """Figure 2: tokens per target call against the acceptance rate, a curve per window."""
     any_window = {"expected_tokens": lambda rate, _: oracle_improvement(rate, 0.0)}
     bound = curves("window", [float("inf")], RATES[:-1], **any_window)
-    title, subtitle = (
-        "Expected tokens per target call",
-        "Equation 1: (1 − α^(γ+1)) / (1 − α) for windows γ",
-    )
+    title = "Expected tokens per target call"
+    subtitle = "Equation 1: (1 − α^(γ+1)) / (1 − α) for windows γ"
     with paper_figure(path, (8.0, 5.0), title, subtitle) as figure:
         axes, table = add_expected_tokens(figure)
         axes.plot(

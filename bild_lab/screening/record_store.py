@@ -203,10 +203,8 @@ class RecordStore:
         index, rows = self.folder / INDEX, self.folder / ROWS
         if not index.is_file():
             return
-        lines, size = (
-            index.read_bytes().splitlines(keepends=True),
-            rows.stat().st_size if rows.is_file() else 0,
-        )
+        lines = index.read_bytes().splitlines(keepends=True)
+        size = rows.stat().st_size if rows.is_file() else 0
         lost = 0
         for place, line in enumerate(lines):
             text, block = parsed(line)

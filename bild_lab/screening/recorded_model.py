@@ -236,10 +236,8 @@ class RecordedLayers(Layers):
         self.supports_draft_vocab = (
             model.model.engine in ("kernels", "native") and not model.model.compiled
         )
-        self.reserved, self.source = (
-            reserved,
-            0 if source.encoder_ids is None else source.encoder_ids.shape[1],
-        )
+        self.reserved = reserved
+        self.source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
         self.cached = reserved
         self._model, self._name, self._text = model, name, text
         self._first = reserved + len(source.prompt) - 1  # the first slot after the prompt

@@ -44,10 +44,8 @@ from bild_lab.training.answers import (
 from bild_lab.training.folder import keep_plan, write_json, writing
 from bild_lab.training.start import require_no_languages
 
-_WHAT, _REMEDY = (
-    "the calibration data",
-    "finished parts are kept; make room and run the same command again",
-)
+_WHAT = "the calibration data"
+_REMEDY = "finished parts are kept; make room and run the same command again"
 # fingerprint and data hash identify the contents
 _MOVED = frozenset({"model.path", "model.revision", "dataset.path"})
 

@@ -179,18 +179,14 @@ def finetune_best(job: FinetuningJob, rates: Sequence[float]) -> dict[str, Any]:
                 title=folder_of_rate.name,
             )
         )
-    folder, identity = (
-        TrainingFolder(root),
-        {**job_identity(jobs[0]), "train.learning_rate": list(rates)},
-    )
+    folder = TrainingFolder(root)
+    identity = {**job_identity(jobs[0]), "train.learning_rate": list(rates)}
     folder.require_same(identity)
     if (finished := folder.finished()) is not None:
         return finished
     metrics_by_rate = [finetune(job_of_rate) for job_of_rate in jobs]
-    scores, stop_at_score = (
-        [rate_metrics["best"][job.metric] for rate_metrics in metrics_by_rate],
-        job.recipe.stop_at_score,
-    )
+    scores = [rate_metrics["best"][job.metric] for rate_metrics in metrics_by_rate]
+    stop_at_score = job.recipe.stop_at_score
     best = max(
         range(len(jobs)),
         key=lambda at: scores[at] if stop_at_score is None else -abs(scores[at] - stop_at_score),

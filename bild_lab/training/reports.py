@@ -50,10 +50,8 @@ class TerminalLog(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Show the mean loss of the steps since the last log, in nats a token."""
         if logs and "loss" in logs:
-            loss, throughput = (
-                f"loss {logs['loss']:.3f}",
-                f"{logs['examples_per_s']:.3g} examples/s",
-            )
+            loss = f"loss {logs['loss']:.3f}"
+            throughput = f"{logs['examples_per_s']:.3g} examples/s"
             self._logged = f"{loss}, learning rate {logs['learning_rate']:.1e}, {throughput}"
             # more would leave no room for the bar
             self._bar.update(self._task, loss=f"{loss}, {throughput}")

@@ -223,20 +223,14 @@ def train_tokenizer(
     specials = [PAD, END, UNKNOWN] if encoder_decoder else [PAD, END, UNKNOWN, START]
     options = {"vocab_size": pieces, "special_tokens": specials, "show_progress": False}
     if kind == "wordpiece":
-        tokenizer, trainer = (
-            Tokenizer(models.WordPiece(unk_token=UNKNOWN)),
-            trainers.WordPieceTrainer(**options),
-        )
+        tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
+        trainer = trainers.WordPieceTrainer(**options)
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
-        tokenizer.pre_tokenizer, tokenizer.decoder = (
-            pre_tokenizers.BertPreTokenizer(),
-            decoders.WordPiece(),
-        )
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
     else:
-        tokenizer, trainer = (
-            Tokenizer(models.BPE(unk_token=UNKNOWN)),
-            trainers.BpeTrainer(**options),
-        )
+        tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+        trainer = trainers.BpeTrainer(**options)
         tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]

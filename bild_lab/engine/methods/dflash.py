@@ -103,10 +103,8 @@ class DFlashLayer(nn.Module):
     def __init__(self, layers: LlamaConfig, bias: bool) -> None:
         super().__init__()
         dim, head_dim = layers.hidden_size, layers.head_dim
-        width, kv_width = (
-            layers.num_attention_heads * head_dim,
-            layers.num_key_value_heads * head_dim,
-        )
+        width = layers.num_attention_heads * head_dim
+        kv_width = layers.num_key_value_heads * head_dim
         self.q_proj = nn.Linear(dim, width, bias=bias)
         self.k_proj = nn.Linear(dim, kv_width, bias=bias)
         self.v_proj = nn.Linear(dim, kv_width, bias=bias)

@@ -53,10 +53,8 @@ class IntersectionSession(SessionOver):
     ) -> None:
         super().__init__(session)
         self._overlap, self._positions = overlap, positions
-        self._prompt_rows, self._draft_prompt_rows = (
-            len(source.prompt) - 1,
-            len(draft_source.prompt) - 1,
-        )
+        self._prompt_rows = len(source.prompt) - 1
+        self._draft_prompt_rows = len(draft_source.prompt) - 1
         self._last_of_prompt = draft_source.prompt[-1]
         # after the prompt, where each token's rows end in the draft model's text
         self._ends: list[int] = []

@@ -146,10 +146,8 @@ def overlap_of(target: Checkpoint, draft: Checkpoint) -> VocabularyOverlap:
 
 def require_shared(overlap: VocabularyOverlap) -> None:
     """Raise UserError for vocabularies that share too little to draft by what both have."""
-    target_count, draft_count = (
-        len(overlap.target.pieces.written),
-        len(overlap.draft.pieces.written),
-    )
+    target_count = len(overlap.target.pieces.written)
+    draft_count = len(overlap.draft.pieces.written)
     if overlap.count < max(1, MIN_SHARED * target_count):
         raise UserError(
             f"{overlap.target.path} ({target_count} pieces) and {overlap.draft.path} ({draft_count}"

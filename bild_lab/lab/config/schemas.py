@@ -146,10 +146,8 @@ class RuntimeSpec:
 
     def __post_init__(self) -> None:
         require_choice("runtime.weights", self.weights, WEIGHTS)
-        self.compile, self.compile_drafter = (
-            str(self.compile).lower(),
-            str(self.compile_drafter).lower(),
-        )
+        self.compile = str(self.compile).lower()
+        self.compile_drafter = str(self.compile_drafter).lower()
         require_choice("runtime.compile", self.compile, ("auto", "graphs", "true", "false"))
         require_choice("runtime.compile_drafter", self.compile_drafter, ("auto", "true", "false"))
 

@@ -37,12 +37,10 @@ from bild_lab.lab.metrics.writing import (
     splitter_name,
 )
 
-AGREEMENT, PASS_AT_1, LOG_PROBABILITY, LENGTH = (
-    "agreement",
-    "pass_at_1",
-    "log_probability",
-    "length",
-)
+AGREEMENT = "agreement"
+PASS_AT_1 = "pass_at_1"
+LOG_PROBABILITY = "log_probability"
+LENGTH = "length"
 ROUGE = ("rougeL", "rouge1", "rouge2", "rougeLsum")
 
 Options = tuple[tuple[str, Any], ...]  # the arguments of a class of sacrebleu, by name

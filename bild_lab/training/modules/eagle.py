@@ -212,10 +212,8 @@ class EagleModule(SmallModule):
                 states = states + self._drawn(states, input_ids)
         # pair i ends with token i + 1
         places, pairs = run.places, (run.places - 1).clamp(min=0)
-        embedded, batch_rows = (
-            eagle.embed(run.tokens),
-            torch.arange(len(places), device=places.device)[:, None],
-        )
+        embedded = eagle.embed(run.tokens)
+        batch_rows = torch.arange(len(places), device=places.device)[:, None]
         count, last_place = run.tokens.shape[1] - 1, run.tokens.shape[1] - 1
         cache: list[tuple[Tensor, Tensor]] = []
         outputs = eagle(

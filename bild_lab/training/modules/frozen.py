@@ -187,12 +187,10 @@ def train_beside_frozen(job: FrozenJob) -> dict[str, Any]:
 
 
 def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
-    recipe, predictors, dataset, (train, held_out) = (
-        job.recipe,
-        job.spec.predictors,
-        job.calibration.dataset,
-        job.parts,
-    )
+    recipe = job.recipe
+    predictors = job.spec.predictors
+    dataset = job.calibration.dataset
+    train, held_out = job.parts
     half = job.base.config.dtype in (torch.bfloat16, torch.float16) and recipe.in_bfloat16
     dtype = torch.bfloat16 if half else torch.float32  # half precision if the device is fast at it
     base = job.placed.load(job.base, arguments.device, dtype)
@@ -255,11 +253,9 @@ def frozen_model(cfg: DictConfig, spec: ModuleSpec) -> Checkpoint:
 
 def frozen_job(cfg: DictConfig, spec: ModuleSpec) -> FrozenJob:
     """A command's configuration as a job on the model's own answers; missing ones are generated."""
-    base, recipe, placed = (
-        frozen_model(cfg, spec),
-        frozen_recipe(cfg.train),
-        placement_of(cfg),
-    )
+    base = frozen_model(cfg, spec)
+    recipe = frozen_recipe(cfg.train)
+    placed = placement_of(cfg)
     settings = {"calibration": own_answers(cfg, recipe), "logger": training_logger(cfg.logger)}
     settings |= {"held_out": cfg.held_out, "folder": sweep_folder(cfg), "placed": placed}
     return FrozenJob(base=base, spec=spec, recipe=recipe, **settings)

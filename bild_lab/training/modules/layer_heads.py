@@ -144,10 +144,8 @@ class LayerHeadsModule(SmallModule):
     ) -> Float[Tensor, "batch contexts layers vocab"] | OwnLoss:
         with torch.no_grad():
             run = decoder_states(self.base, input_ids, contexts, self.weights.config.layers)
-        batch_rows, heads = (
-            torch.arange(contexts.shape[0], device=contexts.device)[:, None],
-            self.weights,
-        )
+        batch_rows = torch.arange(contexts.shape[0], device=contexts.device)[:, None]
+        heads = self.weights
         states = {layer: run.hidden[layer][batch_rows, run.places] for layer in heads.config.layers}
         if target_tokens is None:
             return torch.stack(

@@ -385,10 +385,8 @@ def configuration(
             f"its {architecture}.block_count is {settings['block_count']}, and it holds {layers}"
             " layers"
         )
-    fields, heads = (
-        {field: settings[key] for key, field in NEEDED.items()},
-        settings["attention.head_count"],
-    )
+    fields = {field: settings[key] for key, field in NEEDED.items()}
+    heads = settings["attention.head_count"]
     head_dim = (
         settings.get("attention.key_length")
         or settings.get("rope.dimension_count")
@@ -439,10 +437,8 @@ def _rotation(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises ValueError for a scaling that is not known.
     """
     rotation = {"rope_type": "default", "rope_theta": settings.get("rope.freq_base", 10000.0)}
-    kind, factor = (
-        settings.get("rope.scaling.type", "linear"),
-        settings.get("rope.scaling.factor") or 1.0,
-    )
+    kind = settings.get("rope.scaling.type", "linear")
+    factor = settings.get("rope.scaling.factor") or 1.0
     if kind == "none" or factor == 1.0:
         return rotation
     if kind not in ("linear", "yarn"):

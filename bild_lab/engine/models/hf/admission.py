@@ -135,10 +135,8 @@ def _check(
     except UserError as error:
         failed, problem, refused = session_check.check_name, str(error), True
     except Exception as error:  # whatever a module raises is its answer
-        failed, problem = (
-            session_check.check_name,
-            (str(error).strip().splitlines() or [""])[0][:200],
-        )
+        failed = session_check.check_name
+        problem = (str(error).strip().splitlines() or [""])[0][:200]
         if not isinstance(error, CheckFailed):
             problem = f"it raises {type(error).__name__}: {problem}"
     return Outcome(one_by_one, failed, problem, refused)

@@ -350,10 +350,8 @@ class SpreadModel(HuggingFaceModel):
     @cached_property
     def module(self) -> PreTrainedModel:
         module = self.checkpoint.weights(self.dtype, device_map=self.device_map).eval()
-        input_place, drafter_device = (
-            input_device(module),
-            torch.empty(0, device=self.device).device,
-        )
+        input_place = input_device(module)
+        drafter_device = torch.empty(0, device=self.device).device
         if input_place != drafter_device:
             raise UserError(
                 f"{self.checkpoint.path} takes its tokens on {input_place}, as no part of it found"

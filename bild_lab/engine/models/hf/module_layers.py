@@ -145,10 +145,8 @@ class ModuleLayers(Layers):
             raise UserError(NO_BRANCHES.format(self.config.model_type))
         if forward_pass.layers is not None or forward_pass.states is not None or forward_pass.fill:
             raise UserError(NO_SINGLE_LAYERS.format(self.config.model_type))
-        forwards, repeated_tokens = (
-            self.forwards(forward_pass.start, forward_pass.count),
-            snapshots.go_back(forward_pass.start),
-        )
+        forwards = self.forwards(forward_pass.start, forward_pass.count)
+        repeated_tokens = snapshots.go_back(forward_pass.start)
         tokens = (
             forward_pass.tokens
             if repeated_tokens is None

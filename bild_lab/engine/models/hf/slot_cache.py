@@ -104,10 +104,8 @@ class SlotCache(DynamicCache):
                 continue
             # a spread model has layers on several devices
             index = on_device(taken, layer.keys.device)
-            layer.keys, layer.values = (
-                layer.keys.index_select(-2, index),
-                layer.values.index_select(-2, index),
-            )
+            layer.keys = layer.keys.index_select(-2, index)
+            layer.values = layer.values.index_select(-2, index)
             if getattr(layer, "indexer_keys", None) is not None:
                 layer.indexer_keys = layer.indexer_keys.index_select(1, index)
 

@@ -183,11 +183,9 @@ def side_by_side(
     texts: Sequence[PlacedRows], places: Sequence[int], device: torch.device
 ) -> SideBySide:
     """Rows of several texts as one. places: of the texts in the pool."""
-    widest, stop, n = (
-        max(text.count for text in texts),
-        max(text.stop for text in texts),
-        len(texts),
-    )
+    widest = max(text.count for text in texts)
+    stop = max(text.stop for text in texts)
+    n = len(texts)
     visible = torch.zeros(n, widest, stop, dtype=torch.bool, device=device)
     visible[:, :, 0] = True  # of padded rows: a softmax over nothing is NaN
     positions = torch.zeros(n, widest, dtype=torch.long, device=device)

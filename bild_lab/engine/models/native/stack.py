@@ -188,10 +188,8 @@ class Stack:
         views, width = self.views(rows, layers, masked=False), self.heads * self.head_dim
         for index in layers:
             layer = self.layers[index]
-            normed, (matrix, bias) = (
-                normalize(x, layer.norm, self.epsilon),
-                (layer.qkv.matrix, layer.qkv.bias),
-            )
+            normed = normalize(x, layer.norm, self.epsilon)
+            matrix, bias = layer.qkv.matrix, layer.qkv.bias
             if isinstance(matrix, Tensor):
                 both = linear(normed, matrix[width:], None if bias is None else bias[width:])
             else:
@@ -217,10 +215,8 @@ class Stack:
 
     def feed_forward(self, x: Float[Tensor, "m dim"], layer: Layer) -> Float[Tensor, "m dim"]:
         """The residual stream after a layer's feed-forward."""
-        inner, activate = (
-            layer.inner(normalize(x, layer.feed_norm, self.epsilon)),
-            ACTIVATIONS[self.activation],
-        )
+        inner = layer.inner(normalize(x, layer.feed_norm, self.epsilon))
+        activate = ACTIVATIONS[self.activation]
         if layer.inner.gated:
             gate, up = inner.chunk(2, -1)
             return self._add(x, layer.outer(activate(gate) * up), layer.feed_out_norm)
