@@ -11,15 +11,15 @@ server failed to give a text counts nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import mean, median
-from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.formatting import MISSING, number, point_label, times
 from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import flat_setting, varying_keys
 
 QUESTIONS = 480
 MT_BENCH = (
@@ -54,9 +54,8 @@ def spec_bench_table(results: Sequence[Result]) -> str:
     timed = [
         result for result in results if result.speedup.value is not None and not result.is_baseline
     ]
-    settings = [_flat(result.setting) for result in timed]
-    keys = dict.fromkeys(key for setting in settings for key in setting)
-    differing = [key for key in keys if len({str(setting.get(key)) for setting in settings}) > 1]
+    settings = [flat_setting(result) for result in timed]
+    differing = varying_keys(settings)
     rows, notes = [], []
     for result, setting in zip(timed, settings, strict=True):
         label = ", ".join(
@@ -79,14 +78,6 @@ def spec_bench_table(results: Sequence[Result]) -> str:
     lines = [titles, ["---"] * len(titles), *rows]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     return "\n\n".join([table, *notes])
-
-
-def _flat(setting: Mapping[str, Any]) -> dict[str, Any]:
-    """A setting with its groups, such as decoding, merged into one flat mapping."""
-    flat: dict[str, Any] = {}
-    for key, value in setting.items():
-        flat |= value if isinstance(value, dict) else {key: value}
-    return flat
 
 
 def answered_questions(examples: Sequence[MeasuredExample]) -> list[MeasuredExample]:

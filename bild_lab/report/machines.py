@@ -22,8 +22,8 @@ from bild_lab.lab.schema.formatting import (
     short_name,
 )
 from bild_lab.lab.schema.result import COLUMNS, Result
-from bild_lab.lab.store.groups import telling_knobs
-from bild_lab.report.matching import MatchedRuns, flat_setting, match_runs
+from bild_lab.lab.store.groups import flat_setting, telling_knobs
+from bild_lab.report.matching import MatchedRuns, match_runs
 from bild_lab.report.provenance import disturbance
 from bild_lab.report.terminal import DISTURBED, WIDTH, speedup_text
 

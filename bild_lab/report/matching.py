@@ -8,6 +8,7 @@ from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import flat_setting, varying_keys
 from bild_lab.lab.store.hashing import canonical_text, plain_numbers
 
 # keys of the setting that the user does not choose, so they never distinguish two points of a sweep
@@ -120,9 +121,13 @@ class _PointIdentity:
 
 
 def _identity_over(sweeps: Sequence[Sequence[Result]]) -> _PointIdentity:
-    varying: dict[str, None] = {}
-    for results in sweeps:
-        varying |= _varying_keys(results)
+    # in their order
+    varying = dict.fromkeys(
+        key
+        for results in sweeps
+        for key in varying_keys([flat_setting(result) for result in results])
+        if key not in DERIVED_KEYS
+    )
     policies = {result.policy for results in sweeps for result in results}
     knobs = {policy: _matched_knobs(policy, sweeps) for policy in policies}
     return _PointIdentity(knobs, list(varying))
@@ -156,14 +161,6 @@ def _each_once(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(texts))
 
 
-def flat_setting(result: Result) -> dict[str, Any]:
-    """A result's setting with its groups, such as decoding, merged into one flat mapping."""
-    flat: dict[str, Any] = {}
-    for key, value in result.setting.items():
-        flat |= value if isinstance(value, dict) else {key: value}
-    return {**flat, "batch": result.setting.get("batch")}  # which only batches store
-
-
 def _require_same_task(a: Result, b: Result, names: str) -> None:
     """Raise UserError unless both have the same metric, and the same dataset or, under two names,
     the same rows.
@@ -192,29 +189,7 @@ def _matched_knobs(policy: str, sweeps: Sequence[Sequence[Result]]) -> set[str]:
     knobs_by_sweep = [knobs for knobs in knobs_by_sweep if knobs]
     names = [set().union(*knobs) for knobs in knobs_by_sweep]
     matched = set.intersection(*names)
-    for name in set().union(*names) - matched:
-        if any(_varies(name, knobs) for knobs in knobs_by_sweep):
-            matched.add(name)
-    return matched
-
-
-def _varying_keys(results: Sequence[Result]) -> dict[str, None]:
-    """The keys of the setting that vary among these results, but for those that the user does not
-    choose.
-    """
-    settings = [flat_setting(result) for result in results]
-    keys: dict[str, None] = {}  # in their order
-    for setting in settings:
-        keys |= dict.fromkeys(setting)
-    for key in list(keys):
-        if key in DERIVED_KEYS or not _varies(key, settings):
-            del keys[key]
-    return keys
-
-
-def _varies(key: str, mappings: Sequence[Mapping[str, Any]]) -> bool:
-    values = {canonical_text(mapping.get(key)) for mapping in mappings}
-    return len(values) > 1
+    return matched.union(*map(varying_keys, knobs_by_sweep))
 
 
 def point_text(result: Result) -> str:

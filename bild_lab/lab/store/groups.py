@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, log2
 from typing import Any
@@ -311,6 +311,24 @@ def _comparable_key(
     compared = to_json(setting)
     compared.pop(without, None)
     return canonical_text([compared, metric, *further])
+
+
+def flat_setting(result: Result) -> dict[str, Any]:
+    """A result's setting with its groups, such as decoding, merged into one flat mapping."""
+    flat: dict[str, Any] = {}
+    for key, value in result.setting.items():
+        flat |= value if isinstance(value, dict) else {key: value}
+    return {**flat, "batch": result.setting.get("batch")}  # which only batches store
+
+
+def varying_keys(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys whose values are not the same in all mappings, in order of appearance. A missing key
+    counts as None.
+    """
+    keys = dict.fromkeys(key for mapping in mappings for key in mapping)
+    return [
+        key for key in keys if len({canonical_text(mapping.get(key)) for mapping in mappings}) > 1
+    ]
 
 
 def differing_keys(groups: Sequence[Group]) -> list[str]:

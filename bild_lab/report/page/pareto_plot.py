@@ -19,9 +19,9 @@ from bild_lab.lab.schema.formatting import (
     short_value,
 )
 from bild_lab.lab.schema.result import COLUMNS, Result
-from bild_lab.lab.store.groups import Group, Position
+from bild_lab.lab.store.groups import Group, Position, flat_setting, varying_keys
 from bild_lab.lab.store.hashing import plain_numbers
-from bild_lab.report.matching import DERIVED_KEYS, flat_setting
+from bild_lab.report.matching import DERIVED_KEYS
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
 from bild_lab.report.style import (
     MUTED,
@@ -112,8 +112,7 @@ def overlays(groups: Sequence[Group]) -> list[Overlay]:
 
 def _overlay(groups: Mapping[int, Group]) -> Overlay:
     settings = [plain_numbers(flat_setting(group.results[0])) for group in groups.values()]
-    keys = dict.fromkeys(key for setting in settings for key in setting)
-    differing = [key for key in keys if len({str(setting.get(key)) for setting in settings}) > 1]
+    differing = varying_keys(settings)
     same_baseline = set(differing) <= set(_BESIDE_THE_BASELINE)
     relative = same_baseline and all(group.relative for group in groups.values())
     labels = _overlay_labels(settings, differing, list(groups))

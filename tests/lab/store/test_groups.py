@@ -9,6 +9,7 @@ from bild_lab.lab.store.groups import (
     differing_keys,
     setting_title,
     setting_value,
+    varying_keys,
 )
 from bild_lab.report.phrases import quality_claim
 from tests.report.sample import (
@@ -33,6 +34,15 @@ def test_results_of_different_settings_never_share_a_group():
     assert differing_keys(groups) == ["decoding.temperature"]
     values = [setting_value(group.setting, "decoding.temperature") for group in groups]
     assert values == [SETTING["decoding"]["temperature"], 0.7]
+
+
+def test_keys_vary_if_their_values_differ_and_not_if_their_numbers_are_written_otherwise():
+    first = {"temperature": 0, "window": 4, "stop": ["a"]}
+    assert varying_keys([first, {"temperature": 0.0, "stop": ["a"], "batch": 2}]) == [
+        "window",
+        "batch",
+    ]
+    assert varying_keys([first]) == []
 
 
 def test_a_position_is_one_over_the_speedup_and_the_paired_difference():
