@@ -192,7 +192,7 @@ def _timed_findings(group: Group, n_points: int, n_settings: int) -> list[str]:
         return [_without_verdict(group, possible)]
     claims = _claims(group, possible)
     if n_points > 1 and group.best(1.0) is not None:
-        claims.append(_corrected_for_choice(group, n_points, n_settings))
+        claims.append(_choice_in_words(group, n_points, n_settings))
     return claims
 
 
@@ -315,7 +315,7 @@ def _claims(group: Group, results: list[Result]) -> list[str]:
     return claims
 
 
-def _corrected_for_choice(group: Group, n_points: int, n_settings: int) -> str:
+def _choice_in_words(group: Group, n_points: int, n_settings: int) -> str:
     """How the named points were chosen, where to choose them instead, and the last one's intervals
     for that choice, which was among the points of all settings.
     """

@@ -123,7 +123,7 @@ def cases_of(models_of: ModelsOf) -> CasesOf:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "family"), CASES)
-def test_texts_are_vanillas(
+def test_every_policy_writes_vanillas_texts_on_these_kernels(
     policy: str, family: str, models_of: ModelsOf, cases_of: CasesOf
 ) -> None:
     seen = Seen()

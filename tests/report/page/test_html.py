@@ -81,7 +81,7 @@ def page(tmp_path_factory):
         "The environment",
     ],
 )
-def test_the_report_says(page, words):
+def test_the_page_has_every_section_with_its_numbers(page, words):
     assert words in page.text
 
 

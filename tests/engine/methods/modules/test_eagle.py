@@ -114,7 +114,9 @@ def written(
 
 
 @pytest.mark.parametrize("pickled", [True, False], ids=["bin", "safetensors"])
-def test_safeailabs_layouts(pickled: bool, tmp_path: Path) -> None:
+def test_eagles_in_safeailabs_files_score_as_they_did_when_saved(
+    pickled: bool, tmp_path: Path
+) -> None:
     first = random_eagle(EAGLE, MODEL.config, bias=(True, True), embeds=True)
     first.save(tmp_path / "own")
     tensors = load_file(tmp_path / "own" / "model.safetensors")
@@ -135,7 +137,7 @@ def test_safeailabs_layouts(pickled: bool, tmp_path: Path) -> None:
     assert eagle.config.target_layers == spread_layers(3)
 
 
-def test_speculators_layouts(tmp_path: Path) -> None:
+def test_eagles_in_speculators_files_score_as_they_did_when_saved(tmp_path: Path) -> None:
     first = random_eagle(EAGLE, MODEL.config, bias=(True, False))
     first.save(tmp_path / "own")
     tensors = load_file(tmp_path / "own" / "model.safetensors")
