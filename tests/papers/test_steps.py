@@ -132,6 +132,26 @@ def test_overrides_go_to_the_steps_that_have_the_key() -> None:
     ]  # fmt: skip
 
 
+def test_what_is_learned_is_the_papers_whatever_is_measured() -> None:
+    """Answers to the questions of MT-Bench would be learned before it is measured."""
+    overrides = ["pair=llama2_7b_chat", "dataset=mt_bench", "dataset.limit=80", "train.seed=1"]
+    answers, learned = {}, []
+    for step in steps_of("bita_tab1", overrides=overrides):
+        words = shlex.split(step.command)
+        if words[1] == "scripts/generate_calibration.py":
+            answers[step.writes.removeprefix("calibration_llama2_7b_chat_")] = words
+        elif words[1] == "scripts/train_bita.py":
+            learned = words
+        elif words[1] == "run.py":
+            assert {"dataset=mt_bench", "dataset.limit=80"} <= set(words)
+    limits = {"cip": "dataset.limit=50000"}
+    assert list(answers) == ["lima", "alpaca_gpt4", "code_alpaca", "open_platypus", "cip"]
+    for name, words in answers.items():
+        chosen = [word for word in words if word.startswith("dataset")]
+        assert chosen == [f"dataset={name}", *filter(None, [limits.get(name)])]
+    assert "train.seed=1" in learned and not any(word.startswith("dataset") for word in learned)
+
+
 def test_an_override_that_no_step_has_and_an_unknown_scale_are_refused() -> None:
     with pytest.raises(UserError, match="no step of spec_tab4 has the key dataset.limits"):
         steps_of("spec_tab4", "small", ["dataset.limits=6"])

@@ -71,6 +71,9 @@ WORK = {  # of the scripts that run models
     "scripts/train_lm_heads.py": StepKind.TRAINING_BESIDE_FROZEN,
     "scripts/train_module.py": StepKind.TRAINING_BESIDE_FROZEN,
 }
+LEARNING = (StepKind.ANSWERING, StepKind.TRAINING, StepKind.TRAINING_BESIDE_FROZEN)
+# groups that choose what is measured and how; what is learned is the paper's, whatever is measured
+MEASURED = ("dataset", "template", "decoding")
 
 
 @dataclass(frozen=True)
@@ -123,9 +126,11 @@ def steps_of(
     written by the command with that name=NAME: one of the item's own, else a recipe of its
     experiment, else a command of another item. A sweep is a step for each value that needs other
     models or folders, so that a pair waits for its own training only.
-    overrides: KEY=VALUE, for every step that has the key. left_out: data sets of
-    `recipes.OPTIONAL_ANSWERS` that no training learns. live: sweeps decode all examples at every
-    point; else the quality of an item's recorded sweeps comes from a record (`recorded_steps.py`).
+    overrides: KEY=VALUE, for every step that has the key; those of `MEASURED` not for answers and
+    trainings, which would learn the questions that are measured, or a few of their own. left_out:
+    data sets of `recipes.OPTIONAL_ANSWERS` that no training learns. live: sweeps decode all
+    examples at every point; else the quality of an item's recorded sweeps comes from a record
+    (`recorded_steps.py`).
 
     Raises UserError for an unknown item or scale, and a key that no step has.
     """
@@ -278,20 +283,14 @@ def _all_commands(scale: str) -> list[str]:
 
 
 def _split_sweep(command: str, overrides: Sequence[str]) -> list[Words]:
-    """The command with the overrides that it has keys for, once for each value that needs other
-    models or folders.
+    """The command with the overrides that it takes, once for each value that needs other models or
+    folders.
     """
     words = tuple(shlex.split(command))
     application = application_of(words[1])
     if application is None:
         return [words]
-    configuration = composed(application, tuple(values[0] for values in lists_of(words).values()))
-    known = [
-        word
-        for word in overrides
-        if OmegaConf.select(configuration, word.partition("=")[0], default=_ABSENT) is not _ABSENT
-    ]
-    words = replaced_words(words, known)
+    words = replaced_words(words, _taken(words, application, overrides))
     lists = lists_of(words)
     split_lists = [
         values
@@ -299,6 +298,20 @@ def _split_sweep(command: str, overrides: Sequence[str]) -> list[Words]:
         if len(values) > 1 and _needs_differ(application, lists, key)
     ]
     return [replaced_words(words, choice) for choice in product(*split_lists)]
+
+
+def _taken(words: Words, application: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides that a command takes: those that it has keys for, and of what answers or trains
+    none of `MEASURED`.
+    """
+    configuration = composed(application, tuple(values[0] for values in lists_of(words).values()))
+    learns = WORK.get(words[1]) in LEARNING and COUNTING not in words
+
+    def is_taken(key: str) -> bool:
+        known = OmegaConf.select(configuration, key, default=_ABSENT) is not _ABSENT
+        return known and not (learns and key.split(".")[0] in MEASURED)
+
+    return [word for word in overrides if is_taken(word.partition("=")[0])]
 
 
 def _needs_differ(application: str, lists: Mapping[str, Words], key: str) -> bool:
