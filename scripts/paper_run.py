@@ -301,7 +301,7 @@ def print_plan(steps: Sequence[Step], machine: Machine) -> None:
         placement = placement_of(step, machine)
         command = step.command if placement is None else command_line(step, placement)
         spread_over = 1 if placement is None else placement.spread_over
-        described = describe_needs(step_needs, machine.gpu, spread_over)
+        described = describe_needs(step_needs, spread_over)
         parts = [command, reads, writes, describe_placement(step, machine), described]
         output.print(escape(f"{place} {status}: {'; '.join(filter(None, parts))}"))
     # nothing is estimated for toys

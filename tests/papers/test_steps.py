@@ -28,8 +28,10 @@ from bild_lab.papers.runs.machine import (
     blocked_by,
     describe_placement,
     machine_of,
+    needs_of,
     placement_of,
 )
+from bild_lab.papers.runs.needs import describe_needs
 from bild_lab.papers.runs.step_processes import is_done
 from bild_lab.papers.runs.step_runs import plan, run_steps, submit_steps
 from bild_lab.papers.runs.steps import Step, output_folders, steps_of
@@ -452,6 +454,18 @@ def test_a_step_takes_what_its_work_and_its_models_need(
         processes,
         overrides,
     )
+
+
+def test_as_many_rows_are_counted_as_the_gpu_that_is_here_holds() -> None:
+    """The fault: 32 rows of answers, as an A100 of 80 GB holds them, were refused on one of 40."""
+    changes = {"size": 7, "points": 0, "at_once": 32, "max_new_tokens": 1600}
+    step = step_of("generate_calibration", changes)
+    for room_gb in (24, 40, 80):
+        machine = replace(HERE, room_gb=room_gb, gated=True)
+        (needed,) = needs_of(step, machine)
+        assert blocked_by(step, machine) is None and str(placement_of(step, machine)) == "1 GPU"
+        fits = f"(fits in {room_gb} GB, {needed.rows_on(1)} of 32 rows at once)"
+        assert fits in describe_needs([needed])
 
 
 def test_a_training_on_several_gpus_is_started_by_accelerate(

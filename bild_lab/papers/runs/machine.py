@@ -140,7 +140,7 @@ def known_gpu(name: str) -> str | None:
 
 def needs_of(step: Step, machine: Machine) -> list[Needs]:
     """What each setting of a step needs on this machine."""
-    return [needs(setting, machine.gpu, machine.gpus) for setting in step.settings]
+    return [needs(setting, machine.gpu, machine.gpus, machine.room_gb) for setting in step.settings]
 
 
 def placement_of(step: Step, machine: Machine) -> Placement | None:

@@ -129,9 +129,13 @@ class Needs:
         return replace(self, gpus=gpus, hours=hours_on(gpus))
 
 
-def needs(setting: RunSetting, gpu: str, node_gpus: int = MOST_GPUS) -> Needs:
-    """What the setting takes, on a machine with so many of this GPU. Raises UserError for an
-    unknown one.
+def needs(
+    setting: RunSetting, gpu: str, node_gpus: int = MOST_GPUS, room_gb: float | None = None
+) -> Needs:
+    """What the setting takes, on a machine with so many of this GPU.
+
+    room_gb: of the memory of each, of which some have more and others less; None: as in `GPUS`.
+    Raises UserError for an unknown GPU.
     """
     require_choice("gpu", gpu, GPUS)
     sizes = {
@@ -162,7 +166,7 @@ def needs(setting: RunSetting, gpu: str, node_gpus: int = MOST_GPUS) -> Needs:
         * (prompt + setting.max_new_tokens)
         * gigabytes,
         rows=max(1, setting.at_once),
-        room_gb=GPUS[gpu][0],
+        room_gb=GPUS[gpu][0] if room_gb is None else room_gb,
         examples=examples,
         hours=None,
         drafts_gb=gigabytes
@@ -307,7 +311,7 @@ def configuration_of(outline: Any) -> Any:
     return AutoConfig.for_model(values.pop("model_type"), **values)
 
 
-def describe_needs(run_needs: Sequence[Needs], gpu: str, spread_over: int = 1) -> str:
+def describe_needs(run_needs: Sequence[Needs], spread_over: int = 1) -> str:
     """What a command needs, in a few words; empty if nothing is known.
 
     spread_over: the GPUs that hold its target together.
@@ -318,13 +322,13 @@ def describe_needs(run_needs: Sequence[Needs], gpu: str, spread_over: int = 1) -
     gigabytes = downloads(run_needs)
     parts = [f"{sum(gigabytes.values()):.1f} GB to download"] if gigabytes else []
     if largest.weights_gb:
-        parts.append(_memory_words(largest, gpu, spread_over))
+        parts.append(_memory_words(largest, spread_over))
         hours = gpu_hours_of(run_needs)
         parts.append("time unknown" if hours is None else f"about {hours:.1f} GPU-hours")
     return ", ".join(parts)
 
 
-def _memory_words(need: Needs, gpu: str, spread_over: int) -> str:
+def _memory_words(need: Needs, spread_over: int) -> str:
     """The memory of a setting on each of its GPUs, how many rows it has at once, and whether it
     fits.
     """
@@ -333,9 +337,9 @@ def _memory_words(need: Needs, gpu: str, spread_over: int) -> str:
     if spread_over > 1:
         memory += f" on each of {spread_over} GPUs"
     if memory_gb <= need.room_gb:
-        fits = f"fits in {GPUS[gpu][0]} GB"
+        fits = f"fits in {need.room_gb:.0f} GB"
     else:
-        fits = f"does not fit in {GPUS[gpu][0]} GB"
+        fits = f"does not fit in {need.room_gb:.0f} GB"
         if need.fitting:
             fits += f", {need.fitting[0]} GPUs hold it"
     if need.row_gb is None:
