@@ -35,7 +35,6 @@ from gguf import (
 from gguf.quants import quant_shape_to_byte_shape
 from huggingface_hub.errors import StrictDataclassError
 from jaxtyping import Float, Int, UInt8
-from tokenizers import normalizers
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -44,11 +43,10 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
-from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.gguf_tokenizer import tokenizer_of
 from bild_lab.engine.models.checkpoint.hub import no_progress_bars
 from bild_lab.engine.models.checkpoint.weights import StoredWeights, file_weights
 from bild_lab.errors import UserError
@@ -230,21 +228,13 @@ class GgufCheckpoint(Checkpoint):
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        kind, pre = (self._header[0].get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+        _ = self._header  # refuses a damaged file
         try:
-            # it would be split as GPT-2 does
-            if kind == "gpt2" and pre not in {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2"}:
-                raise ValueError(f"its rule of splitting words is {pre}, which is not known")
-            architecture, parts, settings = get_gguf_tokenizer(self.location)
-            backend, _ = convert_gguf_tokenizer(architecture, parts)
+            return tokenizer_of(self.location)
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise UserError(
                 f"the tokenizer of {self.path} cannot be built: {error}; {OTHERWISE}"
             ) from error
-        if pre == "qwen2":
-            # Qwen2's own tokenizer has it; the file does not say
-            backend.normalizer = normalizers.NFC()
-        return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
     @cached_property
     def generation(self) -> GenerationConfig:
