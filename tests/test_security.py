@@ -68,6 +68,40 @@ def test_a_checkpoints_own_code_runs_only_where_it_was_asked_for(
     assert ran.exists()
 
 
+OWN_MODEL = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class OwnConfig(LlamaConfig):
+    model_type = "own_model"
+
+
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_a_model_of_code_that_is_trusted_decodes_as_transformers_does(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    classes = {"AutoConfig": "own_model.OwnConfig", "AutoModelForCausalLM": "own_model.OwnModel"}
+    own = {"model_type": "own_model", "auto_map": classes}
+    folder = changed(checkpoints / "llama", tmp_path / "own", **own)
+    (folder / "own_model.py").write_text(OWN_MODEL)
+    expected = bild_lab.load(checkpoints / "llama", policy="vanilla").generate([5, 9, 12], 8)
+    decoder = bild_lab.load(folder, policy="vanilla", trust_remote_code=True)
+    assert decoder.generate([5, 9, 12], 8).token_ids == expected.token_ids
+    assert decoder.target.engine == "hf"
+    # in memory, where nobody asks for trust any more
+    in_memory = (decoder.target.module, decoder.target.checkpoint.tokenizer)
+    texts = bild_lab.load(in_memory, policy="vanilla").generate([5, 9, 12], 8)
+    assert texts.token_ids == expected.token_ids
+
+
 def test_pickled_weights_are_refused_before_anything_is_read(
     checkpoints: Path, tmp_path: Path
 ) -> None:

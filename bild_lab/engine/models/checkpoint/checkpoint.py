@@ -31,6 +31,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from bild_lab.engine.models.checkpoint.chat import ChatSettings, chat_text
 from bild_lab.engine.models.checkpoint.hub import (
@@ -380,10 +381,16 @@ class Checkpoint:
         """
         # read now: a GGUF file's configuration is computed with tensors
         auto_class, config = self.auto_class, copy.deepcopy(self.config)
+        own_class = (getattr(config, "auto_map", None) or {}).get(auto_class.__name__)
         try:
+            build = auto_class.from_config
+            if self.trust_remote_code and own_class is not None:
+                build = get_class_from_dynamic_module(
+                    own_class, self.location, revision=self.commit
+                )._from_config
             with torch.device("meta"):
-                return auto_class.from_config(config, dtype=torch.bfloat16)
-        except (ValueError, ImportError) as error:
+                return build(config, dtype=torch.bfloat16)
+        except (ValueError, ImportError, OSError) as error:
             raise UserError(
                 f"transformers cannot build the model of {self.path}:"
                 f" {str(error).strip().splitlines()[0]}; give a checkpoint of a language model"

@@ -84,6 +84,13 @@ class LoadedCheckpoint(Checkpoint):
             )
         return self.module
 
+    def weightless(self) -> PreTrainedModel:
+        """The architecture on the meta device, by the module's own class, which may be none of
+        Transformers.
+        """
+        with torch.device("meta"):
+            return type(self.module)(copy.deepcopy(self.config))
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the weights."""
