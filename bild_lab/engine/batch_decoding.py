@@ -197,7 +197,7 @@ def require_room(models: Iterable[LoadedModel], requests: Sequence[Request], bat
         return
     remedy = f"at most {fits} fit: set runtime.batch={fits}" if fits else "not even one text fits"
     needed = batch * cache_bytes_per_text(models, requests) + buffer_bytes(models, requests)
-    free = free_bytes(models[0].device) / GIB
+    free = room_bytes(models) / GIB
     raise UserError(
         f"a batch of {batch} texts needs {needed / GIB:.2f} GiB for its caches, and {free:.2f} GiB are"
         f" free; {remedy}, or lower decoding.max_new_tokens"
@@ -225,8 +225,14 @@ def max_batch_size(models: Iterable[LoadedModel], requests: Sequence[Request]) -
     text_bytes = cache_bytes_per_text(models, requests)
     if not text_bytes:
         return None
-    room = MEMORY_SHARE * free_bytes(models[0].device) - buffer_bytes(models, requests)
+    room = MEMORY_SHARE * room_bytes(models) - buffer_bytes(models, requests)
     return max(0, int(room / text_bytes))
+
+
+def room_bytes(models: Sequence[LoadedModel]) -> int:
+    """The memory for the caches of a batch: what is free, and what earlier batches left."""
+    pooled = sum(model.pooled_bytes for model in models if model.engine == "native")
+    return free_bytes(models[0].device) + pooled
 
 
 def buffer_bytes(models: Iterable[LoadedModel], requests: Sequence[Request]) -> int:

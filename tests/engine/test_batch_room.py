@@ -87,7 +87,21 @@ def test_a_batch_that_does_not_fit_is_told_in_gibibytes(monkeypatch: pytest.Monk
         "a batch of 4 texts needs 12.00 GiB for its caches, and 10.00 GiB are free; at most 3 fit"
     )
     with pytest.raises(UserError, match=re.escape(message)):
-        require_room([SimpleNamespace(device=gpu, engine="native")], [None], 4)
+        require_room([SimpleNamespace(device=gpu, engine="native", pooled_bytes=0)], [None], 4)
+
+
+def test_the_caches_of_one_batch_are_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = load(tiny_checkpoints(), "llama", "vanilla", engine="native")
+    prompts, target = ["w5 w6", "w7", "w8 w9"], decoder.target
+    requests = [decoder.request(prompt, 20) for prompt in prompts]
+    memory = 4 * cache_bytes_per_text(decoder.models, requests)
+    monkeypatch.setattr(batch_room, "free_bytes", lambda device: memory - target.pooled_bytes)
+    require_room(decoder.models, requests, 3)
+    decoder.generate(prompts, max_new_tokens=20, batch=3)
+    assert target.pooled_bytes > 0
+    require_room(decoder.models, requests, 3)
+    with pytest.raises(UserError, match="at most 3 fit"):
+        require_room(decoder.models, requests, 4)
 
 
 def test_the_bytes_of_a_text_are_those_of_a_decoder_only_cache() -> None:

@@ -378,6 +378,7 @@ def cuda_functions(machine: Machine) -> dict[str, Any]:
         "mem_get_info": lambda device=None: (15 * GIB, 16 * GIB),
         "max_memory_allocated": lambda device=None: 2**20,
         "reset_peak_memory_stats": lambda device=None: None,
+        "memory_stats": lambda device=None: {},
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: None,
         "manual_seed": lambda seed: None,

@@ -146,8 +146,20 @@ def free_bytes(device: torch.device) -> int:
     its container.
     """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        return torch.cuda.mem_get_info(device)[0] + kept_bytes(device)
     return max(0, min([psutil.virtual_memory().available, *free_in_groups()]))
+
+
+def kept_bytes(device: torch.device) -> int:
+    """Bytes of a GPU that PyTorch keeps of freed tensors. To the driver they are taken, but new
+    tensors get them, unless they lie in one piece with a tensor that is in use.
+    """
+    counts = torch.cuda.memory_stats(device)
+    reserved, active, beside_active = (
+        counts.get(f"{name}_bytes.all.current", 0)
+        for name in ("reserved", "active", "inactive_split")
+    )
+    return reserved - active - beside_active
 
 
 def free_in_groups(mounted: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[int]:

@@ -86,3 +86,17 @@ def test_without_a_limit_the_machine_counts(
     assert free_bytes(cpu) == 300 * MIB
     found["limits"] = [-5]
     assert free_bytes(cpu) == 0
+
+
+def test_what_pytorch_keeps_of_freed_tensors_on_a_gpu_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a batch, whose caches the next one takes again."""
+    counts = {"reserved": 900 * MIB, "active": 300 * MIB, "inactive_split": 50 * MIB}
+    counts = {f"{name}_bytes.all.current": count for name, count in counts.items()}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: counts)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * MIB, 1000 * MIB))
+    gpu = torch.device("cuda")
+    assert free_bytes(gpu) == 650 * MIB
+    counts.clear()  # before the first tensor
+    assert free_bytes(gpu) == 100 * MIB

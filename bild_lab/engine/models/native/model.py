@@ -157,6 +157,12 @@ class NativeModel:
         return Pool(self.decoder.cache_shape, self.decoder.embedding.dtype, self.device)
 
     @property
+    def pooled_bytes(self) -> int:
+        """The memory of earlier batches' caches, which those of the next one lie in."""
+        pool = self.__dict__.get("_pool")  # without making one
+        return 0 if pool is None else pool.nbytes
+
+    @property
     def depth(self) -> int:
         return self.checkpoint.depth
 

@@ -34,6 +34,12 @@ class Pool:
         self.keys = self.values = self.source_keys = self.source_values = nothing
         self._free: list[int] = []
 
+    @property
+    def nbytes(self) -> int:
+        """The memory that it holds, whether texts are in it or not."""
+        stores = (self.keys, self.values, self.source_keys, self.source_values)
+        return sum(store.nbytes for store in stores)
+
     def take(self, capacity: int) -> PooledCache:
         """A place for a text of about so many slots."""
         texts = self.keys.shape[1]
