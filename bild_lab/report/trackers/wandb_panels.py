@@ -258,7 +258,7 @@ def _example_row(example: MeasuredExample, known: Example | None) -> list[Any]:
     """The values of `_EXAMPLE_COLUMNS`; several references have a line each."""
     prompt, reference, same_output = example.prompt, None, None
     if known is not None:
-        prompt = prompt or known.prompt
+        prompt = prompt or str(known.prompt)  # wandb takes no other kind of text
         reference = "\n".join(known.references) or None
     if example.baseline_token_ids is not None:
         same_output = example.token_ids == example.baseline_token_ids

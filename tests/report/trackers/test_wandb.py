@@ -19,6 +19,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.data.prompts import Example, SourcePrompt
 from bild_lab.lab.store.hashing import data_hash
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.trackers.loggers import NoLogger
@@ -182,6 +183,18 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
     assert online.closing() == [
         f"logged to Weights & Biases: 2 runs in group my sweep. {GivenRun.url}"
     ]
+
+
+def test_texts_with_and_without_a_trace_are_rows_of_one_table() -> None:
+    """Of a text that was not traced the prompt comes from the dataset, which knows its source."""
+    examples = [sample_example("a", prompt="German: eins"), sample_example("b")]
+    known = {
+        (name, 1): Example(name, name, SourcePrompt(name, ("German: ", "")), ("one",))
+        for name in ("a", "b")
+    }
+    table = point_panels(sample_result("bild", {}, 1.5), examples, known)["examples"]
+    assert [row[1] for row in table.data] == ["German: eins", "German: b"]
+    assert {type(row[1]) for row in table.data} == {str}
 
 
 def test_what_a_point_does_not_have_is_no_panel():
