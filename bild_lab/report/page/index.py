@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from bild_lab.lab.schema.statistics import (
 )
 from bild_lab.lab.store.groups import data_title, differing_in, pair_title
 from bild_lab.lab.store.progress import read_commands
-from bild_lab.lab.store.records import RESULT
+from bild_lab.lab.store.records import Sweep
 from bild_lab.ranks import launched
 from bild_lab.report.provenance import disturbance
 
@@ -138,6 +137,14 @@ def _run(folder: Path) -> Run:
     )
 
 
+def _are_baselines(rows: pd.DataFrame, folder: Path) -> pd.Series:
+    """Of each point whether it is the baseline itself, which has its own quality."""
+    alike = rows[rows["quality_difference"] == 0]
+    results = {place: _stored_result(folder, row) for place, row in alike.iterrows()}
+    baselines = [place for place, result in results.items() if result and result.is_baseline]
+    return pd.Series(rows.index.isin(baselines), rows.index)
+
+
 def _counted_texts(rows: pd.DataFrame) -> pd.Series:
     """Of each point how many texts its intervals are over (`Result.counted_texts`)."""
     if "independent_texts" not in rows.columns:
@@ -162,6 +169,7 @@ def _best(rows: pd.DataFrame, folder: Path, loss: float) -> str:
     if rows.empty:
         return MISSING
     compared = rows.dropna(subset=["speedup", "quality_difference"])
+    compared = compared[~_are_baselines(compared, folder)]
     enough = compared[_counted_texts(compared).map(are_enough)]
     if enough.empty:
         return MISSING if compared.empty else _TOO_FEW_EXAMPLES
@@ -227,11 +235,10 @@ def _best_words(
 
 
 def _stored_result(folder: Path, row: pd.Series) -> Result | None:
-    """A point's stored result; None where it cannot be read."""
-    file = folder / "points" / str(row["point"]) / RESULT
+    """A point's newest stored result, whose numbers the row has; None where none can be read."""
     try:
-        return Result.from_json(json.loads(file.read_bytes()))
-    except (OSError, ValueError, UserError):
+        return Sweep(folder).newest(str(row["point"]))
+    except UserError:  # of another version
         return None
 
 
@@ -242,7 +249,9 @@ def _label(best: pd.Series, rows: pd.DataFrame) -> str:
     columns, policy = list(rows), best["policy"]
     policy_rows = rows[rows["policy"] == policy]
     knob_columns = columns[columns.index("policy") + 1 : columns.index("target")]
-    knobs = {knob: best[knob] for knob in knob_columns if pd.notna(best[knob])}
+    # Python's own values: numpy's True is written as another word than the file's
+    values = best.astype(object).to_dict()
+    knobs = {knob: values[knob] for knob in knob_columns if pd.notna(values[knob])}
     if len(policy_rows) > 1:
         named = [knob for knob in knobs if policy_rows[knob].nunique(dropna=False) > 1]
     else:

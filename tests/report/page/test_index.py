@@ -33,6 +33,8 @@ def listed(command: Command, *words: str) -> tuple[int, str]:
 IMPOSSIBLE = sample_result(
     "bild", {"window": 3}, 9.0, drafted=9, tokens_per_target_call=2.0, tokens_per_s_ratio=9.0
 )
+# the baseline as a point, which says how noisy the machine is
+TIMED_TWICE = sample_result("vanilla", {}, 1.02)
 TIMED_ONCE = sample_result("bild", {}, 1.8, setting={"batch": 8})
 ATTACK = "<img src=x> 50% of #1?"
 
@@ -87,6 +89,7 @@ def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path)
             *["bild (window 5) 1.80× [1.74, 1.86]"] * 2,
         ),
         ([IMPOSSIBLE], "–", "–"),
+        ([TIMED_TWICE, sample_result("bild", {}, 0.7)], *["bild 0.70× [0.65, 0.75]"] * 2),
         (
             [sample_result("bild", {}, 1.8, environment={**ENVIRONMENT, "gpu_slowed_by": "heat"})],
             *["bild 1.80× [1.75, 1.85], GPU slowed by heat"] * 2,
@@ -106,6 +109,7 @@ def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path)
         "only the baseline",
         "an impossible speedup",
         "nothing but an impossible speedup",
+        "the baseline beside itself",
         "a slowed GPU",
         "too few examples",
         "too few conversations",
@@ -214,3 +218,18 @@ def test_bad_input_is_refused_in_a_line_and_writes_nothing(
 ) -> None:
     code, printed = listed(command, *words)
     assert (code, printed.count("\n")) == (2, 1) and not Path("outputs").exists()
+
+
+def test_a_point_measured_again_is_judged_by_its_newest_measurement(tmp_path: Path) -> None:
+    busy = {**ENVIRONMENT, "busy_elsewhere_percent": 74.0}
+    first, sweep = sample_result("bild", {}, 1.8, environment=busy), Sweep(tmp_path / "again")
+    for result in (first, sample_result("bild", {}, 1.5)):
+        sweep.write_point(result.point, "policy: {}\n", result, [], keep_both=True)
+    write_table(sweep.results(), sweep.folder / "sweep.csv")
+    assert run(tmp_path, "again").without_loss == "bild 1.50× [1.45, 1.55]"
+
+
+def test_a_switch_as_in_the_policys_file_is_not_named(tmp_path: Path) -> None:
+    knobs = {"fallback": 0.5, "rollback": 2.0, "window": 10, "verify_tail": True}
+    write_run(tmp_path / "one", [sample_result("bild", knobs, 1.5)])
+    assert run(tmp_path, "one").without_loss == "bild (fallback 0.5) 1.50× [1.45, 1.55]"
