@@ -62,13 +62,20 @@ def _hardware(group: Group) -> str:
 
 def _runs(group: Group) -> str:
     setting = group.setting
-    runs = (
-        f"each text {setting.repeats} times, in turn with {setting.baseline}, after"
-        f" {setting.warmup} to warm up"
-    )
+    beside = f", in turn with {setting.baseline}" if setting.baseline else ""
+    runs = f"each text {_repeats(group)}{beside}, after {setting.warmup} to warm up"
     if any(not result.timed for result in group.results):
         runs += " (replayed texts are not timed)"
     return f"{runs}; intervals are over {_texts(group)}"
+
+
+def _repeats(group: Group) -> str:
+    """How often each text was timed: `3 times`, or `6 to 17 times` where `measure.precision`
+    decided.
+    """
+    counts = [result.speedup.repeats or group.setting.repeats for result in group.results]
+    fewest, most = min(counts), max(counts)
+    return counted(fewest, "time") if fewest == most else f"{fewest} to {counted(most, 'time')}"
 
 
 def _texts(group: Group) -> str:
@@ -125,8 +132,10 @@ def _thresholds(group: Group, screened: Sequence[ScreenedPoint]) -> str:
 
 def _lossy_rules(group: Group) -> str:
     """Whether a point scores above the target beyond chance, and what the control of lossy rules
-    scores beside it.
+    scores beside it; empty without a baseline.
     """
+    if group.setting.baseline is None:
+        return ""
     rules = [
         result
         for result in timed_points(group)

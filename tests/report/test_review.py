@@ -10,7 +10,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.review import review_answers
 from bild_lab.report.screened_points import ScreenedPoint
-from tests.report.sample import sample_baseline, sample_result, with_quality
+from tests.report.sample import sample_baseline, sample_result, with_quality, with_speedup
 
 SAMPLED = {"decoding": {"max_new_tokens": 128, "temperature": 1.0, "top_k": None, "top_p": None}}
 
@@ -84,3 +84,19 @@ def test_a_lossy_rule_that_is_ahead_is_set_beside_truncation() -> None:
     assert answered(few)[merit] == "no point has more BLEU than vanilla beyond chance"
     greedy = with_quality(sample_result("bild", {}, 1.5, 2.0), difference_low=0.9)
     assert "writes the target’s own text" in answered(greedy)[merit]
+
+
+def test_repeats_are_those_that_were_timed_and_no_baseline_is_none() -> None:
+    how, precise = "How often was it run", {"precision": 0.05, "most_repeats": 30}
+    points = [
+        with_speedup(
+            sample_result("bild", {"fallback": repeats / 100}, 1.5, setting=precise),
+            repeats=repeats,
+        )
+        for repeats in (6, 17)
+    ]
+    assert answered(*points)[how].startswith("each text 6 to 17 times, in turn with vanilla, after")
+    alone = sample_result("bild", {}, None, setting={"baseline": None, "repeats": 1})
+    found = answered(with_quality(alone, baseline=None, difference=None, difference_low=None))
+    assert found[how].startswith("each text 1 time, after 3 to warm up")
+    assert "Is a lossy rule ahead" not in found
