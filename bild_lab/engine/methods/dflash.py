@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, silu
 from transformers import LlamaConfig
 
 from bild_lab.engine.draft import Draft, Verdict, empty_draft
@@ -40,7 +40,7 @@ from bild_lab.engine.methods.module_folder import (
     require_made_for,
 )
 from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
-from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
+from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, fused_attention
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.models.native.stack import rotate, signed_sines
 from bild_lab.engine.protocols import Drafter
@@ -181,12 +181,11 @@ class DFlash(nn.Module):
             both = torch.cat([context, read])
             keys = self._normed(self._heads(layer.k_proj(both)), layer.k_norm)
             cache.write(index, placed, rotate(keys, cos, sin), self._heads(layer.v_proj(both)))
-            mixed = scaled_dot_product_attention(
+            mixed = fused_attention(
                 queries.transpose(0, 1)[None],
                 cache.keys[index, None, :, :stop],
                 cache.values[index, None, :, :stop],
-                attn_mask=self._visible(index, start, stop, x.device),
-                enable_gqa=cache.keys.shape[1] != queries.shape[1],
+                self._visible(index, start, stop, x.device),
             )
             x = x + layer.o_proj(mixed[0].transpose(0, 1).flatten(1))
             read = self._normed(x, layer.post_attention_layernorm)

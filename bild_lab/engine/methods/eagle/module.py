@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, silu
 from transformers import LlamaConfig
 
 from bild_lab.engine.methods.drafter_fields import (
@@ -44,6 +44,7 @@ from bild_lab.engine.methods.module_folder import (
     write_module,
 )
 from bild_lab.engine.models.checkpoint.vocabulary import biased
+from bild_lab.engine.models.native.attention import fused_attention
 from bild_lab.engine.models.native.stack import rotate, signed_sines
 from bild_lab.errors import UserError
 from bild_lab.files import FilePath
@@ -254,9 +255,7 @@ class Eagle(nn.Module):
         new = rotate(own_keys, *rotation), self._heads(self.v_proj(x))
         keys, values = store(*(projected.transpose(1, 2) for projected in new))
         queries = rotate(queries, *rotation).transpose(1, 2)
-        mixed = scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, enable_gqa=keys.shape[1] != queries.shape[1]
-        )
+        mixed = fused_attention(queries, keys, values, mask)
         x = residual + self.o_proj(mixed.transpose(1, 2).flatten(2))
         normed = self._normed(x, self.post_attention_layernorm)
         output = x + self.down_proj(silu(self.gate_proj(normed)) * self.up_proj(normed))

@@ -113,16 +113,44 @@ def attend(
     """Attention of each row over n slots. mask: broadcastable to [heads, m, n], boolean or
     additive.
     """
-    m, heads, _ = queries.shape
-    out = scaled_dot_product_attention(
+    out = fused_attention(
         queries.transpose(0, 1)[None],
         keys[None],
         values[None],
-        attn_mask=None if mask is None else mask[None],
-        scale=scale,
-        enable_gqa=keys.shape[0] != heads,
+        None if mask is None else mask[None],
+        scale,
     )
-    return out[0].transpose(0, 1).reshape(m, -1)
+    return out[0].transpose(0, 1).reshape(queries.shape[0], -1)
+
+
+def fused_attention(
+    queries: Float[Tensor, "batch heads m dim"],
+    keys: Float[Tensor, "batch kv_heads n dim"],
+    values: Float[Tensor, "batch kv_heads n dim"],
+    mask: Tensor | None,
+    scale: float | None = None,
+) -> Float[Tensor, "batch heads m dim"]:
+    """PyTorch's attention, of heads that may share keys. mask: broadcastable to [batch, heads, m, n],
+    boolean or additive. scale: of the scores; None: one over the root of the width.
+
+    On a GPU PyTorch's fused kernels take shared keys or a mask, and not both before version 2.14.
+    Else it computes all scores, [heads, m, n], in float32, which long prompts have no memory for. So
+    with a mask each head gets keys of its own there.
+    """
+    sharing = queries.shape[1] // keys.shape[1]
+    if sharing > 1 and mask is not None and queries.is_cuda:
+        keys, values = (
+            shared[:, :, None].expand(-1, -1, sharing, -1, -1).flatten(1, 2)
+            for shared in (keys, values)
+        )
+    return scaled_dot_product_attention(
+        queries,
+        keys,
+        values,
+        attn_mask=mask,
+        scale=scale,
+        enable_gqa=keys.shape[1] != queries.shape[1],
+    )
 
 
 class KeyValueCache:

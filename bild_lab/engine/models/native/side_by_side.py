@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
-from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
+from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, fused_attention
 from bild_lab.engine.models.native.t5 import Memory
 from bild_lab.engine.session import on_device
 
@@ -173,14 +173,13 @@ class SideBySide:
         """Attention of each text's rows over its own slots."""
         padded = queries.new_zeros(self.positions.numel(), *queries.shape[1:])
         padded[self.row] = queries
-        out = scaled_dot_product_attention(
+        out = fused_attention(
             # [n, heads, widest, dim]
             padded.view(*self.positions.shape, *queries.shape[1:]).transpose(1, 2),
             keys[self.places],
             values[self.places],
-            attn_mask=mask,
-            scale=scale,
-            enable_gqa=keys.shape[1] != queries.shape[1],
+            mask,
+            scale,
         )
         return out.transpose(1, 2).flatten(0, 1).flatten(1)[self.row]
 
