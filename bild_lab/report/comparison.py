@@ -29,6 +29,7 @@ from bild_lab.lab.schema.numbers import NonInferiority, Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES
 from bild_lab.lab.store.groups import telling_knobs
+from bild_lab.report.matching import identity_columns
 from bild_lab.report.page.base import page_environment, plotly_js
 from bild_lab.report.page.figures import comparison_figures
 from bild_lab.report.paired_comparison import (
@@ -190,9 +191,7 @@ def comparison_frame(compared: Sequence[PointComparison]) -> pd.DataFrame:
 def _frame_row(comparison: PointComparison) -> dict[str, Any]:
     a, b = comparison.pair.a, comparison.pair.b
     row = {
-        "policy": a.policy,
-        **a.knobs,
-        **comparison.pair.distinct,
+        **identity_columns(a, comparison.pair.distinct),
         "point_a": a.point,
         "point_b": b.point,
         "compared_examples": comparison.n_examples,

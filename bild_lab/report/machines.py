@@ -23,7 +23,7 @@ from bild_lab.lab.schema.formatting import (
 )
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.groups import flat_setting, telling_knobs
-from bild_lab.report.matching import MatchedRuns, match_runs
+from bild_lab.report.matching import MatchedRuns, identity_columns, match_runs
 from bild_lab.report.provenance import disturbance
 from bild_lab.report.terminal import DISTURBED, WIDTH, speedup_text
 
@@ -43,10 +43,12 @@ class PointRuns:
     """A point in several runs. results: by the name of the sweep, slowest first.
 
     label: its policy with the knobs and the values of the setting that tell it from others.
+    distinct: these values.
     """
 
     label: str
     results: Mapping[str, Result]
+    distinct: Mapping[str, Any]
 
     @property
     def median_name(self) -> str:
@@ -85,7 +87,10 @@ def point_runs(sweeps: Mapping[str, Sequence[Result]]) -> list[PointRuns]:
         )
     matched = match_runs(timed)
     all_results = [result for results in timed.values() for result in results]
-    return [PointRuns(_label(runs, all_results), _slowest_first(runs)) for runs in matched]
+    return [
+        PointRuns(_label(runs, all_results), _slowest_first(runs), runs.distinct)
+        for runs in matched
+    ]
 
 
 def _label(runs: MatchedRuns, results: Sequence[Result]) -> str:
@@ -157,8 +162,7 @@ def _frame_row(point: PointRuns, name: str, result: Result) -> dict[str, Any]:
         "n_examples",
     )
     return {
-        "policy": result.policy,
-        **result.knobs,
+        **identity_columns(result, point.distinct),
         "sweep": name,
         "is_median": name == point.median_name,
         "speedup": result.speedup.value,

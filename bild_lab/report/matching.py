@@ -198,6 +198,16 @@ def point_text(result: Result) -> str:
     return " ".join([result.policy, *knobs])
 
 
+def identity_columns(result: Result, distinct: Mapping[str, Any]) -> dict[str, Any]:
+    """What names a point in a table: its policy, its knobs, and the values of the setting that tell
+    it from others. A knob that has the name of such a value is called knob_NAME.
+    """
+    knobs = {
+        f"knob_{knob}" if knob in distinct else knob: value for knob, value in result.knobs.items()
+    }
+    return {"policy": result.policy, **knobs, **distinct}
+
+
 def _point_list(results: Collection[Result]) -> str:
     """The first points by name, and how many more there are."""
     texts = [point_text(result) for result in results]

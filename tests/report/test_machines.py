@@ -124,3 +124,29 @@ def test_the_file_has_a_row_for_each_run(tmp_path: Path) -> None:
     assert frame[frame.is_median].speedup.tolist() == [1.9]
     assert frame.read_gb_per_s.isna().sum() == 1
     assert set(frame.commit) == {"abc1234"} and set(frame.runs_highest) == {2.6}
+
+
+def test_the_file_tells_points_that_differ_in_the_setting_from_each_other() -> None:
+    runs = {
+        machine: [
+            sample_result(
+                "medusa",
+                {"top_k": 10},
+                speedup + place,
+                setting={
+                    "batch": batch,
+                    "hardware": machine,
+                    "decoding": {**SAMPLED, "top_k": top_k},
+                },
+                environment=ENVIRONMENT,
+            )
+            for batch, top_k, speedup in ((1, None, 1.5), (8, 50, 1.1))
+        ]
+        for place, machine in enumerate(("EPYC", "Xeon"))
+    }
+    frame = machines_frame(point_runs(runs))
+    assert frame.groupby("batch").speedup.apply(sorted).tolist() == [[1.5, 2.5], [1.1, 2.1]]
+    assert set(frame.knob_top_k) == {10} and set(frame.top_k.dropna()) == {50}
+
+
+SAMPLED = {"max_new_tokens": 128, "temperature": 1.0, "top_p": None}
