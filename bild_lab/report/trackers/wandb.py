@@ -50,6 +50,8 @@ _NOT_IN_NAMES = "/\\#?%:"  # of projects and entities: they are parts of an addr
 _LONGEST_TAG = 64  # the service's limit
 # characters of a group's name in the id of a run, which the service limits to 128
 _LONGEST_GROUP = 60
+# characters of a sweep's name in it, where the group has another
+_LONGEST_SWEEP = 40
 _RECORD = Path("wandb", "logged.jsonl")  # in the folder of a sweep
 # the points of quality that may be lost for an alias
 _LOSS_OF_ALIAS = {"best": 0.0, "best-within-one-point": 1.0}
@@ -75,9 +77,9 @@ class LoggedRun:
 class WandbLogger:
     """Log every point as its own Weights & Biases run, with its files under `directory`.
 
-    The run's id is made of the group, which is the sweep's name, and the point's hash. If the
-    server cannot be reached, this point and all later ones are written offline, to be sent later
-    with `wandb sync`.
+    The run's id is made of the group, the sweep's name where the group has another, and the
+    point's hash. If the server cannot be reached, this point and all later ones are written
+    offline, to be sent later with `wandb sync`.
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class WandbLogger:
         stored = Sweep(result.folder.parents[1]).results() if result.folder else []
         siblings = [sibling for sibling in stored if sibling.point != result.point]
         status = _status_among(result, [*siblings, result])
-        logged = self._logged(result.point, result.environment.started, status["on_front"])
+        logged = self._logged_point(result, status)
         if force or logged not in recorded_runs(self._directory):
             self._write_point(result, config, status)
 
@@ -183,12 +185,13 @@ class WandbLogger:
             pair_title(result.setting)[:_LONGEST_TAG],
             str(result.setting.dataset)[:_LONGEST_TAG],
         ]
-        run = self.begin(result.point, run_title(result), point_config, POINT, tags=tags)
+        identity = self._identity(self._sweep_of(result), result.point)
+        run = self.begin(identity, run_title(result), point_config, POINT, tags=tags)
         run.log(point_panels(result, examples, dataset or {}))
         run.summary.update({**flat_metrics(result), **status})
         if result.folder:
             run.log_artifact(self._files(result), aliases=[result.point])
-        self._end(run, self._logged(result.point, result.environment.started, status["on_front"]))
+        self._end(run, self._logged_point(result, status))
 
     def log_sweep(self, sweep: Sweep) -> None:
         """Write a run for the sweep as a whole: its points with the Pareto fronts, the picture, the
@@ -211,19 +214,18 @@ class WandbLogger:
             "policies": sorted({result.policy for result in results}),
             "setting": _shared_setting(results),
         }
-        run = self.begin(SWEEP, self._group, config, SWEEP, findings)
-        run.log(sweep_panels(results, sweep.folder / "pareto.png", self._group))
+        identity = self._identity(sweep.name, SWEEP)
+        run = self.begin(identity, sweep.name, config, SWEEP, findings)
+        run.log(sweep_panels(results, sweep.folder / "pareto.png", sweep.name))
         run.summary.update(
             {
                 "headline": findings,
                 "failed": len(sweep.failures()),
-                "panels": list(front_lines(results, self._group)),
+                "panels": list(front_lines(results, sweep.name)),
                 "points": len(results),
             }
         )
-        artifact = wandb.Artifact(
-            f"sweep-{_plain(self._group, 100)}", "sweep", description=findings
-        )
+        artifact = wandb.Artifact(f"sweep-{_plain(sweep.name, 100)}", "sweep", description=findings)
         for name in _REPORT_FILES:
             if (sweep.folder / name).is_file():
                 artifact.add_file(str(sweep.folder / name))
@@ -231,7 +233,7 @@ class WandbLogger:
         headline_group = best_group(groups)
         if headline_group.has_enough_timings:
             self._name_best_points(run, headline_group)
-        self._end(run, self._logged(SWEEP))
+        self._end(run, self._logged(identity))
 
     def _update_fronts(self, groups: Sequence[Group]) -> None:
         """Log the points again that joined or left the front since they were logged."""
@@ -239,7 +241,7 @@ class WandbLogger:
         for group in groups:
             for result in group.results:
                 status = front_status(result, group)
-                logged = latest_runs.get(self._id(result.point))
+                logged = latest_runs.get(self._logged_point(result, status).run)
                 if logged is not None and logged.on_front != status["on_front"]:
                     self._write_point(result, stored_config(result), status)
 
@@ -325,12 +327,22 @@ class WandbLogger:
     def _id(self, identity: str) -> str:
         return f"{_plain(self._group, _LONGEST_GROUP)}-{identity}"
 
+    def _identity(self, sweep: str, what: str) -> str:
+        """A run's identity in the group, which several sweeps may share. what: its point, or that
+        it is the sweep as a whole.
+        """
+        return what if sweep == self._group else f"{_plain(sweep, _LONGEST_SWEEP)}-{what}"
+
+    def _sweep_of(self, result: Result) -> str:
+        """The name of the sweep whose folder holds a result."""
+        return result.folder.parents[1].name if result.folder else self._group
+
     def _files(self, result: Result) -> wandb.Artifact:
         """A point's folder: a version of the artifact that all points of the sweep share."""
         import wandb
 
         artifact = wandb.Artifact(
-            f"points-{_plain(self._group, 100)}", POINT, description=run_title(result)
+            f"points-{_plain(self._sweep_of(result), 100)}", POINT, description=run_title(result)
         )
         for file in sorted(result.folder.iterdir()):  # add_dir would print
             artifact.add_file(str(file))
@@ -342,6 +354,11 @@ class WandbLogger:
         return LoggedRun(
             self._id(identity), measured, self._mode, self._project, self._entity, on_front
         )
+
+    def _logged_point(self, result: Result, status: Mapping[str, Any]) -> LoggedRun:
+        """A point's run. status: its `front_status`."""
+        identity = self._identity(self._sweep_of(result), result.point)
+        return self._logged(identity, result.environment.started, status["on_front"])
 
     def _end(self, run: wandb.Run, logged: LoggedRun) -> None:
         run.finish()

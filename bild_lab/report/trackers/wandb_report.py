@@ -169,8 +169,8 @@ def logged_panels(
 
 
 def _sent_panels(api: wandb.Api, group: str, project: str, entity: str | None) -> list[str] | None:
-    """What the run of a whole sweep on the server says of its panels; None without such a run, or
-    such a project.
+    """What the runs of whole sweeps in a group say on the server of their panels; None without such
+    a run, or such a project.
     """
     place = f"{entity or api.default_entity}/{project}"
     try:
@@ -179,7 +179,8 @@ def _sent_panels(api: wandb.Api, group: str, project: str, entity: str | None) -
         return None
     except Exception as error:  # the client raises errors of many types
         raise UserError(f"the runs of {place} cannot be read: {_line(error)}") from error
-    return runs[0].summary.get("panels") if runs else None
+    shown = [panels for run in runs if (panels := run.summary.get("panels")) is not None]
+    return [panel for panels in shown for panel in panels] if shown else None
 
 
 def publish(report: Report, api: wandb.Api) -> tuple[str | None, str]:

@@ -254,6 +254,37 @@ def test_a_point_that_left_the_front_is_logged_again(runs: list[GivenRun], tmp_p
     assert [one.on_front for one in recorded_runs(sweep.folder)] == [True, True, False, None, None]
 
 
+def test_sweeps_that_share_a_group_have_runs_lines_and_artifacts_of_their_own(
+    runs: list[GivenRun], tmp_path: Path
+) -> None:
+    config, result = (
+        OmegaConf.to_yaml(compose_config(["policy=bild"])),
+        sample_result("bild", {}, 2.0),
+    )
+    for name in ("one", "two"):
+        sweep = Sweep(tmp_path / name)
+        point = replace(result, folder=sweep.write_point(result.point, config, result, []))
+        online = WandbLogger(
+            "ours", None, group="paper", mode="online", tags=[], directory=str(sweep.folder)
+        )
+        online.log_point(point, {})
+        online.log_sweep(sweep)
+        assert [one.run for one in recorded_runs(sweep.folder)] == [
+            f"paper-{name}-{result.point}",
+            f"paper-{name}-sweep",
+        ]
+    assert {run.about["group"] for run in runs} == {"paper"}
+    assert len({run.about["id"] for run in runs}) == 4
+    wholes = [run for run in runs if run.about["job_type"] == "sweep"]
+    assert [whole.about["name"] for whole in wholes] == ["one", "two"]
+    (chart,) = (key for key in wholes[0].logged if key.startswith("front_"))
+    assert [{row[1] for row in whole.logged[chart].table.data} for whole in wholes] == [
+        {f"bild, {name}", f"vanilla (baseline), {name}"} for name in ("one", "two")
+    ]
+    assert [whole.artifacts[0][0].name for whole in wholes] == ["sweep-one", "sweep-two"]
+    assert [whole.artifacts[1][0].name for whole in wholes] == ["points-one", "points-two"]
+
+
 def test_a_trainings_curves_have_its_steps_also_after_resuming_and_the_machine_is_sampled(
     runs: list[GivenRun], tmp_path: Path
 ) -> None:

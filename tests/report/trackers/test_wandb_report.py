@@ -133,6 +133,14 @@ def test_panels_are_asked_of_the_service_where_somebody_is_logged_in(tmp_path: P
             logged_panels(groups, project, None, tmp_path, Service())
 
 
+def test_the_panels_of_all_sweeps_of_a_group_are_shown(tmp_path: Path) -> None:
+    class SharedGroup(Service):
+        def runs(self, place: str, filters: dict[str, str]) -> list[SimpleNamespace]:
+            return [SimpleNamespace(summary={"panels": panels}) for panels in (["a"], ["b", "a"])]
+
+    assert logged_panels(["paper"], "ours", None, tmp_path, SharedGroup()) == ["a", "b"]
+
+
 def test_without_the_library_the_remedy_is_printed(
     logged: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
