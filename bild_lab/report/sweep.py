@@ -11,14 +11,14 @@ from hydra.experimental.callback import Callback
 from rich.markup import escape
 
 from bild_lab.lab.config.console import console, output, status_line
-from bild_lab.lab.config.schemas import PICTURE_KINDS
+from bild_lab.lab.config.schemas import ALL_PICTURE_KINDS, PICTURE_KINDS
 from bild_lab.lab.store.records import Sweep
 
 
 def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
     """Write a sweep's table, figure and report and the list of all runs, and print a summary.
 
-    figures: the kinds of the figure's files.
+    figures: the kinds of the figure's files. Those of earlier commands are drawn anew, too.
     """
     # drawing libraries take seconds to import: bad input is refused before that
     from bild_lab.lab.store.groups import by_setting
@@ -32,6 +32,8 @@ def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
     from bild_lab.report.screened_points import was_screened
     from bild_lab.report.terminal import category_table, sweep_table
 
+    kept = [kind for kind in ALL_PICTURE_KINDS if (sweep.folder / f"pareto.{kind}").is_file()]
+    figures = list(dict.fromkeys([*figures, *kept]))
     with sweep.report_lock():
         results, failures, older = sweep.results(), sweep.failures(), sweep.older()
         groups = by_setting(results)

@@ -94,3 +94,17 @@ def test_a_fault_is_printed_and_the_sweep_goes_on(
     (sweep.folder / "report.html").mkdir()
     live_report(sweep, "1 of 2 points")
     assert "the report between points could not be written" in capfd.readouterr().err
+
+
+def test_pictures_of_earlier_commands_are_drawn_anew(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(
+        "bild_lab.report.pareto_figure.draw_pareto", lambda *words: drawn.append(list(words[2]))
+    )
+    report_sweep(sweep, ["svg"])
+    for kind in ("png", "txt"):
+        (sweep.folder / f"pareto.{kind}").write_text("of another command")
+    report_sweep(sweep, ["svg"])
+    assert drawn == [["svg"], ["svg", "png"]]

@@ -33,6 +33,7 @@ MOST_THREADS = MOST_BATCH = 4096
 MOST_TOKENS = 2**20
 TOY, TOY_MODELS = "toy", "toy:"  # the default pair, and how its models' names begin
 WEIGHTS = (8, 4, "gguf", None)  # their bits; a GGUF file's own blocks; as in the precision
+ALL_PICTURE_KINDS = ("png", "pdf", "svg")
 PICTURE_KINDS = ("png", "pdf")  # the files of a picture, unless a command names others
 # the keys of conf/config.yaml
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()
@@ -90,6 +91,8 @@ class PairSpec:
             value = getattr(self, key)
             if key == "target" or value is not None:
                 require_model_path(f"pair.{key}", value)
+                # as a shell completes the name of a folder
+                setattr(self, key, value.rstrip("/") or value)
 
     @property
     def takes_the_toys_place(self) -> bool:
@@ -218,13 +221,14 @@ def picture_kinds(figures: Any) -> list[str]:
     """The kinds of files of `report.figures`: `png`, `png,pdf` or a list of such words. Raises
     UserError for others.
     """
-    kinds = ("png", "pdf", "svg")
     figure_words = figures.split(",") if isinstance(figures, str) else figures
     chosen_kinds = (
         [str(word).strip() for word in figure_words] if isinstance(figure_words, Iterable) else []
     )
-    if not chosen_kinds or set(chosen_kinds) - set(kinds):
-        raise UserError(f"figures are {', '.join(kinds)}, one or more of them, got {figures}")
+    if not chosen_kinds or set(chosen_kinds) - set(ALL_PICTURE_KINDS):
+        raise UserError(
+            f"figures are {', '.join(ALL_PICTURE_KINDS)}, one or more of them, got {figures}"
+        )
     return chosen_kinds
 
 
