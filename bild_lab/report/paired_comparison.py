@@ -44,6 +44,8 @@ METHOD_KEYS = {
     "target",
     "draft",
     "second_draft",
+    "draft_revision",
+    "second_draft_revision",
     "draft_weight_bits",
     "compile_drafter",
     "dataset",

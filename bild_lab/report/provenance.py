@@ -36,6 +36,7 @@ def notes(results: Sequence[Result], older: int = 0) -> list[str]:
         *certified_without_claim(results),
         *unreliable(results),
         *sent_again(results),
+        *changed_since(results),
     ]
     if older:
         measurements = (
@@ -149,6 +150,32 @@ def sent_again(results: Sequence[Result]) -> list[str]:
         return []
     requests = "1 request was" if retries == 1 else f"{retries} requests were"
     return [f"{requests} sent to the server again after a failure, whose seconds do not count."]
+
+
+def changed_since(results: Sequence[Result]) -> list[str]:
+    """Return a sentence for each drafter or file of a policy whose content has changed since some of
+    these points were measured with it.
+    """
+    latest: dict[str, str] = {}  # the content at each path
+    for result in sorted(results, key=lambda result: result.stored_at or ""):
+        latest |= _contents(result)
+    outdated = Counter(
+        path
+        for result in results
+        for path, content in _contents(result).items()
+        if content != latest[path]
+    )
+    return [
+        f"{path} has changed since {counted(count, 'point')} {'was' if count == 1 else 'were'}"
+        f" measured with it: do not compare {'that' if count == 1 else 'those'} with the others."
+        " The same command measures with what is there now."
+        for path, count in outdated.items()
+    ]
+
+
+def _contents(result: Result) -> Mapping[str, str]:
+    """What drafted, and what knobs named, by path; none for older results."""
+    return (result.facts or {}).get("contents") or {}
 
 
 def scored_differently(results: Sequence[Result]) -> list[str]:

@@ -157,11 +157,21 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     )
 
 
-def require_same_setting(folder: Path, setting: Mapping[str, Any]) -> None:
+def contents_of_summary(folder: Path) -> dict[str, str]:
+    """The contents that the rows of a folder were decoded with; none without a screening."""
+    file = folder / SUMMARY
+    summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return summary.get("contents") or {}
+
+
+def require_same_setting(
+    folder: Path, setting: Mapping[str, Any], contents: Mapping[str, str] | None = None
+) -> None:
     """Raise UserError if rows of this setting are not comparable with those of the folder's table:
     they would be mixed.
 
-    Another split or number of examples is comparable, other texts of the same number are not.
+    contents: of drafters and of files that knobs name, by path. Another split or number of examples
+    is comparable, other texts of the same number are not.
     """
     table, summary, remedy = folder / TABLE, folder / SUMMARY, "choose another name=NAME"
     if summary.is_file():
@@ -174,6 +184,12 @@ def require_same_setting(folder: Path, setting: Mapping[str, Any]) -> None:
                     f"{table} was screened with {key} {earlier.get(key)}, this command has"
                     f" {now.get(key)}; {remedy}"
                 )
+    earlier_contents = contents_of_summary(folder)
+    for path, content in (contents or {}).items():
+        if earlier_contents.get(path, content) != content:
+            raise UserError(
+                f"{table} was screened before {path} changed, and would mix both; {remedy}"
+            )
     if table.is_file():
         rows, split, count = read_table(table), setting["split"], setting["n_examples"]
         of_same_number = rows[(rows.split == split) & (rows.n_examples == count)]

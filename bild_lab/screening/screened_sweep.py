@@ -25,6 +25,7 @@ from bild_lab.screening.guarantee import guarantee, order_of_testing
 from bild_lab.screening.replay import ReplayedPoint, ReplayVerdict
 from bild_lab.screening.rows import (
     Row,
+    contents_of_summary,
     require_same_setting,
     with_front,
     write_rows,
@@ -246,7 +247,8 @@ def screen(screening: Screening, spec: ScreenSpec) -> ScreeningResult:
         )
     shared_texts = screening.shared_texts(spec.confirm) if spec.uses_confirm else 0
     with Sweep(screening.folder).search_lock():
-        require_same_setting(screening.folder, screening.point.setting)
+        contents = screening.point.facts.get("contents") or {}
+        require_same_setting(screening.folder, screening.point.setting, contents)
         screened, model = screening.decode(screening.grid.candidates), None
         timed: list[TimedText] = []
         differing: list[ReplayVerdict] = []  # on texts whose live decoding had another outcome
@@ -259,6 +261,7 @@ def screen(screening: Screening, spec: ScreenSpec) -> ScreeningResult:
             rows = screening.rows(screened, model)
         summary = summary_of(screening, screened, model) | differences_of(timed, differing)
         summary["shared_texts"] = shared_texts
+        summary["contents"] = {**contents_of_summary(screening.folder), **contents}
         result = ScreeningResult(screening, screened, rows, model, summary, to_confirm(rows, spec))
         result.write()
     return result

@@ -221,3 +221,20 @@ def test_a_baseline_with_nothing_to_score_is_named(
     assert result.doubt == said
     found = notes([result, plain])
     assert found == ([f"In 1 of 2 points {said}: {found[0].partition(': ')[2]}"] if said else [])
+
+
+def test_points_of_a_drafter_that_has_changed_are_told() -> None:
+    def drafted(fallback: float, minute: int, **contents: str) -> Result:
+        facts = {"pair": "mine", "contents": contents}
+        stored_at = f"2026-11-29T10:0{minute}:00.000+00:00"
+        return sample_result("bild", {"fallback": fallback}, 1.5, facts=facts, stored_at=stored_at)
+
+    early, late = {"outputs/small": "a", "outputs/heads": "h"}, {"outputs/small": "b"}
+    assert notes([drafted(0.2, 1, **early), drafted(0.4, 2, **early)]) == []
+    results = [drafted(0.6, 3, **late), drafted(0.2, 1, **early), drafted(0.4, 2, **early)]
+    assert notes(results) == [
+        "outputs/small has changed since 2 points were measured with it: do not compare those with"
+        " the others. The same command measures with what is there now."
+    ]
+    assert "since 1 point was measured with it: do not compare that" in notes(results[:2])[0]
+    assert notes([*results[:1], sample_result("bild", {"fallback": 0.8}, 1.5)]) == []

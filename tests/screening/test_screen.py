@@ -360,6 +360,17 @@ def test_a_table_of_other_data_models_or_precision_is_not_added_to(
         require_same_setting(tmp_path, {**setting, key: "other"})
 
 
+def test_a_table_of_another_drafter_at_the_same_path_is_not_added_to(tmp_path: Path) -> None:
+    setting, contents = {"split": "validation", "draft": "outputs/small"}, {"outputs/small": "a"}
+    require_same_setting(tmp_path, setting, contents)
+    write_summary(tmp_path, {"confirmed": [], "setting": setting, "contents": contents})
+    require_same_setting(tmp_path, setting, {**contents, "outputs/heads": "h"})
+    with pytest.raises(UserError, match="was screened before outputs/small changed, and would mix"):
+        require_same_setting(tmp_path, setting, {"outputs/small": "b"})
+    write_summary(tmp_path, {"confirmed": [], "setting": setting})  # of an older version
+    require_same_setting(tmp_path, setting, contents)
+
+
 def test_a_table_grows_by_other_splits_and_numbers_of_texts_but_by_no_other_limit_of_tokens(
     tmp_path: Path,
 ) -> None:

@@ -56,6 +56,10 @@ LONGEST_NAME = 200
 DEFAULT_THREADS = torch.get_num_threads()
 # the keys of a pair that a setting has
 PAIR_KEYS = ("target", "draft", "second_draft", "source_language", "target_language")
+# of drafters, whose content the setting does not have
+REVISIONS = ("draft_revision", "second_draft_revision")
+# the keys that say where models are: a point is known by their content
+PLACES = ("target", "draft", "second_draft", *REVISIONS)
 # the files with the settings of small trained modules
 MODULE_CONFIGS = sorted(
     {module_file.KIND.config for module_file in (bita, eagle, layer_heads, medusa)}
@@ -148,6 +152,7 @@ def setting_of(
         "device_map": (runtime.device_map, None),
         "weight_bits": (runtime.weights, None),
         "draft_weight_bits": (pair.draft_weights, None),
+        **{key: (getattr(pair, key), None) for key in REVISIONS},
     }
     return {
         **{key: getattr(pair, key) for key in PAIR_KEYS},
@@ -188,11 +193,7 @@ def point_id(
 
     Paths do not, but the files that are there.
     """
-    setting_without_paths = {
-        key: value
-        for key, value in setting.items()
-        if key not in ("target", "draft", "second_draft")
-    }
+    setting_without_paths = {key: value for key, value in setting.items() if key not in PLACES}
     fingerprints = [
         model.checkpoint.fingerprint for decoder in decoders.values() for model in decoder.models
     ]
@@ -243,11 +244,12 @@ def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[
     pair: its name, or its models' where they took the place of the toy pair's. aligned: whether its
     draft model was aligned with the target. acceptance: the class of the acceptance rule, None for
     a policy without one. trained: by knob, the settings of a small trained module in the folder
-    that the knob names; of a fitted tree its file. versions: of the packages of a peer with its own
-    environment. vocabularies: of each draft model with another vocabulary than the target's, how
-    many pieces they share, and how it drafts. pins: the commit and date of each repository of the
-    hub that is pinned (`pins.yaml`). commits: what was read of each repository of the hub, pinned
-    or not.
+    that the knob names; of a fitted tree its file. contents: a hash of each drafter and of
+    each file and folder that a knob names, by its path. versions: of the packages of a peer with
+    its own environment. vocabularies: of each draft model with another vocabulary than the
+    target's, how many pieces they share, and how it drafts. pins: the commit and date of each
+    repository of the hub that is pinned (`pins.yaml`). commits: what was read of each repository of
+    the hub, pinned or not.
     """
     dataset = specs.dataset
     pins = {model.checkpoint.path: model.checkpoint.pin for model in decoder.models}
@@ -266,6 +268,8 @@ def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[
         "acceptance": None if rule is None else rule.rpartition(".")[2],
         "trained": trained,
     }
+    if contents := _contents_of(policy, decoder):
+        facts["contents"] = contents
     if isinstance(decoder.method, External):
         facts["versions"] = dict(decoder.method.versions)
     if decoder.vocabularies:
@@ -275,6 +279,25 @@ def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[
     if commits := _commits_of(decoder, dataset):
         facts["commits"] = commits
     return facts
+
+
+def _contents_of(policy: Mapping[str, Any], decoder: Decoder) -> dict[str, str]:
+    """A hash of what drafts, and of what the policy's knobs name, by path, with the revision where
+    one is given.
+    """
+    contents = {}
+    for model in decoder.models[1:]:
+        checkpoint = model.checkpoint
+        name = (
+            checkpoint.path
+            if checkpoint.revision is None
+            else f"{checkpoint.path}@{checkpoint.revision}"
+        )
+        contents[name] = checkpoint.fingerprint
+    for path in named_files(policy).values():
+        if content := file_hash(path):
+            contents[path] = content
+    return contents
 
 
 def _commits_of(decoder: Decoder, dataset: DatasetSpec) -> dict[str, str]:

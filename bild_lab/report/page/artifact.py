@@ -28,7 +28,7 @@ from bild_lab.lab.schema.statistics import conversations_of, paired_speedup
 from bild_lab.lab.store.groups import by_setting, data_title, setting_title
 from bild_lab.lab.store.inputs import stored_config
 from bild_lab.lab.store.progress import COMMANDS, read_commands
-from bild_lab.lab.store.records import RESULT, Sweep, write_table
+from bild_lab.lab.store.records import RESULT, Sweep, table_content, write_table
 from bild_lab.report.headline import headline
 from bild_lab.report.page.base import page_environment
 from bild_lab.report.page.html import environments, write_html
@@ -93,11 +93,8 @@ def faults(folder: Path) -> Iterator[str]:
             if not np.isclose(stored, recomputed, rtol=1e-9):
                 numbers = f"{name} is {stored}, its examples give {recomputed}"
                 yield f"{result.policy} {result.point}: {numbers}"
-    rewritten_table = folder.parent / f".{TABLE}"
-    write_table(results, rewritten_table)
-    if rewritten_table.read_bytes() != (folder / TABLE).read_bytes():
+    if table_content(results) != (folder / TABLE).read_bytes():
         yield f"{TABLE} does not hold the numbers of the points"
-    rewritten_table.unlink()
 
 
 def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:

@@ -51,7 +51,15 @@ _SHARED = (
     "hardware",
 )
 # what does not change the baseline, so that latencies relative to it can be compared
-_BESIDE_THE_BASELINE = ("draft", "second_draft", "compile_drafter", "repeats", "warmup")
+_BESIDE_THE_BASELINE = (
+    "draft",
+    "second_draft",
+    "draft_revision",
+    "second_draft_revision",
+    "compile_drafter",
+    "repeats",
+    "warmup",
+)
 _LONGEST_LABEL = 40
 _HOVER_NUMBERS = (
     "speedup",

@@ -9,6 +9,7 @@ import pytest
 
 from bild_lab.engine.methods.early_exit.layer_heads import LayerHeadsConfig
 from bild_lab.engine.methods.module_folder import SavedModule
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point.identity import MODULE_CONFIGS, _settings_in
@@ -37,12 +38,14 @@ def test_a_result_holds_the_pair_and_whether_its_drafter_was_aligned(
     sweep = Sweep(tmp_path / "sweep")
     run_point(point(checkpoints, data, "pair.name=mine", "pair.aligned=true"), sweep)
     (result,) = sweep.results()
+    drafter = str(checkpoints / "llama-draft")
     counts = dict.fromkeys(("target", "draft"), tiny_llama(1).num_parameters())
     facts = {
         "pair": "mine",
         "aligned": True,
         "acceptance": "Rollback",
         "trained": {},
+        "contents": {drafter: Checkpoint(drafter).fingerprint},
         "parameters": counts,
     }
     assert result.facts == facts and 0 < result.first_token_s < result.total_s

@@ -310,6 +310,19 @@ def test_other_weights_of_target_or_drafter_give_another_name(
     assert name_of(*base, alone, f"pair.target={checkpoints / 't5-draft'}") != name_of(*base, alone)
 
 
+def test_revisions_of_a_drafter_are_settings_of_their_own_and_leave_the_name(
+    base: list[str],
+) -> None:
+    """Folders have no revisions: a point is known by its content."""
+    plain, early, late = (
+        prepare(compose_config([*base, "policy=speculative", *words]))
+        for words in ([], ["pair.draft_revision=step1"], ["pair.draft_revision=step2"])
+    )
+    assert "draft_revision" not in plain.setting
+    assert [point.setting["draft_revision"] for point in (early, late)] == ["step1", "step2"]
+    assert plain.id == early.id == late.id
+
+
 def test_other_hardware_gives_another_name(
     base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
