@@ -111,8 +111,10 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
     metric = metrics.pop() if len(metrics) == 1 else "quality"
     titles = [metric, *(COLUMNS[name].short_title.replace("/", "/\n") for name in _NUMBERS)]
     tested = is_tested(results)
+    margin_title = non_inferiority_title(results)
+    one_margin = margin_title != NO_WORSE
     if tested:  # behind the difference
-        titles.insert(2, non_inferiority_title(results).replace(" by", "\nby"))
+        titles.insert(2, margin_title.replace(" by", "\nby"))
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     for group in groups:
@@ -123,7 +125,7 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
             if tested:
                 tested_quality = result.quality.non_inferiority
                 enough = are_enough(result.counted_texts)
-                cells.insert(4, _non_inferiority_text(tested_quality, enough))
+                cells.insert(4, _non_inferiority_text(tested_quality, enough, one_margin))
             table.add_row(*cells, style="dim" if result.is_baseline else "")
         table.add_section()
     for failure in failures:
@@ -210,10 +212,13 @@ def _cells(group: Group, result: Result) -> list[Text]:
     return [Text(text) for text in texts]
 
 
-def _non_inferiority_text(tested: NonInferiority | None, enough: bool) -> Text:
-    """The verdict, and its p-value below it."""
+def _non_inferiority_text(tested: NonInferiority | None, enough: bool, one_margin: bool) -> Text:
+    """The verdict, and its p-value below it, behind the margin where the title has none."""
     verdict = non_inferiority_cell(tested, enough).text
-    return Text(verdict if tested is None else f"{verdict}\n{number(tested.p_value, 3)}")
+    if tested is None:
+        return Text(verdict)
+    margin = "" if one_margin else f"by {tested.margin:g}: "
+    return Text(f"{verdict}\n{margin}{number(tested.p_value, 3)}")
 
 
 def speedup_text(speedup: Speedup) -> str:

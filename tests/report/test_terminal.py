@@ -115,6 +115,18 @@ def test_replayed_texts_come_last_without_numbers_of_a_clock():
     ]
 
 
+def test_points_that_were_tested_by_several_margins_say_theirs() -> None:
+    points = [
+        sample_result(
+            "bild", {"fallback": margin}, 1.5, quality=sample_tested_quality(-1.0, 0.01, margin)
+        )
+        for margin in (5.0, 2.0)
+    ]
+    printed = " ".join(rendered(points, [], width=80))
+    assert "by 5: 0.010" in printed and "by 2: 0.010" in printed
+    assert "by 5" not in " ".join(rendered(points[1:], [], width=80))
+
+
 def test_points_that_were_tested_say_whether_they_are_no_worse_by_the_margin():
     shown, open_question = (
         sample_result(
