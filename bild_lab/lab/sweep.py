@@ -85,6 +85,7 @@ def measure_point(cfg: DictConfig) -> float:
             setup_from_s = status_line.began_s if _place() == 1 and in_process else begun_s
             result = _measure(point, sweep, time.perf_counter() - setup_from_s)
         else:
+            result = sweep.show(result)
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
         sweep.forget_failure(failure_hash(cfg))
         _log(cfg, sweep, result)

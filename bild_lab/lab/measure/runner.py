@@ -85,6 +85,9 @@ def run_point(
     folder = sweep.write_point(
         point.id, point.config_yaml, result, rows, not point.resume, **further_files
     )
+    stored = sweep.newest(point.id)
+    if stored is not None and stored.seconds != result.seconds:  # another process was first
+        return stored
     return replace(result, folder=folder)
 
 

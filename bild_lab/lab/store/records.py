@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ from filelock import FileLock, Timeout
 
 from bild_lab.errors import UserError
 from bild_lab.files import sync_folder, write_atomically
+from bild_lab.lab.config.policies import flat_values
 from bild_lab.lab.schema.columns import from_json, to_json
 from bild_lab.lab.schema.examples import EXAMPLES, MeasuredExample
-from bild_lab.lab.schema.result import IDENTITY, TABLE, Failure, FailureCause, Result
-from bild_lab.lab.store.hashing import canonical_text
+from bild_lab.lab.schema.result import IDENTITY, TABLE, Failure, FailureCause, Result, Setting
+from bild_lab.lab.store.hashing import canonical_text, plain_numbers
 
 CONFIG, RESULT, FAILURE = "config.yaml", "result.json", "failed.json"
 LEAST_FREE_BYTES = 2**20  # free on the disk that results go to
@@ -70,13 +72,11 @@ class Sweep:
         keep_both=True stores both. A stored point is never changed or removed.
         """
         self.points.mkdir(parents=True, exist_ok=True)
-        content = replace(result, stored_at=self._stamp()).to_json()
         files = {
             CONFIG: config_yaml,
             EXAMPLES: "".join(
                 json.dumps(example.to_json(), ensure_ascii=False) + "\n" for example in examples
             ),
-            RESULT: json.dumps(content, indent=2, ensure_ascii=False) + "\n",
             **{
                 name: file_content
                 if isinstance(file_content, str)
@@ -84,9 +84,9 @@ class Sweep:
                 for name, file_content in further_files.items()
             },
         }
-        return self._publish(
-            point, {name: text.encode() for name, text in files.items()}, keep_both
-        )
+        contents = {name: text.encode() for name, text in files.items()}
+        contents[RESULT] = _content_of(replace(result, stored_at=self._stamp()))
+        return self._publish(point, contents, keep_both)
 
     def adopt(self, result: Result) -> bool:
         """Copy another sweep's point here, whole or not at all.
@@ -99,7 +99,22 @@ class Sweep:
         self.points.mkdir(parents=True, exist_ok=True)
         files = {file.name: file.read_bytes() for file in sorted(result.folder.iterdir())}
         self._publish(result.point, files, keep_both=True)
+        if result.stored_at:  # by a clock that may be ahead of ours
+            self._stamp(after=result.stored_at)
         return True
+
+    def show(self, result: Result) -> Result:
+        """A finished point as the newest of its policy and setting, which reports show.
+
+        Where another was measured since, for example with a drafter that is no longer there, this
+        one is stored once more.
+        """
+        names = tuple(sorted(folder.name for folder in self.points.iterdir()))
+        if result.folder.name in _shown(self.folder.resolve(), names):
+            return result
+        files = {file.name: file.read_bytes() for file in result.folder.iterdir() if file.is_file()}
+        files[RESULT] = _content_of(replace(result, stored_at=self._stamp()))
+        return _read(self._publish(result.point, files, keep_both=True) / RESULT) or result
 
     def write_failure(self, failure: Failure, config_yaml: str) -> Path:
         """Store why a point failed, in a folder that no finished point uses. Returns the folder."""
@@ -122,10 +137,12 @@ class Sweep:
     def results(self) -> list[Result]:
         """Every finished point, oldest first.
 
-        Of points with equal policy and setting, only the newest.
+        Of a point that was measured again, and of points with equal policy and setting, only the
+        newest.
         """
+        measurements = {result.point: result for result in self.all_results()}
         newest = {}  # measured again, for example with new weights
-        for result in self.all_results():
+        for result in sorted(measurements.values(), key=_age):
             identity = [result.policy, result.knobs, result.composition, result.setting]
             newest[canonical_text(to_json(identity))] = result
         return list(newest.values())
@@ -199,17 +216,18 @@ class Sweep:
         files = self.folder.glob(f"points/*/{name}")
         return sorted(file for file in files if not file.parent.name.startswith("."))
 
-    def _stamp(self) -> str:
-        """The current time; just after the last stored point if the clock has been set back
-        since.
+    def _stamp(self, after: str = "") -> str:
+        """The current time; just after the last stored point if the clock has been set back since.
+
+        after: another time that it must be later than.
         """
         file, now = self.folder / ".latest", datetime.now(UTC)
+        earlier = [after]
         with suppress(OSError, ValueError):  # the first point, or a damaged file
-            now = max(
-                now,
-                datetime.fromisoformat(file.read_text(encoding="utf-8"))
-                + timedelta(milliseconds=1),
-            )
+            earlier.append(file.read_text(encoding="utf-8"))
+        for stamp in earlier:
+            with suppress(ValueError):
+                now = max(now, datetime.fromisoformat(stamp) + timedelta(milliseconds=1))
         stamp = now.isoformat(timespec="milliseconds")
         write_atomically(file, stamp.encode())
         return stamp
@@ -235,6 +253,19 @@ class Sweep:
             # it is gone already unless something went wrong
             shutil.rmtree(draft, ignore_errors=True)
         raise AssertionError("unreachable: there is always a next number")
+
+
+@lru_cache(maxsize=4)
+def _shown(folder: Path, names: tuple[str, ...]) -> frozenset[str]:
+    """The folders of the points that reports of a sweep show. names: of all folders of points, as a
+    stored one never changes.
+    """
+    return frozenset(result.folder.name for result in Sweep(folder).results())
+
+
+def _content_of(result: Result) -> bytes:
+    """The content of `result.json`."""
+    return (json.dumps(result.to_json(), indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _moved(draft: Path, final: Path) -> bool:
@@ -339,7 +370,11 @@ def to_row(result: Result) -> dict[str, Any]:
 
 
 def to_frame(results: Sequence[Result]) -> pd.DataFrame:
-    """One row per point; knobs that a policy does not have are empty."""
+    """One row per point; knobs that a policy does not have are empty.
+
+    The last columns are the keys of the setting in which these points differ, without those that
+    every table has.
+    """
     knobs = dict.fromkeys(_knob_column(knob) for result in results for knob in result.knobs)
     identity_columns, measured_columns = TABLE[: len(IDENTITY)], TABLE[len(IDENTITY) :]
     further = dict.fromkeys(name for result in results for name in _further(result))
@@ -349,7 +384,24 @@ def to_frame(results: Sequence[Result]) -> pd.DataFrame:
         *(column.name for column in measured_columns),
         *further,
     ]
-    return pd.DataFrame([to_row(result) for result in results], columns=columns)
+    frame = pd.DataFrame([to_row(result) for result in results], columns=columns)
+    settings = pd.DataFrame(_differing_settings(results, columns), index=frame.index)
+    return pd.concat([frame, settings], axis=1)
+
+
+def _differing_settings(results: Sequence[Result], columns: Sequence[str]) -> dict[str, list[Any]]:
+    """By key, such as `seed` or `decoding.top_p`, the values of the settings that differ.
+
+    columns: those of the table; a key with the name of one is called setting_NAME.
+    """
+    settings = [plain_numbers(flat_values(dict(result.setting))) for result in results]
+    known = {column.name for column in Setting.KEYS} | {"decoding.temperature"}
+    differing = {}
+    for key in dict.fromkeys(key for setting in settings for key in setting if key not in known):
+        values = [setting.get(key) for setting in settings]
+        if len({str(value) for value in values}) > 1:
+            differing[f"setting_{key}" if key in columns else key] = values
+    return differing
 
 
 def _further(result: Result) -> dict[str, float | None]:
@@ -371,7 +423,12 @@ def _further(result: Result) -> dict[str, float | None]:
 
 def write_table(results: Sequence[Result], path: Path) -> None:
     """Write `sweep.csv` atomically."""
-    write_atomically(path, to_frame(results).to_csv(index=False).encode())
+    write_atomically(path, table_content(results))
+
+
+def table_content(results: Sequence[Result]) -> bytes:
+    """The content of `sweep.csv`."""
+    return to_frame(results).to_csv(index=False).encode()
 
 
 def _knob_column(knob: str) -> str:

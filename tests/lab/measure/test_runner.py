@@ -261,6 +261,21 @@ def test_what_was_not_asked_for_is_not_measured(
     )
 
 
+def test_a_point_that_another_process_stored_meanwhile_has_the_numbers_of_that(
+    words: list[str], tmp_path: Path
+) -> None:
+    few = [
+        "dataset.metrics=null",
+        "dataset.limit=1",
+        "measure.warmup=0",
+        "measure.traced_examples=0",
+    ]
+    point = prepare(compose_config([*words, *few, "measure.target_log_probability=false"]))
+    first, dropped = (run_point(point, Sweep(tmp_path)) for _ in range(2))
+    assert (dropped.folder, dropped.seconds) == (first.folder, first.seconds)
+    assert dropped.speedup == first.speedup
+
+
 @pytest.mark.slow
 def test_programs_are_run_for_the_policy_and_the_baseline_and_their_verdicts_are_stored(
     checkpoints: Path, texts: dict[str, list[str]], tmp_path: Path

@@ -299,6 +299,13 @@ def test_what_changes_no_number_leaves_the_name(
     assert name_of(*base, *ours) == name_of(*base, "policy.rollback=2.0")
 
 
+def test_a_folder_with_a_slash_behind_it_is_the_same_model(base: list[str]) -> None:
+    """As a shell completes its name."""
+    pair = {word.partition("=")[0]: word for word in base[:2]}
+    slashed = prepare(compose_config([*base, *(f"{word}/" for word in pair.values())]))
+    assert slashed.setting == prepare(compose_config(base)).setting
+
+
 def test_other_weights_of_target_or_drafter_give_another_name(
     base: list[str], checkpoints: Path
 ) -> None:

@@ -216,3 +216,40 @@ def test_the_table_has_every_knob_and_leaves_those_of_others_empty(tmp_path: Pat
     assert list(frame.columns[:5]) == ["point", "policy", "fallback", "rollback", "window"]
     assert frame["fallback"].tolist()[0] == 0.5
     assert math.isnan(frame["fallback"].tolist()[1])
+
+
+def test_a_point_that_is_asked_for_again_is_the_one_that_reports_show(tmp_path: Path) -> None:
+    """With the first drafter, with another at the same path, and with the first again."""
+    sweep = Sweep(tmp_path / "sweep")
+    for point, tokens in (("first", 1), ("second", 2)):
+        sweep.write_point(point, f"name: {point}\n", result(point, tokens), [sample_example(point)])
+    assert [one.tokens for one in sweep.results()] == [2]
+    second = sweep.newest("second")
+    assert sweep.show(second) == second and len(sweep.all_results()) == 2
+    again = sweep.show(sweep.newest("first"))
+    assert (again.tokens, again.folder.name) == (1, "first.2")
+    assert sweep.results() == [again] == [sweep.newest("first")]
+    assert [one.id for one in read_examples(again.folder)] == ["first"]
+    assert sweep.show(again) == again and len(sweep.all_results()) == 3
+    assert [one.tokens for one in (sweep.show(second), *sweep.results())] == [2, 2]
+
+
+def test_a_point_measured_again_after_its_models_moved_is_one_point(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    for tokens, folder in enumerate(("/old/large", "/new/large")):
+        moved = result(tokens=tokens, setting={"target": folder})
+        sweep.write_point("abc", "", moved, [], keep_both=True)
+    (shown,) = sweep.results()
+    assert (shown.tokens, shown.setting.target, sweep.older()) == (1, "/new/large", 1)
+
+
+def test_a_point_measured_after_one_was_adopted_from_a_clock_ahead_is_the_newest(
+    tmp_path: Path,
+) -> None:
+    here, there = Sweep(tmp_path / "here"), Sweep(tmp_path / "there")
+    file = there.write_point("abc", "", result(tokens=1), []) / "result.json"
+    ahead = {**json.loads(file.read_text()), "stored_at": "2100-01-01T00:00:00.000+00:00"}
+    file.write_text(json.dumps(ahead))
+    assert here.adopt(there.newest("abc"))
+    here.write_point("abc", "", result(tokens=2), [], keep_both=True)
+    assert here.newest("abc").tokens == 2

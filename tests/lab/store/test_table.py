@@ -99,3 +99,16 @@ FURTHER = {
     },
     **{"difference": -0.5, "difference_low": -1.0, "difference_high": 0.1, "signature": "nc:6"},
 }
+
+
+def test_points_that_differ_in_the_setting_alone_are_told_from_each_other() -> None:
+    decoding = {"max_new_tokens": 128, "temperature": 0.0, "top_k": None, "top_p": None}
+    settings = [
+        {"seed": 0, "decoding": decoding},
+        {"seed": 1, "decoding": {**decoding, "temperature": 1, "top_p": 0.9}, "repeats": 5},
+    ]
+    frame = to_frame([sample_result("bild", {}, 1.5, setting=setting) for setting in settings])
+    assert frame.columns.tolist()[-3:] == ["decoding.top_p", "seed", "setting_repeats"]
+    assert frame["seed"].tolist() == [0, 1] and frame["setting_repeats"].tolist() == [3, 5]
+    assert math.isnan(frame["decoding.top_p"][0]) and frame["decoding.top_p"][1] == 0.9
+    assert "seed" not in to_frame([sample_result("bild", {}, 1.5)] * 2)
