@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from bild_lab.engine.logits_processors import STOP_STRINGS, score_settings, search_settings
-from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.checkpoint.vocabulary import shares_token_ids, tokens_without_embedding
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.hf.module_layers import cache_name
@@ -356,13 +356,10 @@ def plain_generation_config(target: HuggingFaceModel, request: Request) -> Gener
             "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
         }
     end = sorted(limits.end_tokens)
-    pad = target.checkpoint.generation.pad_token_id
-    if pad is None:
-        pad = end[0] if end else 0
     return GenerationConfig(
         max_new_tokens=limits.max_new_tokens,
         eos_token_id=end or None,
-        pad_token_id=pad,
+        pad_token_id=padding_token(target.checkpoint, end),
         # `generate` puts another start token before a prompt
         decoder_start_token_id=(
             request.source.prompt[0] if target.checkpoint.encoder_decoder else None
@@ -370,6 +367,18 @@ def plain_generation_config(target: HuggingFaceModel, request: Request) -> Gener
         use_cache=True,
         **sampling_options,
     )
+
+
+def padding_token(checkpoint: Checkpoint, end: Sequence[int]) -> int:
+    """What `generate` writes beside shorter texts of a batch, which nothing reads.
+
+    The checkpoint's own token, unless it has no embedding: −1, or one that was added to the
+    tokenizer alone. Then the first of the end tokens, or 0.
+    """
+    pad = checkpoint.generation.pad_token_id
+    if isinstance(pad, int) and 0 <= pad < min(checkpoint.rows, checkpoint.source_rows):
+        return pad
+    return end[0] if end else 0
 
 
 def require_cache(what: str, model: LoadedModel) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -45,6 +47,22 @@ def test_a_checkpoints_own_generation_settings_are_left_out(checkpoints: Path) -
     decoder.target.transformers.module.generation_config.repetition_penalty = 50.0
     decoder.target.checkpoint.generation.repetition_penalty = 50.0
     assert decoder.generate("w5 w9 w30", max_new_tokens=20).token_ids == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize("pad", [-1, 40, None])
+def test_texts_of_a_batch_are_padded_with_a_token_that_the_model_has(
+    pad: int | None, family: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoints / family, tmp_path / family)
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pad_token_id": pad}))
+    decoder = bild_lab.load(folder, policy="hf_generate")
+    prompts = [[5, 9, 12, 30, 7], [8], [20, 11, 25]]
+    alone, together = (
+        [text.token_ids for text in decoder.generate(prompts, 12, batch=batch)] for batch in (1, 3)
+    )
+    assert together == alone
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(checkpoints: Path, tmp_path: Path) -> None:
