@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.hf import admission
@@ -35,7 +35,7 @@ from bild_lab.lab.point.load import load
 from tests.models_tried import try_architecture
 from tests.policies import shipped
 from tests.stubs import uncached
-from tests.tiny_architectures import ALL, build, word_tokenizer
+from tests.tiny_architectures import ALL, BART, VOCABULARY, build, word_tokenizer
 
 FEEDS = {
     "gemma3_text": DraftShape.TREES,  # two kinds of windows, each with its rotation
@@ -159,6 +159,13 @@ def test_the_prompt_of_the_check_reaches_beyond_the_window_if_that_is_affordable
     assert admission.prompt_length(build("llama/yarn")) == 26  # its original context has 24
     monkeypatch.setattr(admission, "AFFORDABLE_ELSEWHERE", 1.0)
     assert admission.prompt_length(module) == 4
+
+
+def test_an_encoder_may_have_a_smaller_vocabulary_than_its_decoder() -> None:
+    values = {**BART, "vocab_size": 12, "decoder_vocab_size": VOCABULARY}
+    apart = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    module = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("marian", **values, **apart))
+    assert checked(module.eval(), DraftShape.CHAINS) == Outcome()
 
 
 def test_logits_that_are_no_numbers_are_no_verdict() -> None:

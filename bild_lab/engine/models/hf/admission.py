@@ -161,7 +161,7 @@ class SessionCheck:
         self._prompt = prompt_length(module)
         tokens = plain_tokens(module.config, self._prompt + FED + len(PARENTS) + 4)
         self.text, self._other_tokens = tokens[: self._prompt + FED], tokens[self._prompt + FED :]
-        sources = plain_tokens(module.config, 6) if module.config.is_encoder_decoder else None
+        sources = source_tokens(module) if module.config.is_encoder_decoder else None
         self._device = input_device(module)
         self._encoder_ids = (
             None if sources is None else torch.tensor([sources], device=self._device)
@@ -305,6 +305,13 @@ def prompt_length(module: PreTrainedModel) -> int:
         if length <= affordable and (max_positions is None or length + behind <= max_positions)
     ]
     return max([short, *fitting])
+
+
+def source_tokens(module: PreTrainedModel) -> list[int]:
+    """A few random tokens for an encoder, whose vocabulary may be smaller than the decoder's."""
+    rows = getattr(module.get_input_embeddings(), "num_embeddings", None)
+    drawn = plain_tokens(module.config, 64)
+    return [token for token in drawn if rows is None or token < rows][:6]
 
 
 def plain_tokens(config: PreTrainedConfig, count: int) -> list[int]:
