@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from bild_lab.engine.models.checkpoint.chat import CompleteText
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
@@ -303,3 +303,19 @@ def test_half_a_character_in_a_prompt_is_refused(tmp_path: Path, prompt: object)
         UserError, match=r"a prompt must be Unicode text, got \\ud[8f][0f][0f] alone at character"
     ):
         decoder.generate(prompt, max_new_tokens=2)
+
+
+def test_a_decoder_without_a_start_token_begins_with_that_of_a_text_as_in_generate(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoints / "t5", tmp_path / "t5")
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((folder / name).read_text())
+        settings.pop("decoder_start_token_id", None)
+        (folder / name).write_text(json.dumps({**settings, "bos_token_id": START}))
+    decoder = load(folder, policy="vanilla")
+    decoder.target.checkpoint.check()
+    module = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    start, *expected = module.generate(torch.tensor([[5, 9, 12, 1]]), max_new_tokens=8)[0].tolist()
+    assert start == START
+    assert decoder.generate([5, 9, 12, 1], 8).token_ids == expected

@@ -293,7 +293,9 @@ class Checkpoint:
     @property
     def decoder_start(self) -> int:
         configured = getattr(self.config, "decoder_start_token_id", None)
-        for token in (self.generation.decoder_start_token_id, configured):
+        named = (self.generation.decoder_start_token_id, configured)
+        # T5Gemma begins with the begin-of-text token, as `generate` does where no other is named
+        for token in (*named, self.generation.bos_token_id):
             if token is not None:
                 return token
         raise UserError(
