@@ -15,10 +15,11 @@ from bild_lab.lab.schema.formatting import short_name
 from bild_lab.lab.schema.numbers import Quality, Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import best_at_loss
+from bild_lab.lab.store.hashing import canonical_text
 from bild_lab.lab.store.records import Sweep
 from bild_lab.papers.match_rates import TOTAL, Rate
 from bild_lab.papers.published import Key, MeasuredNumber
-from bild_lab.papers.recorded_quality import recordings_of, with_recorded_quality
+from bild_lab.papers.recorded_quality import DECIDING, recordings_of, with_recorded_quality
 
 log = logging.getLogger(__name__)
 # the row or curve that a point belongs to; None if it belongs to none
@@ -39,13 +40,34 @@ Cells = Callable[
 
 
 def read_points(folders: Iterable[Path]) -> list[Result]:
-    """The finished points of these sweeps, of each target in one regime: see `in_one_regime`.
+    """The finished points of these sweeps, each once (`counted_once`), and of each target in one
+    regime (`in_one_regime`).
 
     Those that were screened have the quality of all examples: see `with_recorded_quality`.
     """
     folders = list(folders)
     points = [result for folder in folders for result in Sweep(folder).results()]
-    return in_one_regime(with_recorded_quality(points, recordings_of(folders)))
+    return in_one_regime(counted_once(with_recorded_quality(points, recordings_of(folders))))
+
+
+def counted_once(points: Sequence[Result]) -> list[Result]:
+    """Of points with equal policy, knobs, models and data the newest of those with the most
+    examples.
+
+    So a trial on few examples does not count beside the whole, and of a point that was measured
+    again, with another seed or another version of the code, not the faster measurement counts.
+    """
+    counting: dict[str, Result] = {}
+    for point in points:
+        setting = [point.setting.get(key) for key in (*DECIDING, "compile")]
+        identity = canonical_text([point.policy, dict(point.knobs), setting])
+        counting[identity] = max(counting.get(identity, point), point, key=_examples_and_age)
+    return list(counting.values())
+
+
+def _examples_and_age(point: Result) -> tuple[int, str]:
+    """A sort key that is greater for more examples, and of equally many for later results."""
+    return point.setting.n_examples, point.stored_at or ""
 
 
 def in_one_regime(points: Sequence[Result]) -> list[Result]:

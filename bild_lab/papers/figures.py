@@ -37,7 +37,7 @@ from bild_lab.papers.published import (
     load_published,
     markdown,
 )
-from bild_lab.papers.runs.recipes import OPTIONAL_ANSWERS
+from bild_lab.papers.runs.recipes import BITA_ANSWERS, OPTIONAL_ANSWERS
 from bild_lab.report.provenance import caption, notes
 from bild_lab.report.style import VECTOR
 
@@ -250,13 +250,18 @@ def _draw(
 def answers_left_out(results: Sequence[Result]) -> list[str]:
     """A sentence for each data set of `OPTIONAL_ANSWERS` whose answers an adapter or heads of these
     points did not learn, as their training's metrics say.
+
+    Of modules that learned none of `BITA_ANSWERS`, but a file or another paper's data, nothing is
+    said.
     """
     learned: dict[Path, str] = {}
     for result in results:
         for folder in (result.knobs.get("adapter"), result.knobs.get("heads")):
             file = Path(str(folder)).parent / "metrics.json"
             if isinstance(folder, str) and file.is_file():
-                learned[file] = str(json.loads(file.read_text(encoding="utf-8")).get("data"))
+                data = str(json.loads(file.read_text(encoding="utf-8")).get("data"))
+                if any(name in data for name in BITA_ANSWERS):
+                    learned[file] = data
     sentences = []
     for dataset, hub_id in OPTIONAL_ANSWERS.items():
         if without := sum(dataset not in data for data in learned.values()):
@@ -282,7 +287,8 @@ def _where(points: Sequence[Any]) -> str:
 def against_generate(published: Published, outputs: Path, scale: str) -> list[Result]:
     """The points of `vanilla` whose baseline is `generate` of Transformers, the papers' own."""
     folders = [outputs / name for name in published.folders[scale] if GENERATE in name]
-    return [point for folder in folders for point in Sweep(folder).results()]
+    points = [point for folder in folders for point in Sweep(folder).results()]
+    return cells.counted_once([point for point in points if point.policy == "vanilla"])
 
 
 def over_generate(points: Sequence[Result], generate_points: Sequence[Result]) -> list[Result]:

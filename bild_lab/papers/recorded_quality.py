@@ -19,7 +19,6 @@ from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.formatting import counted, number_range
 from bild_lab.lab.schema.numbers import Quality
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.hashing import canonical_text
 from bild_lab.papers.runs.recorded_steps import PREFIX
 from bild_lab.screening.rows import SUMMARY, TABLE, plain_text
 from bild_lab.screening.text_log import FOLDER as TEXTS
@@ -144,19 +143,9 @@ def with_recorded_quality(
     """The points, with the quality of all examples that a screening decoded where it decoded more
     than the point.
 
-    A screened point has the fact `recorded`. Where it was measured on two numbers of examples, the
-    larger one counts.
+    A screened point has the fact `recorded`.
     """
-    joined = [_joined(point, recordings) for point in points]
-    most_examples: dict[str, int] = {}
-    for point in filter(recorded_of, joined):
-        identity, count = _identity(point), point.setting.n_examples
-        most_examples[identity] = max(count, most_examples.get(identity, 0))
-    return [
-        point
-        for point in joined
-        if not recorded_of(point) or point.setting.n_examples == most_examples[_identity(point)]
-    ]
+    return [_joined(point, recordings) for point in points]
 
 
 def recorded_of(point: Result) -> Mapping[str, Any] | None:
@@ -193,12 +182,6 @@ def _joined(point: Result, recordings: Sequence[Recording]) -> Result:
                 facts={**(point.facts or {}), FACT: fact},
             )
     return point
-
-
-def _identity(point: Result) -> str:
-    """What two points share that differ in their examples alone."""
-    setting = [point.setting.get(key) for key in DECIDING]
-    return canonical_text([point.policy, dict(point.knobs), setting])
 
 
 def protocol(points: Sequence[Result]) -> str:
