@@ -32,6 +32,7 @@ from bild_lab.papers.runs.machine import (
     placement_of,
 )
 from bild_lab.papers.runs.needs import describe_needs
+from bild_lab.papers.runs.paper_runs import configurations
 from bild_lab.papers.runs.step_processes import is_done
 from bild_lab.papers.runs.step_runs import plan, run_steps, submit_steps
 from bild_lab.papers.runs.steps import Step, output_folders, steps_of
@@ -152,6 +153,35 @@ def test_what_is_learned_is_the_papers_whatever_is_measured() -> None:
         chosen = [word for word in words if word.startswith("dataset")]
         assert chosen == [f"dataset={name}", *filter(None, [limits.get(name)])]
     assert "train.seed=1" in learned and not any(word.startswith("dataset") for word in learned)
+
+
+@pytest.mark.fast("dataset")
+@pytest.mark.parametrize(
+    ("override", "measured"),
+    [
+        ("pair=mt5_iwslt2017_aligned", {("mt5_iwslt2017_aligned", "iwslt2017")}),
+        ("dataset=wmt14", {("mt5_wmt14", "wmt14"), ("mt5_wmt14_aligned", "wmt14")}),
+        ("dataset=multi30k", {("mt5_iwslt2017", "multi30k"), ("t5_xsum", "multi30k")}),
+    ],
+    ids=["pair", "dataset", "own data"],
+)
+def test_a_pair_is_measured_on_its_own_data(override: str, measured: set) -> None:
+    """The fault: Figure 4 with the pair of IWSLT measured it on WMT and on summaries, too. Data that
+    no command names take the place of all.
+    """
+    found = set()
+    for step in steps_of("bild_fig4", overrides=[override]):
+        if step.command.startswith("python run.py experiment=bild/fig4"):
+            (cfg,) = configurations(tuple(shlex.split(step.command)))
+            found.add((cfg.pair.name, cfg.dataset.name))
+    assert found >= measured and (override == "dataset=multi30k" or found == measured)
+
+
+@pytest.mark.slow
+def test_what_only_another_pairs_commands_read_is_not_trained() -> None:
+    found = [step.writes for step in steps_of("spec_tab3", overrides=["pair=t5_11b_small"])]
+    assert {"ngrams_wmt14", "ngrams_cnn_dailymail", "spec_tab3_paper"} < set(found)
+    assert not any("lm1b" in folder for folder in found)
 
 
 def test_an_override_that_no_step_has_and_an_unknown_scale_are_refused() -> None:

@@ -39,6 +39,7 @@ from bild_lab.papers.runs.paper_runs import (
 from bild_lab.papers.runs.recipes import recipes_of
 from bild_lab.papers.runs.recorded_steps import PREFIX, recorded_commands
 from bild_lab.papers.runs.repositories import Repository, repositories_in
+from bild_lab.screening.candidates import read_lists
 
 OUTPUTS = Path("outputs")
 _ABSENT = object()
@@ -74,6 +75,8 @@ WORK = {  # of the scripts that run models
 LEARNING = (StepKind.ANSWERING, StepKind.TRAINING, StepKind.TRAINING_BESIDE_FROZEN)
 # groups that choose what is measured and how; what is learned is the paper's, whatever is measured
 MEASURED = ("dataset", "template", "decoding")
+# groups by which overrides choose among an item's commands, and the key that tells their files apart
+CHOICES_OF_COMMANDS = {"pair": "pair.target", "dataset": "dataset.name"}
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,8 @@ def steps_of(
     experiment, else a command of another item. A sweep is a step for each value that needs other
     models or folders, so that a pair waits for its own training only.
     overrides: KEY=VALUE, for every step that has the key; those of `MEASURED` not for answers and
-    trainings, which would learn the questions that are measured, or a few of their own. left_out:
+    trainings, which would learn the questions that are measured, or a few of their own. pair=NAME
+    and dataset=NAME leave out the commands that measure other ones (`_chosen`). left_out:
     data sets of `recipes.OPTIONAL_ANSWERS` that no training learns. live: sweeps decode all
     examples at every point; else the quality of an item's recorded sweeps comes from a record
     (`recorded_steps.py`).
@@ -161,7 +165,11 @@ def _add_item(
 ) -> None:
     """Add the steps of an item's commands, those that write what they read, and the figure's."""
     item_commands = commands(item, scale)
-    goals = [words for command in item_commands for words in _split_sweep(command, overrides)]
+    goals = [
+        words
+        for command in _chosen(item_commands, overrides)
+        for words in _split_sweep(command, overrides)
+    ]
     if not live and item in published_names() and load_published(item).recorded:
         goals = [words for sweep in goals for words in recorded_commands(sweep, overrides)]
     # a step's command, and the commands among which those that it waits for are
@@ -184,6 +192,40 @@ def _add_item(
     if item in published_names():
         figure = _figure_step(graph, item, goals, scale)
         graph[figure.command] = figure
+
+
+def _chosen(item_commands: Sequence[str], overrides: Sequence[str]) -> Sequence[str]:
+    """The commands that measure a pair or data set which overrides choose; all where none does, as
+    with models and data of one's own.
+
+    The others would measure a chosen pair on data that it was not made for, such as a translator on
+    summaries. What is trained for those that are left is found by what they read.
+    """
+    choices = [word for word in overrides if word.partition("=")[0] in CHOICES_OF_COMMANDS]
+    for key, values in read_lists(choices).items():
+        measuring = [command for command in item_commands if _measures(command, key, values)]
+        item_commands = measuring or item_commands
+    return item_commands
+
+
+def _measures(command: str, key: str, values: Words) -> bool:
+    """Whether a command measures one of these pairs or data sets, of a pair one with its target;
+    true for a command that measures and has no such key.
+    """
+    words = tuple(shlex.split(command))
+    if WORK.get(words[1]) is not StepKind.DECODING:
+        return False
+    application, lists = application_of(words[1]), lists_of(words)
+    others = tuple(choices[0] for other, choices in lists.items() if other != key)
+    if key not in composed(application, others):
+        return True
+
+    def known_by(choices: Sequence[Words]) -> set[str]:
+        configurations = [composed(application, (*choice, *others)) for choice in choices]
+        return {OmegaConf.select(cfg, CHOICES_OF_COMMANDS[key]) for cfg in configurations}
+
+    own = [(value,) for value in lists.get(key, ())] or [()]
+    return not known_by(own).isdisjoint(known_by([(value,) for value in values]))
 
 
 def _step(
