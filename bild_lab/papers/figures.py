@@ -401,5 +401,16 @@ def _nothing(name: str, published: Published, outputs: Path, scales: Sequence[st
     commands = [
         f"  python scripts/paper_run.py {name} scale={candidate} run=true" for candidate in scales
     ]
-    wants = f"{name} wants finished points in {' or '.join(folders)}, got none"
+    points = [
+        point
+        for folder in folders
+        if GENERATE not in folder
+        for point in Sweep(Path(folder)).results()
+    ]
+    got = "none"
+    if points:
+        got = (
+            f"{counted(len(points), 'point')} without a number for it, as those that lose too much"
+        )
+    wants = f"{name} wants finished points in {' or '.join(folders)}, got {got}"
     return "\n".join([f"{wants}; run, or without run=true list, all that they need:", *commands])

@@ -173,7 +173,8 @@ def require_same_setting(
     contents: of drafters and of files that knobs name, by path. Another split or number of examples
     is comparable, other texts of the same number are not.
     """
-    table, summary, remedy = folder / TABLE, folder / SUMMARY, "choose another name=NAME"
+    table, summary = folder / TABLE, folder / SUMMARY
+    remedy = f"choose another name=NAME, or remove {folder}"
     if summary.is_file():
         earlier_setting = json.loads(summary.read_text(encoding="utf-8"))["setting"]
         # lists for tuples, as JSON has them

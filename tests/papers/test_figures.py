@@ -92,6 +92,13 @@ def test_without_outputs_the_message_names_what_to_run(name: str, tmp_path: Path
     assert not (tmp_path / "figures").exists()
 
 
+def test_points_that_give_a_figure_no_number_are_not_called_missing(tmp_path: Path) -> None:
+    (folder, _) = load_published("bild_fig8").folders["small"]
+    store(tmp_path / folder, [("toy_aligned", bild(1.5, loss=3.0), ())])
+    with pytest.raises(UserError, match="got 1 point without a number for it, as those that lose"):
+        draw_figure("bild_fig8", tmp_path, tmp_path / "figures")
+
+
 def test_curves_of_another_figures_folder_alone_are_no_panel(tmp_path: Path) -> None:
     own, borrowed, _ = load_published("bild_fig5").folders["small"]
     others = [

@@ -189,6 +189,9 @@ def test_an_override_that_no_step_has_and_an_unknown_scale_are_refused() -> None
         steps_of("spec_tab4", "small", ["dataset.limits=6"])
     with pytest.raises(UserError, match="scale must be one of paper, small, got 'tiny'"):
         steps_of("spec_tab4", "tiny")
+    # all steps would write one folder, and the figure would read its own
+    with pytest.raises(UserError, match="got name=mine; leave it out"):
+        steps_of("spec_tab4", "small", ["name=mine"])
 
 
 @pytest.mark.parametrize(

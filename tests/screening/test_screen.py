@@ -355,7 +355,8 @@ def test_a_table_of_other_data_models_or_precision_is_not_added_to(
     require_same_setting(tmp_path, {**setting, "split": "test"})
     with pytest.raises(
         UserError,
-        match=f"was screened with {key} {setting.get(key)}, this command has other; choose",
+        match=f"was screened with {key} {setting.get(key)}, this command has other; choose"
+        " another name=NAME, or remove",
     ):
         require_same_setting(tmp_path, {**setting, key: "other"})
 

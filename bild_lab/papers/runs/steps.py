@@ -136,12 +136,19 @@ def steps_of(
     examples at every point; else the quality of an item's recorded sweeps comes from a record
     (`recorded_steps.py`).
 
-    Raises UserError for an unknown item or scale, and a key that no step has.
+    Raises UserError for an unknown item or scale, name=NAME, and a key that no step has.
     """
     require_choice("scale", scale, SCALES)
+    items = items_of(name)
+    named = [word for word in overrides if word.startswith("name=")]
+    if named and not set(items).isdisjoint(published_names()):
+        raise UserError(
+            f"an item's steps have folders of their own, got {named[0]}; leave it out, and run in"
+            " another folder to keep other results apart"
+        )
     graph: dict[str, Step] = {}
     with found_configuration():
-        for item in items_of(name):
+        for item in items:
             _add_item(graph, item, scale, overrides, left_out, live)
     used_keys = {word.partition("=")[0] for command in graph for word in shlex.split(command)}
     for key in (word.partition("=")[0] for word in overrides):
