@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
@@ -84,7 +84,7 @@ def draw_trade_offs(picture: Picture, path: Path) -> None:
     Figure 4).
 
     A line joins each curve's Pareto front. The paper's numbers are stars if it prints both speed
-    and quality for the panel, and dotted lines if it prints only the speed.
+    and quality for the panel, this by the metric of the axis, and else dotted lines at the speed.
     """
 
     def draw(
@@ -98,7 +98,7 @@ def draw_trade_offs(picture: Picture, path: Path) -> None:
             ]
             spots = [(1 / point.speedup.value, point.quality.value) for point in known]
             _curve(axes, spots, looks[row], pareto_front(spots))
-            _stars(axes, picture, panel, row, looks[row])
+            _stars(axes, picture, panel, row, looks[row], _metric(curves_of_panel))
         for quality, color in quality_lines(axes, curves_of_panel, looks):
             axes.plot(1.0, quality, "x", color=color, ms=8, mew=2.2, zorder=6)
         axes.set_xlabel("latency over the baseline's")
@@ -233,9 +233,7 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
                 (column_width - right) / width,
                 (height - 0.95) / inches[1],
             )
-            axes = add_panel(
-                figure, area, panel, ylabel=next(iter(panel_curves.values()))[0].quality.metric
-            )
+            axes = add_panel(figure, area, panel, ylabel=_metric(panel_curves))
             draw(axes, panel, panel_curves, looks)
         _legend(figure, keys)
 
@@ -250,13 +248,19 @@ def _curve(
         axes.plot(*zip(*line, strict=True), color=look.colour, linewidth=1.4, zorder=3)
 
 
-def _stars(axes: Axes, picture: Picture, panel: str, row: str, look: Mark) -> None:
+def _metric(curves_of_panel: Mapping[str, Sequence[Result]]) -> str:
+    """The metric of a panel's axis."""
+    return next(iter(curves_of_panel.values()))[0].quality.metric
+
+
+def _stars(axes: Axes, picture: Picture, panel: str, row: str, look: Mark, metric: str) -> None:
     printed = picture.published.printed
     for words in (" at minimal loss", " at one point of loss", ""):
         speed, quality = (
             printed.get((panel, row, f"{what}{words}")) for what in ("speedup", "quality")
         )
-        if speed is not None and quality is not None:
+        comparable = quality is not None and picture.published.is_of(panel, metric)
+        if speed is not None and comparable:
             axes.plot(1 / speed, quality, "*", ms=13, mfc=look.colour, mec=INK, mew=0.8, zorder=7)
             continue
         if speed is None and picture.stands_for is not None:
@@ -319,17 +323,22 @@ def _dots(axes: Axes, lines: Sequence[ComparedNumber], letters: int) -> None:
     axes.set_ylim(len(lines) - 0.4, -0.6)
 
 
-def _paper_keys(picture: Picture, panels: Iterable[str]) -> list[Line2D]:
+def _paper_keys(
+    picture: Picture, panels: Mapping[str, Mapping[str, Sequence[Result]]]
+) -> list[Line2D]:
     """The legend of the marks that `_stars` drew."""
     printed = {
         (panel, quantity.partition(" ")[0]) for panel, _, quantity in picture.published.printed
     }
+    comparable = {
+        panel
+        for panel, panel_curves in panels.items()
+        if (panel, "quality") in printed and picture.published.is_of(panel, _metric(panel_curves))
+    }
     keys = []
-    if any((panel, "speedup") in printed and (panel, "quality") in printed for panel in panels):
+    if any((panel, "speedup") in printed for panel in comparable):
         keys.append(_star_key())
-    lone = any(
-        (panel, "quality") not in printed and (panel, "speedup") in printed for panel in panels
-    )
+    lone = any((panel, "speedup") in printed for panel in panels if panel not in comparable)
     if lone or (picture.stands_for, "speedup") in printed:
         keys.append(
             Line2D([], [], color=MUTED, linewidth=1.1, linestyle=_DOTTED, label="the paper's speed")

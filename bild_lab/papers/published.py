@@ -136,6 +136,10 @@ class Published:
             if value is not None
         }
 
+    def is_of(self, panel: str, metric: str) -> bool:
+        """Whether the qualities that are printed for a panel are of this metric."""
+        return self.metrics.get(panel, metric) == metric
+
 
 def published_names() -> list[str]:
     """Every figure and table there is, in alphabetical order."""
@@ -221,7 +225,7 @@ def compare(cells: Sequence[MeasuredNumber], published: Published, scale: str) -
         beside, tolerance = published.printed.get(key), tolerances.get(quantity)
         if cell.formula is not None:
             beside, tolerance = cell.formula, FORMULA_TOLERANCE * abs(cell.formula)
-        elif cell.metric is not None and published.metrics.get(panel, cell.metric) != cell.metric:
+        elif cell.metric is not None and not published.is_of(panel, cell.metric):
             beside = None
         elif beside is not None:
             used.add(key)

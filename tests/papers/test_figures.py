@@ -8,12 +8,14 @@ import json
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 import scripts.figures
@@ -21,6 +23,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.store.records import Sweep
+from bild_lab.papers import drawings
 from bild_lab.papers.drawings import traced_texts
 from bild_lab.papers.figures import (
     FIGURES,
@@ -145,6 +148,29 @@ def test_match_rates_agree_with_the_table_they_are_set_beside(tmp_path: Path) ->
     ]
     (line,) = draw_figure("ppd_tab1", tmp_path, tmp_path / "figures").comparison.lines
     assert line.cell.row == "layer 20, trained, k = 3"
+
+
+@pytest.mark.parametrize(("metric", "stars"), [("ROUGE-Lsum", 2), ("ROUGE-L", 0)])
+def test_the_papers_qualities_are_marked_on_an_axis_of_their_metric_alone(
+    metric: str, stars: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another metric its speeds are lines: 41.5 is no ROUGE-L of CNN/DailyMail."""
+    pages: list[Figure] = []
+
+    @contextmanager
+    def page(*_: object) -> Iterator[Figure]:
+        pages.append(Figure())
+        yield pages[0]
+
+    monkeypatch.setattr(drawings, "_page", page)
+    point = with_quality(bild(1.7, setting={"dataset": "cnn_dailymail"}), metric=metric)
+    store(tmp_path / "bild_fig4_paper", [("toy", point, ())])
+    draw_figure("bild_fig4", tmp_path, tmp_path, kinds=["png"])
+    (axes,) = pages[0].axes
+    assert [line.get_marker() for line in axes.lines].count("*") == stars
+    (legend,) = pages[0].legends
+    told = [text.get_text() for text in legend.get_texts()]
+    assert told == ["unaligned", "paper" if stars else "the paper's speed"]
 
 
 def test_texts_mark_the_targets_tokens(tmp_path: Path) -> None:
