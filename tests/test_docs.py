@@ -34,7 +34,7 @@ from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.store.records import Sweep
-from bild_lab.papers.runs.paper_runs import application_of
+from bild_lab.papers.runs.paper_runs import application_of, lists_of
 from bild_lab.screening.candidates import grid_of
 from tests.policies import DECODER_ONLY, EXTERNAL, GREEDY_ONLY, SERVER, is_lossless
 from tests.report.sample import sample_sweep
@@ -412,10 +412,12 @@ def test_command_lines_of_the_documents_compose(page: Path) -> None:
             fixed = [quote_free_text(word) for word in words if word not in lists]
             assert grid_of(fixed, lists, "screen").candidates
         elif application:
-            composed(
-                application,
-                tuple(quote_free_text(word) for word in words if re.match(r"[\w./]+=", word)),
-            )
+            words = [quote_free_text(word) for word in words if re.match(r"[\w./]+=", word)]
+            composed(application, tuple(words))
+            if any(word.startswith("experiment=") for word in words):
+                # with what the experiment itself sweeps over
+                swept = lists_of(("python", script.name, *words)).values()
+                composed(application, tuple(choices[0] for choices in swept))
 
 
 @every_page
