@@ -17,11 +17,11 @@ processes=N runs so many at once.
 
 A step that is done is skipped, so the same command goes on where it was stopped. One that cannot run here says why,
 and what does not depend on it still runs. force=true also tries what should not fit. Other KEY=VALUE go to every step
-that has the key, such as measure.repeats=3; those of dataset, template and decoding, such as dataset.limit=100, to what
-is measured alone, as answers and trainings keep the paper's data. pair=NAME and dataset=NAME run the commands of this
-pair and this data set; those of one's own take the place of all. launcher=slurm submits the steps as jobs, each after
-those that it waits for; slurm.KEY=VALUE are sbatch's options, gpu= and gpus= the nodes' GPUs. Memory is a closed form,
-times are estimates.
+that has the key, such as measure.repeats=3; at the paper's scale those of dataset, template and decoding, such as
+dataset.limit=100, to what is measured alone, as answers and trainings keep the paper's data. pair=NAME and dataset=NAME
+run the commands of this pair or data set; one of your own takes the place of all. launcher=slurm submits the steps as
+jobs, each after those that it waits for; slurm.KEY=VALUE are sbatch's options, gpu= and gpus= the nodes' GPUs. Memory
+is a closed form, times are estimates.
 
 The hub is asked whether this login may read what is gated, and which weights are in pickles alone; without a hub the
 cards of bild_lab/papers/runs/hub.yaml answer. LIMA, which is gated, is left out of BiTA's trainings where it may not be

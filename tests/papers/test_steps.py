@@ -155,6 +155,13 @@ def test_what_is_learned_is_the_papers_whatever_is_measured() -> None:
     assert "train.seed=1" in learned and not any(word.startswith("dataset") for word in learned)
 
 
+@pytest.mark.slow
+def test_ngrams_of_the_paper_are_counted_in_all_texts() -> None:
+    found = steps_of("spec_tab3", overrides=["dataset.limit=100", "pair=t5_11b_small"])
+    counted = [words for step in found if "module=ngram" in (words := shlex.split(step.command))]
+    assert len(counted) == 2 and not any("dataset.limit=100" in words for words in counted)
+
+
 @pytest.mark.fast("dataset")
 @pytest.mark.parametrize(
     ("override", "measured"),

@@ -73,7 +73,7 @@ WORK = {  # of the scripts that run models
     "scripts/train_module.py": StepKind.TRAINING_BESIDE_FROZEN,
 }
 LEARNING = (StepKind.ANSWERING, StepKind.TRAINING, StepKind.TRAINING_BESIDE_FROZEN)
-# groups that choose what is measured and how; what is learned is the paper's, whatever is measured
+# groups that choose what is measured and how; at the paper's scale it learns the paper's data
 MEASURED = ("dataset", "template", "decoding")
 # groups by which overrides choose among an item's commands, and the key that tells their files apart
 CHOICES_OF_COMMANDS = {"pair": "pair.target", "dataset": "dataset.name"}
@@ -129,9 +129,10 @@ def steps_of(
     written by the command with that name=NAME: one of the item's own, else a recipe of its
     experiment, else a command of another item. A sweep is a step for each value that needs other
     models or folders, so that a pair waits for its own training only.
-    overrides: KEY=VALUE, for every step that has the key; those of `MEASURED` not for answers and
-    trainings, which would learn the questions that are measured, or a few of their own. pair=NAME
-    and dataset=NAME leave out the commands that measure other ones (`_chosen`). left_out:
+    overrides: KEY=VALUE, for every step that has the key; at the paper's scale those of `MEASURED`
+    not for answers and trainings, which would learn the questions that are measured, or a few of
+    their own. pair=NAME and dataset=NAME leave out the commands that measure other ones (`_chosen`).
+    left_out:
     data sets of `recipes.OPTIONAL_ANSWERS` that no training learns. live: sweeps decode all
     examples at every point; else the quality of an item's recorded sweeps comes from a record
     (`recorded_steps.py`).
@@ -175,7 +176,7 @@ def _add_item(
     goals = [
         words
         for command in _chosen(item_commands, overrides)
-        for words in _split_sweep(command, overrides)
+        for words in _split_sweep(command, overrides, scale)
     ]
     if not live and item in published_names() and load_published(item).recorded:
         goals = [words for sweep in goals for words in recorded_commands(sweep, overrides)]
@@ -193,7 +194,7 @@ def _add_item(
                 for recipe in recipes_of(configuration, left_out)
             ]
             writers = [*item_commands, *recipes, *_all_commands(scale)]
-        step, predecessors = _step(words, writers, overrides)
+        step, predecessors = _step(words, writers, overrides, scale)
         graph[command] = step
         waiting += [(predecessor, writers) for predecessor in predecessors]
     if item in published_names():
@@ -236,7 +237,7 @@ def _measures(command: str, key: str, values: Words) -> bool:
 
 
 def _step(
-    words: Words, writers: Sequence[str], overrides: Sequence[str]
+    words: Words, writers: Sequence[str], overrides: Sequence[str], scale: str
 ) -> tuple[Step, list[Words]]:
     """The step of a command, and the commands of the steps that it waits for."""
     compositions = configurations(words)
@@ -249,7 +250,7 @@ def _step(
             (command for command in writers if f"name={folder}" in shlex.split(command)), None
         )
         if writer is not None:
-            predecessors += _split_sweep(writer, overrides)
+            predecessors += _split_sweep(writer, overrides, scale)
         elif not (OUTPUTS / folder).exists():
             missing.append(folder)
     lists = lists_of(words)
@@ -331,7 +332,7 @@ def _all_commands(scale: str) -> list[str]:
     ]
 
 
-def _split_sweep(command: str, overrides: Sequence[str]) -> list[Words]:
+def _split_sweep(command: str, overrides: Sequence[str], scale: str) -> list[Words]:
     """The command with the overrides that it takes, once for each value that needs other models or
     folders.
     """
@@ -339,7 +340,7 @@ def _split_sweep(command: str, overrides: Sequence[str]) -> list[Words]:
     application = application_of(words[1])
     if application is None:
         return [words]
-    words = replaced_words(words, _taken(words, application, overrides))
+    words = replaced_words(words, _taken(words, application, overrides, scale))
     lists = lists_of(words)
     split_lists = [
         values
@@ -349,12 +350,12 @@ def _split_sweep(command: str, overrides: Sequence[str]) -> list[Words]:
     return [replaced_words(words, choice) for choice in product(*split_lists)]
 
 
-def _taken(words: Words, application: str, overrides: Sequence[str]) -> list[str]:
-    """The overrides that a command takes: those that it has keys for, and of what answers or trains
-    none of `MEASURED`.
+def _taken(words: Words, application: str, overrides: Sequence[str], scale: str) -> list[str]:
+    """The overrides that a command takes: those that it has keys for, without those of `MEASURED` if
+    it answers, trains or counts at the paper's scale.
     """
     configuration = composed(application, tuple(values[0] for values in lists_of(words).values()))
-    learns = WORK.get(words[1]) in LEARNING and COUNTING not in words
+    learns = scale == "paper" and WORK.get(words[1]) in LEARNING
 
     def is_taken(key: str) -> bool:
         known = OmegaConf.select(configuration, key, default=_ABSENT) is not _ABSENT
