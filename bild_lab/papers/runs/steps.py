@@ -75,6 +75,8 @@ WORK = {  # of the scripts that run models
 LEARNING = (StepKind.ANSWERING, StepKind.TRAINING, StepKind.TRAINING_BESIDE_FROZEN)
 # groups that choose what is measured and how; at the paper's scale it learns the paper's data
 MEASURED = ("dataset", "template", "decoding")
+# commands that time `generate` beside our baseline
+TIMES_GENERATE = re.compile(r"experiment=\w+/generate")
 # groups by which overrides choose among an item's commands, and the key that tells their files apart
 CHOICES_OF_COMMANDS = {"pair": "pair.target", "dataset": "dataset.name"}
 
@@ -111,8 +113,7 @@ class Step:
         """Of a figure's step, the commands of the steps whose points it draws: not those that time
         `generate` beside our baseline, of which alone nothing is drawn.
         """
-        timing = re.compile(r"experiment=\w+/generate")
-        return tuple(command for command in self.after if not timing.search(command))
+        return tuple(command for command in self.after if not TIMES_GENERATE.search(command))
 
 
 def steps_of(
@@ -204,15 +205,19 @@ def _add_item(
 
 def _chosen(item_commands: Sequence[str], overrides: Sequence[str]) -> Sequence[str]:
     """The commands that measure a pair or data set which overrides choose; all where none does, as
-    with models and data of one's own.
+    with models and data of one's own. Of those that time `generate`, too.
 
     The others would measure a chosen pair on data that it was not made for, such as a translator on
     summaries. What is trained for those that are left is found by what they read.
     """
     choices = [word for word in overrides if word.partition("=")[0] in CHOICES_OF_COMMANDS]
     for key, values in read_lists(choices).items():
-        measuring = [command for command in item_commands if _measures(command, key, values)]
-        item_commands = measuring or item_commands
+        timing = [command for command in item_commands if TIMES_GENERATE.search(command)]
+        others = [command for command in item_commands if command not in timing]
+        chosen: list[str] = []
+        for kind in (timing, others):
+            chosen += [command for command in kind if _measures(command, key, values)] or kind
+        item_commands = chosen
     return item_commands
 
 
