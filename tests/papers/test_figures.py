@@ -318,22 +318,23 @@ def test_a_figure_tells_its_speedups_over_vanilla_and_over_generate(tmp_path: Pa
     assert "| greedy speedup | 2.00 |" in above and "| greedy speedup | 2.50 |" in below
 
 
-def of_examples(count: int, result: Result) -> Result:
-    return replace(result, setting=Setting({**result.setting, "n_examples": count}))
+def in_setting(result: Result, **changes: object) -> Result:
+    """The point of another setting, which has a hash of its own."""
+    setting = {**result.setting, **changes}
+    return replace(result, point=f"{result.point} {changes}", setting=Setting(setting))
 
 
 def test_a_trial_on_few_examples_and_an_earlier_measurement_do_not_count(tmp_path: Path) -> None:
     """Each is faster than what counts: the greatest number of a row would be theirs."""
-    seeded = bita(2.5)
-    seeded = replace(seeded, setting=Setting({**seeded.setting, "seed": 1}))
-    trial, other_knobs = of_examples(10, bita(3.4)), of_examples(10, bita(1.5, top_k=1))
+    seeded, trial = in_setting(bita(2.5), seed=1), in_setting(bita(3.4), n_examples=10)
+    other_knobs = in_setting(bita(1.5, top_k=1), n_examples=10)
     store(
         tmp_path / "bita_tab1_small",
         [("user", one, ()) for one in (trial, other_knobs, seeded, bita(2.0))],
     )
     store(
         tmp_path / "bita_generate_small",
-        [("user", one, ()) for one in (generate(1.25), of_examples(10, generate(1.9)))],
+        [("user", one, ()) for one in (generate(1.25), in_setting(generate(1.9), n_examples=10))],
     )
     drawn = draw_figure("bita_tab1", tmp_path, tmp_path)
     assert [line.cell.value for line in drawn.comparison.lines] == [2.0]
