@@ -5,7 +5,7 @@ and facts that do not.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,7 @@ def setting_of(
         "weight_bits": (runtime.weights, None),
         "draft_weight_bits": (pair.draft_weights, None),
         **{key: (getattr(pair, key), None) for key in REVISIONS},
+        "metric_code": (_metric_code(dataset.scored), {}),
     }
     return {
         **{key: getattr(pair, key) for key in PAIR_KEYS},
@@ -220,9 +221,21 @@ def point_id(
     )
 
 
+def _metric_code(metrics: Sequence[str]) -> dict[str, str]:
+    """The hash of the code of each metric that is a function of the user's own.
+
+    The module that names the function counts as well, as it may be a partial of another one.
+    """
+    return {
+        metric: code_hash((metric.rpartition(".")[0], user_function(metric).__module__))
+        for metric in metrics
+        if "." in metric and not metric.startswith(EVALUATE)
+    }
+
+
 def _metric_versions(scoring: Scoring) -> dict[str, str]:
     """What else decides about the scores: further metrics, and what ROUGE-Lsum and those of
-    `evaluate` depend on.
+    `evaluate` depend on. The code of a user's own metric is in the setting.
     """
     versions = dict.fromkeys(scoring.metrics[1:], "")
     for metric in scoring.metrics:
@@ -232,8 +245,6 @@ def _metric_versions(scoring: Scoring) -> dict[str, str]:
             script = script_of(metric)
             script_hash = "" if script is None else file_hash(str(script.parent))
             versions[metric] = f"{package_version('evaluate')} {script_hash}"
-        elif "." in metric:
-            versions[metric] = code_hash((user_function(metric).__module__,))
     return versions
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from bild_lab.lab.metrics import quality
 from bild_lab.lab.point import identity
 from bild_lab.lab.point import prepare as module
 from bild_lab.lab.point.prepare import prepare
+from bild_lab.lab.store import code as code_module
 from bild_lab.lab.store import hashing
 from tests.engine.methods.modules.tiny import random_adapter
 from tests.tiny import tiny_llama
@@ -467,6 +469,33 @@ def test_another_script_of_a_local_metric_gives_another_name(
     script.write_text("second")
     assert name_of(*words) != before
     assert loaded == [f"evaluate:{tmp_path / 'own'}"] * 3  # before anything is decoded
+
+
+@pytest.mark.parametrize(
+    "word", ["dataset.metric=own_scores.close", "dataset.metrics=[bleu,own_scores.close]"]
+)
+def test_other_code_of_a_metric_of_ones_own_gives_another_name_and_another_group(
+    base: list[str], word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a partial of another module's function, whose own module is Python's."""
+    (tmp_path / "shared_scores.py").write_text("def near(text, references, scale): return scale")
+    own = tmp_path / "own_scores.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("shared_scores", "own_scores"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    points = []
+    for scale in (0.5, 1.0):
+        own.write_text(
+            "from functools import partial\nfrom shared_scores import near\n"
+            f"close = partial(near, scale={scale})\nclose.scale = 1\n"
+        )
+        code_module.reread_sources()
+        points.append(prepare(compose_config([*base, word])))
+    first, second = points
+    assert first.id != second.id
+    differing = {key for key in first.setting if first.setting[key] != second.setting[key]}
+    assert differing == {"metric_code"}
+    assert "metric_code" not in prepare(compose_config(base)).setting
 
 
 def test_what_runs_code_is_refused_unless_it_was_allowed(
