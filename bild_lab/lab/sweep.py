@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.markup import escape
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.compose import knob_values, plain_values
+from bild_lab.lab.config.compose import keep_search_path, knob_values, plain_values
 from bild_lab.lab.config.console import console, status_line
 from bild_lab.lab.config.entrypoint import (
     FAILED_POINTS,
@@ -236,12 +236,14 @@ class SweepCallback(Callback):
         self._due_s = -math.inf
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        keep_search_path(config.hydra.searchpath)
         check_point(config)
         self._start(config)
         begin_progress(None)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Check the points, and decide what they share, before the first is measured."""
+        keep_search_path(config.hydra.searchpath)
         jobs = refusing_points(lambda: swept_values(config))
         total = None if jobs is None else math.prod(map(len, jobs))
         if total == 0:

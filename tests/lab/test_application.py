@@ -13,6 +13,7 @@ import pytest
 import bild_lab
 from bild_lab.errors import UserError
 from bild_lab.lab.measure import runner
+from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.store.progress import read_commands
 from bild_lab.lab.store.records import Sweep
 
@@ -66,6 +67,40 @@ def test_a_sweep_from_python_gives_its_points_with_a_metric_of_ones_own(
     # other code is another point
     with pytest.raises(RuntimeError, match="the sweep ended with status 1"):
         bild_lab.run([*words, "policy=vanilla"])
+
+
+RULE = """
+from bild_lab.engine.acceptance import ExactMatch
+class Rule(ExactMatch):
+    def __call__(self, draft, logits, request):
+        verdict = super().__call__(draft, logits, request)
+        return type(verdict)(verdict.path, {token})
+"""
+POLICY = """
+name: of_my_folder
+decoder:
+  _target_: bild_lab.engine.decode.DraftThenVerify
+  drafter:
+    _target_: bild_lab.engine.methods.vanilla.NoDraft
+  acceptance:
+    _target_: own_rule.Rule
+"""
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_sweep_from_python_takes_the_policies_of_a_folder_and_their_code_as_it_is_now(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own/policy").mkdir(parents=True)
+    (tmp_path / "own/policy/of_my_folder.yaml").write_text(POLICY)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = [*base, f"hydra.searchpath=[file://{tmp_path / 'own'}]", "policy=of_my_folder"]
+    for token in (10, 9):
+        (tmp_path / "own_rule.py").write_text(RULE.format(token=token))
+        found = bild_lab.run(words)
+        assert found["policy"].tolist() == ["of_my_folder"]
+        newest = Sweep(Path("outputs/mine")).results()[-1]
+        assert {*read_examples(newest.folder)[0].token_ids} == {token}
 
 
 def test_what_the_command_refuses_is_an_exception_and_nothing_is_written(base: list[str]) -> None:

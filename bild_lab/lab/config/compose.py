@@ -15,6 +15,7 @@ from typing import Any
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -290,6 +291,21 @@ def _search_path() -> list[str]:
         for search_path in paths
         if "pkg://" not in search_path.path
     ]
+
+
+def keep_search_path(folders: Sequence[str]) -> None:
+    """Let every later composition inside our command look into these folders too: Hydra takes
+    `hydra.searchpath` for the one alone whose overrides name it.
+    """
+    loader = GlobalHydra.instance().config_loader()
+    search_path = loader.get_search_path()
+    known = {known_path.path for known_path in search_path.get_path()}
+    for folder in folders:
+        if folder not in known:
+            # where --config-dir puts its folder; Hydra wants the schema to be the last
+            schema = SearchPathQuery(provider="schema")
+            search_path.prepend("hydra.searchpath", folder, anchor=schema)
+    loader.repository.initialize_sources(search_path)
 
 
 def require_keys(cfg: DictConfig, required_keys: Sequence[str]) -> None:

@@ -50,6 +50,8 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CPP = (".cpp", ".h")
 # folders of other packages, whose imports are not followed
 INSTALLED = {"site-packages", "dist-packages"}
+# the user's files that points of this process have reached, with their content then
+_reached_of_user: dict[Path, str] = {}
 
 
 @lru_cache(maxsize=64)
@@ -69,13 +71,27 @@ def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
             package_contents.append(name.encode() + b"\0" + content + b"\0")
         else:
             user_contents.append(file.name.encode() + b"\0" + content + b"\0")
+            _reached_of_user[file] = file_digest(file)
     return hashlib.sha256(b"".join([*package_contents, *sorted(user_contents)])).hexdigest()[:12]
 
 
 def reread_sources() -> None:
-    """Look at all sources again: in a process that goes on, they may have changed."""
+    """Look at all sources again: in a process that goes on, they may have changed.
+
+    Where one of the user's has, all of them are imported anew: a point would else be named by code
+    that did not run.
+    """
     for cached in (code_hash, _imported, _read):
         cached.cache_clear()
+    if any(
+        not file.is_file() or file_digest(file) != digest
+        for file, digest in _reached_of_user.items()
+    ):
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if file is not None and Path(file) in _reached_of_user and name != "__main__":
+                del sys.modules[name]
+        _reached_of_user.clear()
 
 
 def reached(modules: Iterable[str], package: Path = PACKAGE) -> list[Path]:

@@ -212,6 +212,19 @@ def test_a_users_file_counts_with_all_of_the_users_that_it_imports(
     assert anew(PART, package) != before and anew(others[:1], package) == helper
 
 
+def test_a_users_modules_are_imported_anew_when_one_of_them_has_changed(
+    users: Path, small: Path
+) -> None:
+    """Also one that has not changed itself: it holds names of the other."""
+    names, before = (PART[0], "outside_mine.deep.inner"), anew(PART, small)
+    old = [sys.modules[name] for name in names]
+    assert anew(PART, small) == before and [sys.modules[name] for name in names] == old
+    (users / "outside_mine/deep/inner.py").write_text("DEPTH = 22\n")
+    assert anew(PART, small) != before
+    importlib.import_module(PART[0])
+    assert sys.modules[names[1]].DEPTH == 22 and sys.modules[names[0]] is not old[0]
+
+
 def test_a_part_counts_where_it_is_defined_and_a_users_also_where_it_is_named(users: Path) -> None:
     (users / "outside_mine" / "made.py").write_text(
         "import functools\nmake = functools.partial(dict)\n"
