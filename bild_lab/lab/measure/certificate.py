@@ -326,8 +326,9 @@ def certify_sampled(
       contexts that draw).
 
     The drafter's real distribution is q as declared, unless its model says otherwise one row after
-    another, where rounding cannot explain a difference. A rule without a closed form gets no
-    verdict, unless another check fails.
+    another, where rounding cannot explain a difference. It is not known of tokens that came without
+    their random numbers from a drafter that names no model. Where it is not known, or the rule has
+    no closed form, there is no verdict, unless another check fails.
     """
     if not isinstance(method, DraftThenVerify):
         return Certificate(NO_FORM)
@@ -406,7 +407,10 @@ def resample(
             drawn_after.append(recorded.text)
         if not drawn_as_declared(recorded.draft):
             wrong_draws.append(len(recorded.text) - prompt_length)
-        output = output_of(recorded, request, drafter)
+        known = recorded.draft.probs is None or recorded.draft.uniforms is not None
+        output = None
+        if known or method.drafter.draws_from is not None:
+            output = output_of(recorded, request, drafter)
         for length, row in recorded.contexts:
             contexts[length - prompt_length] = SampledContext(
                 recorded.rows,

@@ -313,6 +313,17 @@ class LenientLater(SpeculativeSampling):
         return SpeculativeSampling(0.2 if len(tokens) > 6 else 1.0)
 
 
+class OfNoModel(Colder):
+    """Names no model either."""
+
+    draws_from = None
+
+
+def test_draws_without_their_random_numbers_from_no_known_model_are_not_judged() -> None:
+    found = certified(SpeculativeSampling(), OfNoModel(loaded(DRAFTER), 3))
+    assert (found.verdict, found.output, found.contexts > 0) == (NO_FORM, None, True)
+
+
 def test_a_rule_of_each_round_is_judged_by_what_it_emits_in_that_round() -> None:
     found = certified(LenientLater())
     assert (found.verdict, found.check) == (DEFECT, OUTPUT)
