@@ -161,6 +161,11 @@ class DraftThenVerify(TokenLoop):
             committed = len(tokens)
             with trace.span("draft"):
                 draft = limits.fitting(drafter.propose(tokens), tokens)
+            if len(tokens) != committed:
+                raise UserError(
+                    f"{type(self.drafter).__name__} has changed the list of tokens that it was asked"
+                    " to continue; let it change a copy, list(tokens)"
+                )
 
             if not self.verify_tail:
                 drafted_text = limits.append(tokens, draft.token_list)

@@ -13,8 +13,12 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
+from bild_lab.errors import UserError
+
 # statistics of a round, specific to a method: flags, numbers, or tuples of numbers
 Stats = Mapping[str, Any]
+# what a round records of every method, under names that no statistic may have
+ROUND_KEYS = frozenset({"drafted", "accepted", "next_token", "draft_calls"})
 
 ROOT = -1  # the parent of a node that follows the last committed token
 
@@ -174,6 +178,30 @@ class Verdict:
     path: tuple[int, ...]
     next_token: int
     stats: Stats = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if type(self.next_token) is not int:  # a tensor is never among the end tokens
+            object.__setattr__(self, "next_token", int(self.next_token))
+
+
+def require_statistics(stats: Stats) -> None:
+    """Raise UserError for statistics of a round that cannot be stored: under the name of what every
+    round records, and for a value or a part of it that is no plain number, flag or text.
+    """
+    if taken := sorted(ROUND_KEYS & stats.keys()):
+        raise UserError(
+            f"a round records {taken[0]!r} itself; give the statistic of the draft or verdict"
+            " another name"
+        )
+    for name, value in stats.items():
+        parts = value if isinstance(value, list | tuple) else (value,)
+        for part in parts:
+            if not isinstance(part, bool | int | float | str | list | tuple | dict | None):
+                raise UserError(
+                    f"the statistic {name!r} of a draft or verdict must be a number, a flag or a"
+                    f" tuple of numbers, got {type(part).__name__}; .tolist() makes numbers of a"
+                    " tensor"
+                )
 
 
 @dataclass(frozen=True)

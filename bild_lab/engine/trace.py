@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bild_lab.engine.draft import Draft, Stats, Verdict
+from bild_lab.engine.draft import Draft, Stats, Verdict, require_statistics
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -168,6 +168,8 @@ class Trace:
         branch = None
         if not chain:
             branch = accepted if ended else draft.depth
+        stats = {**draft.stats, **({} if verdict is None else _first(verdict.stats, counted))}
+        require_statistics(stats)
         self.rounds.append(
             Round(
                 drafted=tuple(drafted[:counted]),
@@ -175,10 +177,7 @@ class Trace:
                 next_token=next_token,
                 draft_calls=draft.calls,
                 branch=branch,
-                stats={
-                    **draft.stats,
-                    **({} if verdict is None else _first(verdict.stats, counted)),
-                },
+                stats=stats,
             )
         )
 

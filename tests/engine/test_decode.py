@@ -337,6 +337,19 @@ def test_a_chain_only_rule_refuses_a_tree_drafter() -> None:
         DraftThenVerify(StubModel(lambda _: torch.zeros(5)), TreeDrafter([]), RejectionSampling())
 
 
+def test_a_drafter_that_goes_on_with_the_list_of_the_text_itself_is_refused() -> None:
+    class Continuing(NoDraft):
+        def propose(self, tokens: list[int]) -> Draft:
+            tokens.append(1)
+            return Draft(torch.tensor(tokens[-1:]))
+
+    model = StubModel(lambda tokens: torch.zeros(5))
+    method = DraftThenVerify(model, Continuing(model), ExactMatch())
+    request = Request(Source((1,)), Limits(1, 8))
+    with pytest.raises(UserError, match=r"Continuing has changed the list .* list\(tokens\)"):
+        method.decode(request, Trace())
+
+
 def test_a_rule_that_needs_what_the_drafter_does_not_give_is_refused() -> None:
     class Needy(ExactMatch):
         needs = frozenset({"unscaled_probs"})

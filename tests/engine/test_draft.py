@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bild_lab.engine.draft import Draft, Tree, ancestors, ancestors_by_doubling, empty_draft
+from bild_lab.engine.draft import (
+    Draft,
+    Tree,
+    Verdict,
+    ancestors,
+    ancestors_by_doubling,
+    empty_draft,
+)
 
 #  root
 #  ├ 0 (tokens 5)
@@ -119,3 +126,9 @@ def test_ancestors_are_the_same_by_both_ways() -> None:
         assert Tree(held).depths.tolist() == (expected.sum(-1) - 1).tolist() and len(
             Tree(held)
         ) == len(parents)
+
+
+def test_the_next_token_of_a_verdict_is_a_plain_number() -> None:
+    """A tensor is equal to no end token of a set, and cannot be stored."""
+    verdict = Verdict((), torch.tensor(5))
+    assert type(verdict.next_token) is int and verdict.next_token in {5}

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.trace import StageTrace, Trace
+from bild_lab.errors import UserError
 
 
 def test_every_span_keeps_its_start_and_end_since_decoding_began(
@@ -85,3 +89,26 @@ def test_a_trace_adds_its_rounds_up() -> None:
     trace.step(Draft(torch.tensor([4]), calls=2, stats={"fallback": False}), None)
     assert (trace.target_calls, trace.draft_calls, trace.drafted, trace.accepted) == (2, 8, 7, 6)
     assert (trace.fallbacks, trace.rollbacks) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("stats", "message"),
+    [
+        ({"accepted": (1, 0)}, "a round records 'accepted' itself"),
+        ({"entropy": torch.ones(2)}, "the statistic 'entropy' .* got Tensor"),
+        ({"entropy": (0.5, torch.ones(()))}, "the statistic 'entropy' .* got Tensor"),
+        ({"entropy": np.float32(0.5)}, "the statistic 'entropy' .* got float32"),
+    ],
+)
+def test_statistics_that_cannot_be_stored_are_refused_at_once(
+    stats: dict[str, Any], message: str
+) -> None:
+    draft = Draft(torch.tensor([3, 4]))
+    with pytest.raises(UserError, match=message):
+        Trace().step(draft, Verdict((0,), 5, stats=stats))
+    with pytest.raises(UserError, match=message):
+        Trace().step(replace(draft, stats=stats), Verdict((0,), 5))
+    kept = {"flag": True, "why": "a word", "nats": (0.5, 1), "none": None, "both": ((1, 2), {})}
+    trace = Trace()
+    trace.step(draft, Verdict((0,), 5, stats=kept))
+    assert trace.rounds[0].stats == kept
