@@ -20,7 +20,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.engine.models.device import visible_gpus
 from bild_lab.errors import UserError
-from bild_lab.lab.config.compose import PLUGIN, compose_config, without_hydra
+from bild_lab.lab.config.compose import (
+    PLUGIN,
+    compose_config,
+    require_own_files,
+    without_hydra,
+)
 from bild_lab.lab.config.console import console, status_line
 from bild_lab.lab.config.entrypoint import FAILED_POINTS, plain_message, refuse
 from bild_lab.lab.config.schemas import SCHEMAS, ReportSpec, typed
@@ -111,6 +116,7 @@ def check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
             config = compose_config(list(words), config_name)
         except (UserError, HydraException, OmegaConfBaseException) as error:
             refuse(_error_of_point(changed, error))
+        refusing_points(partial(require_own_files, config), changed)
         data_words = tuple(word for word in words if not word.startswith(KEEPS_DATA))
         if data_words in checked_specs and not replays(config.policy):
             refusing_points(partial(require_decoder, config, checked_specs[data_words]), changed)
@@ -156,6 +162,7 @@ def check_point(config: DictConfig, changed: Sequence[str] = ()) -> Point:
         Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
         logger(config)
         require_files(config)
+        require_own_files(config)
         typed(ReportSpec, config.report, "report")
         point = prepare(without_hydra(config))
         # the prompts are those of the first point

@@ -19,7 +19,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.command_line import list_override
-from bild_lab.lab.config.compose import compose_config, compose_policy, knob_values
+from bild_lab.lab.config.compose import (
+    compose_config,
+    compose_policy,
+    knob_values,
+    require_own_files,
+)
 from bild_lab.lab.config.policies import policy_label
 
 Values = tuple[str, ...]  # overrides such as policy.window=3
@@ -106,7 +111,9 @@ def grid_of(task: Sequence[str], lists: Sequence[str], config_name: str) -> Cand
     )
     spaces = []
     for words in [(f"policy={policy}",) for policy in policies] or [()]:
-        base = compose_config([*shared, *words], config_name).policy
+        config = compose_config([*shared, *words], config_name)
+        require_own_files(config)
+        base = config.policy
         space_lists = {
             key: words_of_key
             for key, words_of_key in values.items()

@@ -308,6 +308,26 @@ def keep_search_path(folders: Sequence[str]) -> None:
     loader.repository.initialize_sources(search_path)
 
 
+def require_own_files(cfg: DictConfig) -> None:
+    """Raise UserError where a chosen file of the user's own folder has the name of a shipped one
+    with other content: Hydra takes the shipped one.
+
+    cfg: with what Hydra says of the command; without it nothing is known.
+    """
+    if "hydra" not in cfg:
+        return
+    folders = [Path(folder) for folder in _search_path() if folder != str(config_dir())]
+    for group, name in cfg.hydra.runtime.choices.items():
+        file = Path(group) / f"{name}.yaml"
+        shipped = config_dir() / file
+        for own in (folder / file for folder in folders):
+            if own.is_file() and shipped.is_file() and own.read_bytes() != shipped.read_bytes():
+                raise UserError(
+                    f"{own} has the name of a file that is shipped, and {group}={name} is that one;"
+                    " give yours another name"
+                )
+
+
 def require_keys(cfg: DictConfig, required_keys: Sequence[str]) -> None:
     """Raise UserError if the configuration lacks a key.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -16,12 +18,15 @@ from bild_lab.errors import (
 from bild_lab.lab.config.compose import compose_policy, knob_values, policy_names
 from bild_lab.lab.schema.formatting import knob_value
 
+log = logging.getLogger(__name__)
+
 
 def require_policy(policy: Any) -> None:
     """Raise UserError unless a policy has a name, a decoder, and the knobs of its file with values
     of the right type.
 
-    The parts themselves check ranges. A name without a file is the user's own policy.
+    The parts themselves check ranges. A name without a file is the user's own policy, of which a
+    knob that changes nothing is logged.
     """
     if not OmegaConf.is_dict(policy) or not isinstance(policy.get("name"), str):
         raise UserError(
@@ -33,9 +38,10 @@ def require_policy(policy: Any) -> None:
         raise UserError(
             f"policy.decoder must name its class in _target_, got {policy.get('decoder')!r}"
         )
-    if (shipped := shipped_knobs(policy.name)) is None:
-        return
     values = knob_values(OmegaConf.to_container(policy, resolve=False))
+    if (shipped := shipped_knobs(policy.name)) is None:
+        _warn_of_unused(policy, values)
+        return
     if differing := set(values) ^ set(shipped):
         knob_names = ", ".join(shipped) or "none"
         raise UserError(
@@ -49,6 +55,23 @@ def require_policy(policy: Any) -> None:
         )
         if wrong and not isinstance(default, bool | dict | None):
             raise UserError(f"policy.{knob} must be a value such as {default!r}, got {value!r}")
+
+
+def _warn_of_unused(policy: DictConfig, knobs: Mapping[str, Any]) -> None:
+    """Log the knobs of the user's own policy that no other value of it refers to."""
+    file = OmegaConf.to_yaml(policy, resolve=False)
+    for knob in knobs:
+        if not re.search(rf"\$\{{[^\n]*\b{re.escape(knob)}\b", file):
+            _warn_once(
+                f"policy {policy.name} has a knob {knob!r} that changes nothing in it: write"
+                f" ${{policy.{knob}}} where its value belongs"
+            )
+
+
+@lru_cache
+def _warn_once(text: str) -> None:
+    """Log this warning, if it was not yet."""
+    log.warning(text)
 
 
 @lru_cache

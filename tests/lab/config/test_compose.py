@@ -18,7 +18,13 @@ from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose as config
-from bild_lab.lab.config.compose import compose_config, compose_policy, config_dir
+from bild_lab.lab.config.compose import (
+    compose_config,
+    compose_policy,
+    config_dir,
+    require_own_files,
+)
+from bild_lab.lab.config.policies import require_policy
 
 
 @pytest.fixture
@@ -49,6 +55,24 @@ def test_a_policy_of_the_users_own_folder_refers_to_other_groups_and_other_polic
     for name in ("less", "3"):  # of which Hydra makes a number
         with pytest.raises(UserError, match=f"policy must be one of .*, got '{name}'"):
             compose_policy(name)
+
+
+def test_a_file_of_the_users_own_that_a_shipped_one_hides_is_refused(own: Path) -> None:
+    shutil.copy(config_dir() / "policy/bild.yaml", own)
+    (own / "speculative.yaml").write_text("name: speculative\n")
+    require_own_files(compose_config(["policy=bild"]))  # a copy says the same
+    with pytest.raises(UserError, match=r"speculative\.yaml has the name of a file that is shipped"):
+        require_own_files(compose_config(["policy=speculative"]))
+
+
+def test_a_knob_of_ones_own_policy_that_nothing_refers_to_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    policy = {"name": "mine", "used": 1, "user": 2, "of_other": 3, "decoder": {"_target_": "mine.M"}}
+    policy["decoder"]["values"] = ["${policy.used}", "${drafter_of:${policy.of_other},null}"]
+    require_policy(OmegaConf.create(policy))
+    (told,) = caplog.messages
+    assert told.startswith("policy mine has a knob 'user' that changes nothing in it")
 
 
 def test_a_policy_in_the_shipped_folder_may_be_made_of_others(
