@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,10 @@ import pandas as pd
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.policies import flat_values
+from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.statistics import pareto_front
 
+log = logging.getLogger(__name__)
 TABLE, SUMMARY = "screen.csv", "screen.json"
 # keys of a setting that may differ between the rows of a table: which texts were decoded, as they
 # have their own front, the seed of resampling, and how often live points are timed
@@ -36,7 +39,8 @@ MAY_DIFFER = (
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A screened point. confirmed: the hash of the point that was measured live, empty without one.
-    certified: what is. data: the hash of the texts and their references.
+    certified: what is. data: the hash of the texts and their references. code: that of the code
+    that the policy reaches.
 
     predicted_speedup: None where nothing was timed; such points have no front. non_inferiority_…:
     as in `sweep.csv`, None without `measure.margin`.
@@ -67,6 +71,7 @@ class Row:
     fallbacks: int
     rollbacks: int
     certified: str = ""
+    code: str = ""
     non_inferiority_margin: float | None = None
     non_inferiority_lower_bound: float | None = None
     non_inferiority_p_value: float | None = None
@@ -101,13 +106,22 @@ def on_front(points: Sequence[tuple[float | None, float]]) -> set[int]:
 
 
 def write_rows(folder: Path, rows: Sequence[Row]) -> None:
-    """Write `screen.csv` anew, with the rows of earlier commands that are not among these.
+    """Write `screen.csv` anew, with the rows of earlier commands that are not among these, but for
+    those of a policy whose code has changed since.
 
     The front is that of all rows of a split and its number of examples.
     """
     file, table = folder / TABLE, pd.DataFrame([row.to_columns() for row in rows])
     if file.is_file():
-        table = pd.concat([read_table(file), table], ignore_index=True)
+        earlier, code_now = read_table(file), {row.policy: str(row.code) for row in rows}
+        expected = earlier.policy.map(code_now).fillna(earlier.code)
+        stale = earlier.code.notna() & (earlier.code != expected)
+        if stale.any():
+            log.warning(
+                f"{file} no longer has {counted(int(stale.sum()), 'point')} that other code of the"
+                " policy decoded; screen them again"
+            )
+        table = pd.concat([earlier[~stale], table], ignore_index=True)
     fixed = list(Row.__dataclass_fields__)[2:]
     knobs = [name for name in table if name not in ("policy", *fixed)]
     point_keys = (
@@ -122,10 +136,11 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
 
 
 def read_table(file: Path) -> pd.DataFrame:
-    """The table as it was written. data: NaN in rows of an older version."""
+    """The table as it was written. data, code: NaN in rows of an older version."""
     # a hash may look like a number
-    table = pd.read_csv(file, dtype={"confirmed": str, "data": str})
-    return table if "data" in table else table.assign(data=None)
+    table = pd.read_csv(file, dtype={"confirmed": str, "data": str, "code": str})
+    absent = [name for name in ("data", "code") if name not in table]
+    return table.assign(**dict.fromkeys(absent))
 
 
 def plain_text(value: Any) -> str:

@@ -373,6 +373,7 @@ class Screening:
                     split=self.split,
                     n_examples=len(point.texts),
                     data=self.point.setting["data"],
+                    code=code_of(resolved_policy(point.candidate.policy), self.point.specs),
                     quality=score.value,
                     quality_low=score.low,
                     quality_high=score.high,

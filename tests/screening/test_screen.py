@@ -317,6 +317,25 @@ def test_a_row_is_known_again_whatever_its_knobs_are(tmp_path: Path) -> None:
     assert len(pd.read_csv(tmp_path / "screen.csv")) == 1
 
 
+def test_rows_of_other_code_of_a_policy_leave_the_table(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def rows(code: str, *windows: int, **own: str) -> list[Row]:
+        return [replace(row(2.0, 40.0, window=window), code=code, **own) for window in windows]
+
+    write_rows(tmp_path, [*rows("old", 1, 2), *rows("theirs", 1, policy="other")])
+    write_rows(tmp_path, rows("old", 3))
+    assert len(read_table(tmp_path / "screen.csv")) == 4 and not caplog.messages
+    write_rows(tmp_path, rows("new", 2))
+    table = read_table(tmp_path / "screen.csv")
+    assert list(zip(table.code, table.window, strict=True)) == [("theirs", 1), ("new", 2)]
+    (told,) = caplog.messages
+    assert "no longer has 3 points that other code" in told
+    table.drop(columns="code").to_csv(tmp_path / "screen.csv", index=False)  # of an older version
+    write_rows(tmp_path, rows("newer", 3))
+    assert len(read_table(tmp_path / "screen.csv")) == 3
+
+
 HASHES = ("12e456789012", "280573986041")  # as numbers they would be infinite and rounded
 
 

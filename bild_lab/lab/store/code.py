@@ -75,6 +75,13 @@ def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
     return hashlib.sha256(b"".join([*package_contents, *sorted(user_contents)])).hexdigest()[:12]
 
 
+def own_code_hash(module: str) -> str | None:
+    """A hash of the user's own code that this module reaches; None for a module of ours."""
+    own_files = [file for file in reached((module,)) if not file.is_relative_to(PACKAGE)]
+    contents = sorted(file.name.encode() + b"\0" + _read(file).content.encode() for file in own_files)
+    return hashlib.sha256(b"\0".join(contents)).hexdigest()[:12] if contents else None
+
+
 def reread_sources() -> None:
     """Look at all sources again: in a process that goes on, they may have changed.
 

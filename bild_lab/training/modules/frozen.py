@@ -28,6 +28,7 @@ from bild_lab.lab.data.prompts import cut_sources
 from bild_lab.lab.point.identity import sweep_folder
 from bild_lab.lab.point.load import configured_checkpoint, load_model
 from bild_lab.lab.schema.questions import questions_of
+from bild_lab.lab.store.code import own_code_hash
 from bild_lab.lab.store.records import require_writable
 from bild_lab.ranks import launched, process_group
 from bild_lab.training.answers import Calibration, joined, read_calibration
@@ -162,6 +163,8 @@ class FrozenJob(TrainingJob):
         spec = {f"{self.spec.group}.{key}": value for key, value in asdict(self.spec).items()}
         answers = {"answers": self.calibration.manifest["hash"], "held_out": self.held_out}
         module = {"module": self.spec.noun, **spec}
+        if (own_code := own_code_hash(type(self.spec).__module__)) is not None:
+            module["module.code"] = own_code
         return {**self.recipe.identity, "model.weights": self.base.fingerprint, **module, **answers}
 
 

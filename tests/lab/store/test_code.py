@@ -225,6 +225,14 @@ def test_a_users_modules_are_imported_anew_when_one_of_them_has_changed(
     assert sys.modules[names[1]].DEPTH == 22 and sys.modules[names[0]] is not old[0]
 
 
+def test_of_a_users_module_its_own_code_can_be_told_from_ours(users: Path) -> None:
+    before = code_module.own_code_hash(PART[0])
+    (users / "outside_mine/deep/inner.py").write_text("DEPTH = 22\n")
+    code_module.reread_sources()
+    assert before is not None and code_module.own_code_hash(PART[0]) not in (before, None)
+    assert code_module.own_code_hash(RULE[0]) is None
+
+
 def test_a_part_counts_where_it_is_defined_and_a_users_also_where_it_is_named(users: Path) -> None:
     (users / "outside_mine" / "made.py").write_text(
         "import functools\nmake = functools.partial(dict)\n"
