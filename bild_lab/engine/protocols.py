@@ -32,7 +32,8 @@ class Drafter(Protocol):
     fills for rules that need them, such as "unscaled_probs". draws_from: the model whose distribution
     each sampled token is drawn from, if a session of its own can tell. greedy_only: it drafts for
     no sampled text. learns_from_texts: what it drafts depends on earlier texts, which must have
-    ended. hybrid_places: which of a `HybridDrafter`'s two drafters it can be. A drafter
+    ended; a text that comes again finds what it found the first time, as each is timed several
+    times. hybrid_places: which of a `HybridDrafter`'s two drafters it can be. A drafter
     with rows of its own in the target's forward cannot be the first: they do not run where the
     second drafts.
     """
@@ -196,7 +197,7 @@ class Replays(Protocol):
 
 
 class Method(Protocol):
-    """Any way to continue a prompt."""
+    """Any way to continue a prompt. One that never samples says `greedy_only = True`."""
 
     @property
     def engine(self) -> str:

@@ -78,7 +78,9 @@ def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
 def own_code_hash(module: str) -> str | None:
     """A hash of the user's own code that this module reaches; None for a module of ours."""
     own_files = [file for file in reached((module,)) if not file.is_relative_to(PACKAGE)]
-    contents = sorted(file.name.encode() + b"\0" + _read(file).content.encode() for file in own_files)
+    contents = sorted(
+        file.name.encode() + b"\0" + _read(file).content.encode() for file in own_files
+    )
     return hashlib.sha256(b"\0".join(contents)).hexdigest()[:12] if contents else None
 
 

@@ -61,14 +61,22 @@ def test_a_file_of_the_users_own_that_a_shipped_one_hides_is_refused(own: Path) 
     shutil.copy(config_dir() / "policy/bild.yaml", own)
     (own / "speculative.yaml").write_text("name: speculative\n")
     require_own_files(compose_config(["policy=bild"]))  # a copy says the same
-    with pytest.raises(UserError, match=r"speculative\.yaml has the name of a file that is shipped"):
+    with pytest.raises(
+        UserError, match=r"speculative\.yaml has the name of a file that is shipped"
+    ):
         require_own_files(compose_config(["policy=speculative"]))
 
 
 def test_a_knob_of_ones_own_policy_that_nothing_refers_to_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    policy = {"name": "mine", "used": 1, "user": 2, "of_other": 3, "decoder": {"_target_": "mine.M"}}
+    policy = {
+        "name": "mine",
+        "used": 1,
+        "user": 2,
+        "of_other": 3,
+        "decoder": {"_target_": "mine.M"},
+    }
     policy["decoder"]["values"] = ["${policy.used}", "${drafter_of:${policy.of_other},null}"]
     require_policy(OmegaConf.create(policy))
     (told,) = caplog.messages
