@@ -23,8 +23,10 @@ from bild_lab.lab.measure.timing import (
     LONG_ROUND_S,
     PHASES,
     Stopwatch,
+    Timed,
     TimedTexts,
     TimingOptions,
+    differing_repeats,
     no_progress,
     repeats_of,
     time_methods,
@@ -40,7 +42,9 @@ from bild_lab.lab.point.environment import (
     wait_for_quiet,
 )
 from bild_lab.lab.point.history import prepare_texts
+from bild_lab.lab.point.languages import warn
 from bild_lab.lab.point.prepare import Point
+from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
 
@@ -168,6 +172,7 @@ def _time_quietly(
         while is_too_noisy(timed, point.measure):
             stopwatch.stage(f"{PHASES['decode']}, repeat {repeats_of(timed) + 1}")
             time_methods(methods, requests, 1, options, timed)
+        warn_of_learned_texts(point.policy, timed[METHOD])
         load_facts["busy_elsewhere_percent"] = round(other_load.percent(), 1)
         load_facts |= clock.facts
         if compiling := sum(any(text.compiled) for texts in timed.values() for text in texts):
@@ -177,6 +182,16 @@ def _time_quietly(
         }
         load_facts |= {"servers": servers} if servers else {}
     return timed, load_facts
+
+
+def warn_of_learned_texts(policy: str, timed: Sequence[Timed]) -> None:
+    """Log where a text that came again was decoded in other rounds than the first time."""
+    if differing := differing_repeats(timed):
+        warn(
+            f"policy {policy} decoded {differing} of {counted(len(timed), 'text')} in other numbers"
+            " of rounds when they came again, so it has learned from the first time, and its speedup"
+            " is none of new texts; let a text find what it found first, or set measure.repeats=1"
+        )
 
 
 def _first_trace(point: Point, shortest_verify_s: float) -> Callable[[], Trace]:

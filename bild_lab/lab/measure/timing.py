@@ -71,7 +71,8 @@ class Timed:
     latency_s: in a batch, its share of the batch's seconds. waited_s: in a batch, from its place to
     its end. joules: as latency_s; empty where no counter can be read. All three are empty if
     nothing was timed. block: in a batch, the number of the block of texts that it was timed with.
-    compiled: of each repeat whether its seconds include compiling. reports: what another engine
+    compiled: of each repeat whether its seconds include compiling. target_calls: of each repeat how
+    many rounds verified something. reports: what another engine
     told in every repeat; empty for our own.
     """
 
@@ -82,6 +83,7 @@ class Timed:
     joules: list[float] = field(default_factory=list)
     block: int | None = None
     compiled: list[bool] = field(default_factory=list)
+    target_calls: list[int] = field(default_factory=list)
     reports: list[EngineReport] = field(default_factory=list)
 
     @property
@@ -182,6 +184,7 @@ def time_methods(
                     for index, text, text_joules in zip(block, texts, block_joules, strict=True):
                         timed[name][index].latency_s.append(text.share_s)
                         timed[name][index].compiled.append(compiled)
+                        timed[name][index].target_calls.append(text.trace.target_calls)
                         if options.batch > 1:
                             timed[name][index].waited_s.append(text.latency_s)
                         if text_joules is not None:
@@ -382,6 +385,11 @@ def prepare_method(
     for request in requests if isinstance(method, Prepares) else []:
         method.prepare(request)
     synchronize()
+
+
+def differing_repeats(timed: Sequence[Timed]) -> int:
+    """How many texts took other numbers of rounds in one repeat than in another."""
+    return sum(len(set(text.target_calls)) > 1 for text in timed)
 
 
 def token_count(timed: Sequence[Timed]) -> int:

@@ -13,6 +13,7 @@ import torch
 from bild_lab.engine.batch_decoding import BatchedText
 from bild_lab.engine.batch_scheduler import PendingOp, current_batch
 from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft import Draft
 from bild_lab.engine.methods.lookup.suffix import SuffixDrafter
 from bild_lab.engine.methods.lookup.token_recycling import TokenRecycling
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
@@ -21,15 +22,18 @@ from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import Session
 from bild_lab.engine.trace import EngineReport, StageTrace, Trace
 from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.measure import timing
 from bild_lab.lab.measure.blocks import BLOCK, block_numbers
+from bild_lab.lab.measure.runner import warn_of_learned_texts
 from bild_lab.lab.measure.score import stages_of
 from bild_lab.lab.measure.summary import is_too_noisy
 from bild_lab.lab.measure.timing import (
     Timed,
     TimingOptions,
+    differing_repeats,
     loop_share,
     order,
     repeats_of,
@@ -38,6 +42,7 @@ from bild_lab.lab.measure.timing import (
     warm_up,
 )
 from bild_lab.lab.point.environment import no_garbage_collection
+from bild_lab.lab.point.languages import warn
 from tests.stubs import StubModel
 
 
@@ -103,6 +108,36 @@ def noted(
         notes,
         [Request(Source((7 + i,)), Limits(1, 4), Sampling(temperature)) for i in range(examples)],
     )
+
+
+class Learning(NoDraft):
+    """Drafts a whole text when it comes again."""
+
+    def __init__(self, model: StubModel) -> None:
+        super().__init__(model)
+        self._came: set[tuple[int, ...]] = set()
+
+    def begin(self, request: Request, target: Session) -> None:
+        self._knows = request.source.prompt in self._came
+        self._came.add(request.source.prompt)
+
+    def propose(self, tokens: list[int]) -> Draft:
+        drafted = [tokens[-1] + 1, tokens[-1] + 2] if self._knows else []
+        return Draft(torch.tensor(drafted, dtype=torch.long))
+
+
+@pytest.mark.parametrize(("drafter", "differing"), [(NoDraft, 0), (Learning, 2)])
+def test_texts_that_were_learned_when_they_came_again_are_told(
+    drafter: type[NoDraft], differing: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    method = DraftThenVerify(next_number(), drafter(next_number()), ExactMatch())
+    requests = [Request(Source((start,)), Limits(1, 6)) for start in (0, 1)]
+    timed = time_methods({"method": method}, requests, 2, TimingOptions())["method"]
+    assert [text.target_calls[0] for text in timed] == [6, 6]
+    assert differing_repeats(timed) == differing
+    warn.cache_clear()
+    warn_of_learned_texts("mine", timed)
+    assert bool(caplog.messages) == bool(differing)
 
 
 def test_method_and_baseline_take_turns_at_being_first() -> None:
