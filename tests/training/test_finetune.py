@@ -335,7 +335,7 @@ def scored_by(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> list[torc
         seen.append(model.shared.weight.detach().clone())
         return {"bleu": value, "bleu_low": value, "bleu_high": value, "loss": 1.0, "seconds": 0.0}
 
-    monkeypatch.setattr(finetuning, "Evaluator", lambda *values: score)
+    monkeypatch.setattr(finetuning, "Evaluator", lambda **fields: score)
     return seen
 
 
