@@ -169,7 +169,8 @@ class Trace:
         if not chain:
             branch = accepted if ended else draft.depth
         stats = {**draft.stats, **({} if verdict is None else _first(verdict.stats, counted))}
-        require_statistics(stats)
+        if not self.rounds:  # once a text, as rounds are timed
+            require_statistics(stats)
         self.rounds.append(
             Round(
                 drafted=tuple(drafted[:counted]),

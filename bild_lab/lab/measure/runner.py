@@ -189,8 +189,8 @@ def warn_of_learned_texts(policy: str, timed: Sequence[Timed]) -> None:
     if differing := differing_repeats(timed):
         warn(
             f"policy {policy} decoded {differing} of {counted(len(timed), 'text')} in other numbers"
-            " of rounds when they came again, so it has learned from the first time, and its speedup"
-            " is none of new texts; let a text find what it found first, or set measure.repeats=1"
+            " of rounds when they came again. If it has learned them, its speedup is not one of new"
+            " texts: let a text find what it found first, or set measure.repeats=1"
         )
 
 

@@ -239,7 +239,7 @@ class GgufCheckpoint(Checkpoint):
     @cached_property
     def generation(self) -> GenerationConfig:
         """End tokens as llama.cpp finds them: those that the file names, and pieces known to end
-        texts and turns.
+        texts and turns. Not those of filling in code, such as `<|fim_pad|>`, which no folder has.
         """
         values = self._header[0]
         named = (values.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
