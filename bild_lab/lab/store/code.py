@@ -71,7 +71,8 @@ def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
             package_contents.append(name.encode() + b"\0" + content + b"\0")
         else:
             user_contents.append(file.name.encode() + b"\0" + content + b"\0")
-            _reached_of_user[file] = file_digest(file)
+            if not INSTALLED.intersection(file.parts):
+                _reached_of_user[file] = file_digest(file)
     return hashlib.sha256(b"".join([*package_contents, *sorted(user_contents)])).hexdigest()[:12]
 
 

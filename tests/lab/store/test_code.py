@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from transformers import LogitsProcessor
 
 from bild_lab.lab.store import code as code_module
 from bild_lab.lab.store.code import EVERY_POINT, PACKAGE, code_hash, code_text, reached
@@ -215,14 +216,19 @@ def test_a_users_file_counts_with_all_of_the_users_that_it_imports(
 def test_a_users_modules_are_imported_anew_when_one_of_them_has_changed(
     users: Path, small: Path
 ) -> None:
-    """Also one that has not changed itself: it holds names of the other."""
-    names, before = (PART[0], "outside_mine.deep.inner"), anew(PART, small)
+    """Also one that has not changed itself: it holds names of the other. Not those of an installed
+    package, whose names other modules hold.
+    """
+    names, installed = (PART[0], "outside_mine.deep.inner"), LogitsProcessor.__module__
+    reaching = (*PART, installed)
+    before = anew(reaching, small)
     old = [sys.modules[name] for name in names]
-    assert anew(PART, small) == before and [sys.modules[name] for name in names] == old
+    assert anew(reaching, small) == before and [sys.modules[name] for name in names] == old
     (users / "outside_mine/deep/inner.py").write_text("DEPTH = 22\n")
-    assert anew(PART, small) != before
+    assert anew(reaching, small) != before
     importlib.import_module(PART[0])
     assert sys.modules[names[1]].DEPTH == 22 and sys.modules[names[0]] is not old[0]
+    assert installed in sys.modules
 
 
 def test_of_a_users_module_its_own_code_can_be_told_from_ours(users: Path) -> None:
