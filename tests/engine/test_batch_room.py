@@ -16,6 +16,7 @@ from bild_lab.engine.batch_decoding import (
     require_batches,
     require_room,
 )
+from bild_lab.engine.models.native import side_by_side
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.models.native.side_by_side import Pool
 from bild_lab.errors import UserError
@@ -153,3 +154,20 @@ def test_a_pool_grows_by_need_and_keeps_what_is_in_it() -> None:
     pool.give_back(first.place)
     assert pool.take(3).place == first.place
     assert pool.keys.shape == (2, 2, 3, 9, 4)
+
+
+def test_an_empty_pool_that_is_too_short_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory counts as room for the next batch, which has no room for both."""
+    pool = Pool((2, 3, 4), torch.float32, torch.device("cpu"))
+    first, second = pool.take(5), pool.take(5)
+    copied, plain = [], side_by_side.grown
+    monkeypatch.setattr(
+        side_by_side,
+        "grown",
+        lambda store, *sizes: copied.append(store.nbytes) or plain(store, *sizes),
+    )
+    for text in (first, second):
+        pool.give_back(text.place)
+    assert pool.take(9).capacity == 9 and not any(copied)
+    pool.take(12)  # beside a text
+    assert any(copied)

@@ -29,9 +29,13 @@ class Pool:
         self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
         layers, heads, dim = shape
-        nothing = torch.zeros(layers, 0, heads, 0, dim, dtype=dtype, device=device)
+        self._nothing = torch.zeros(layers, 0, heads, 0, dim, dtype=dtype, device=device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Give back all memory. No text may lie here."""
         # [layers, texts, heads, slots, dim]
-        self.keys = self.values = self.source_keys = self.source_values = nothing
+        self.keys = self.values = self.source_keys = self.source_values = self._nothing
         self._free: list[int] = []
 
     @property
@@ -41,7 +45,13 @@ class Pool:
         return sum(store.nbytes for store in stores)
 
     def take(self, capacity: int) -> PooledCache:
-        """A place for a text of about so many slots."""
+        """A place for a text of about so many slots.
+
+        Between two batches nothing is kept of a pool that is too short, as copying it would take
+        the memory of both.
+        """
+        if len(self._free) == self.keys.shape[1] and capacity > self.keys.shape[3]:
+            self.clear()
         texts = self.keys.shape[1]
         if not self._free:
             more = max(1, 2 * texts)
