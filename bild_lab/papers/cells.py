@@ -50,16 +50,18 @@ def read_points(folders: Iterable[Path]) -> list[Result]:
     return in_one_regime(counted_once(with_recorded_quality(points, recordings_of(folders))))
 
 
-def counted_once(points: Sequence[Result]) -> list[Result]:
-    """Of points with equal policy, knobs, models and data the newest of those with the most
-    examples.
+def counted_once(
+    points: Sequence[Result], keys: Sequence[str] = (*DECIDING, "compile", "batch")
+) -> list[Result]:
+    """Of points with equal policy, knobs and these keys of the setting the newest of those with the
+    most examples.
 
     So a trial on few examples does not count beside the whole, and of a point that was measured
     again, with another seed or another version of the code, not the faster measurement counts.
     """
     counting: dict[str, Result] = {}
     for point in points:
-        setting = [point.setting.get(key) for key in (*DECIDING, "compile")]
+        setting = [point.setting.get(key) for key in keys]
         identity = canonical_text([point.policy, dict(point.knobs), setting])
         counting[identity] = max(counting.get(identity, point), point, key=_examples_and_age)
     return list(counting.values())

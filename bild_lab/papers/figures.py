@@ -288,7 +288,9 @@ def against_generate(published: Published, outputs: Path, scale: str) -> list[Re
     """The points of `vanilla` whose baseline is `generate` of Transformers, the papers' own."""
     folders = [outputs / name for name in published.folders[scale] if GENERATE in name]
     points = [point for folder in folders for point in Sweep(folder).results()]
-    return cells.counted_once([point for point in points if point.policy == "vanilla"])
+    return cells.counted_once(
+        [point for point in points if point.policy == "vanilla"], keys=TIMED_ALIKE
+    )
 
 
 def over_generate(points: Sequence[Result], generate_points: Sequence[Result]) -> list[Result]:

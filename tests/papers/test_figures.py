@@ -28,6 +28,7 @@ from bild_lab.papers.drawings import traced_texts
 from bild_lab.papers.figures import (
     FIGURES,
     GENERATE,
+    against_generate,
     answers_left_out,
     draw_figure,
     over_generate,
@@ -340,6 +341,14 @@ def test_a_trial_on_few_examples_and_an_earlier_measurement_do_not_count(tmp_pat
     assert [line.cell.value for line in drawn.comparison.lines] == [2.0]
     text = drawn.path.with_suffix(".md").read_text()
     assert "`vanilla` itself is 1.25 times as fast" in text and "| 2.50 |" in text
+
+
+def test_generate_counts_once_for_each_machine_and_batch(tmp_path: Path) -> None:
+    """A later one elsewhere does not take the place of one that a figure's points need."""
+    alike = [generate(1.25), generate(1.5, threads=64), generate(1.75, batch=4)]
+    store(tmp_path / "bita_generate_small", [("user", one, ()) for one in alike])
+    counted = against_generate(load_published("bita_tab1"), tmp_path, "small")
+    assert [point.speedup.value for point in counted] == [1.25, 1.5, 1.75]
 
 
 def test_another_policy_that_was_timed_against_generate_is_not_vanilla(tmp_path: Path) -> None:
