@@ -85,8 +85,9 @@ def measure_point(cfg: DictConfig) -> float:
             setup_from_s = status_line.began_s if _place() == 1 and in_process else begun_s
             result = _measure(point, sweep, time.perf_counter() - setup_from_s)
         else:
-            result = sweep.show(result)
+            result = sweep.show(result, command_progress().reported)
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
+        command_progress().reported.add(point.id)
         sweep.forget_failure(failure_hash(cfg))
         _log(cfg, sweep, result)
     except Exception as error:  # the other points still run, and the exit code shows it

@@ -10,7 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -150,13 +150,15 @@ class SweepProgress:
 
     total: points; None if it is not known, as in a search, and in the processes of a launcher.
     done: points that were measured, found finished or failed. measured, measured_s: of these, those
-    that this command measured, and the seconds that it took.
+    that this command measured, and the seconds that it took. reported: hashes of the points that
+    have a result.
     """
 
     total: int | None = None
     done: int = 0
     measured: int = 0
     measured_s: float = 0.0
+    reported: set[str] = field(default_factory=set)
 
     def __str__(self) -> str:
         return f"{self.done} of {self.total} points"

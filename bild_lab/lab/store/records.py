@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -103,14 +103,16 @@ class Sweep:
             self._stamp(after=result.stored_at)
         return True
 
-    def show(self, result: Result) -> Result:
+    def show(self, result: Result, reported: Collection[str] = ()) -> Result:
         """A finished point as the newest of its policy and setting, which reports show.
 
         Where another was measured since, for example with a drafter that is no longer there, this
-        one is stored once more.
+        one is stored once more. reported: points of the same command, each of which would else take
+        the others' place at every resume.
         """
         names = tuple(sorted(folder.name for folder in self.points.iterdir()))
-        if result.folder.name in _shown(self.folder.resolve(), names):
+        point, folder_name = _shown(self.folder.resolve(), names)[_identity(result)]
+        if folder_name == result.folder.name or point in reported:
             return result
         files = {file.name: file.read_bytes() for file in result.folder.iterdir() if file.is_file()}
         files[RESULT] = _content_of(replace(result, stored_at=self._stamp()))
@@ -143,8 +145,7 @@ class Sweep:
         measurements = {result.point: result for result in self.all_results()}
         newest = {}  # measured again, for example with new weights
         for result in sorted(measurements.values(), key=_age):
-            identity = [result.policy, result.knobs, result.composition, result.setting]
-            newest[canonical_text(to_json(identity))] = result
+            newest[_identity(result)] = result
         return list(newest.values())
 
     def finished(self) -> list[Result]:
@@ -255,12 +256,21 @@ class Sweep:
         raise AssertionError("unreachable: there is always a next number")
 
 
+def _identity(result: Result) -> str:
+    """What points share of which reports show the newest."""
+    identity = [result.policy, result.knobs, result.composition, result.setting]
+    return canonical_text(to_json(identity))
+
+
 @lru_cache(maxsize=4)
-def _shown(folder: Path, names: tuple[str, ...]) -> frozenset[str]:
-    """The folders of the points that reports of a sweep show. names: of all folders of points, as a
-    stored one never changes.
+def _shown(folder: Path, names: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+    """The point that reports of a sweep show, and the name of its folder, by what `_identity` gives.
+
+    names: of all folders of points, as a stored one never changes.
     """
-    return frozenset(result.folder.name for result in Sweep(folder).results())
+    return {
+        _identity(result): (result.point, result.folder.name) for result in Sweep(folder).results()
+    }
 
 
 def _content_of(result: Result) -> bytes:

@@ -234,6 +234,21 @@ def test_a_point_that_is_asked_for_again_is_the_one_that_reports_show(tmp_path: 
     assert [one.tokens for one in (sweep.show(second), *sweep.results())] == [2, 2]
 
 
+def test_points_of_one_command_that_differ_in_no_setting_are_not_stored_at_each_resume(
+    tmp_path: Path,
+) -> None:
+    """As those of `measure.margin=1,2`, of which reports show one."""
+    sweep = Sweep(tmp_path / "sweep")
+    for point, tokens in (("first", 1), ("second", 2)):
+        sweep.write_point(point, "", result(point, tokens), [])
+    for _ in range(3):
+        reported: set[str] = set()
+        for point in ("first", "second"):
+            assert sweep.show(sweep.newest(point), reported).point == point
+            reported.add(point)
+    assert len(sweep.all_results()) == 3
+
+
 def test_a_point_measured_again_after_its_models_moved_is_one_point(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "sweep")
     for tokens, folder in enumerate(("/old/large", "/new/large")):
