@@ -58,7 +58,12 @@ def require_policy(policy: Any) -> None:
 
 
 def _warn_of_unused(policy: DictConfig, knobs: Mapping[str, Any]) -> None:
-    """Log the knobs of the user's own policy that no other value of it refers to."""
+    """Log the knobs of the user's own policy that no other value of it refers to.
+
+    None of a policy that is given them all for its baseline (`BringsBaseline`).
+    """
+    if hasattr(find_part(policy.decoder._target_), "baseline_knobs"):
+        return
     file = OmegaConf.to_yaml(policy, resolve=False)
     for knob in knobs:
         if not re.search(rf"\$\{{[^\n]*\b{re.escape(knob)}\b", file):

@@ -38,7 +38,7 @@ from bild_lab.lab.metrics.writing import splitter_name
 from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder, sampling_of
 from bild_lab.lab.point.environment import hardware, package_version
 from bild_lab.lab.point.load import decoder_of
-from bild_lab.lab.store.code import code_hash
+from bild_lab.lab.store.code import own_code_hash
 from bild_lab.lab.store.groups import pair_title
 from bild_lab.lab.store.hashing import (
     content_hash,
@@ -226,11 +226,12 @@ def _metric_code(metrics: Sequence[str]) -> dict[str, str]:
 
     The module that names the function counts as well, as it may be a partial of another one.
     """
-    return {
-        metric: code_hash((metric.rpartition(".")[0], user_function(metric).__module__))
+    codes = {
+        metric: own_code_hash(metric.rpartition(".")[0], user_function(metric).__module__)
         for metric in metrics
         if "." in metric and not metric.startswith(EVALUATE)
     }
+    return {metric: code for metric, code in codes.items() if code is not None}
 
 
 def _metric_versions(scoring: Scoring) -> dict[str, str]:

@@ -76,9 +76,9 @@ def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
     return hashlib.sha256(b"".join([*package_contents, *sorted(user_contents)])).hexdigest()[:12]
 
 
-def own_code_hash(module: str) -> str | None:
-    """A hash of the user's own code that this module reaches; None for a module of ours."""
-    own_files = [file for file in reached((module,)) if not file.is_relative_to(PACKAGE)]
+def own_code_hash(*modules: str) -> str | None:
+    """A hash of the user's own code that these modules reach; None for modules of ours."""
+    own_files = [file for file in reached(modules) if not file.is_relative_to(PACKAGE)]
     contents = sorted(
         file.name.encode() + b"\0" + _read(file).content.encode() for file in own_files
     )
@@ -101,6 +101,9 @@ def reread_sources() -> None:
             file = getattr(module, "__file__", None)
             if file is not None and Path(file) in _reached_of_user and name != "__main__":
                 del sys.modules[name]
+                package, _, module_name = name.rpartition(".")
+                if package in sys.modules:  # which holds it as an attribute, too
+                    vars(sys.modules[package]).pop(module_name, None)
         _reached_of_user.clear()
 
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from bild_lab.engine.models.checkpoint.chat import CompleteText
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.point.load import load
 from tests.policies import shipped
@@ -319,3 +320,10 @@ def test_a_decoder_without_a_start_token_begins_with_that_of_a_text_as_in_genera
     start, *expected = module.generate(torch.tensor([[5, 9, 12, 1]]), max_new_tokens=8)[0].tolist()
     assert start == START
     assert decoder.generate([5, 9, 12, 1], 8).token_ids == expected
+
+
+def test_a_loaded_model_in_a_wrapper_has_the_outline_of_its_architecture() -> None:
+    """The wrapper's class is built from something else than a configuration."""
+    module = torch.compile(tiny_llama(0))
+    outline = LoadedCheckpoint("compiled", module=module).weightless()
+    assert type(outline) is type(tiny_llama(0)) and outline.device.type == "meta"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hydra.utils import get_object
 from transformers import LogitsProcessor
 
 from bild_lab.lab.store import code as code_module
@@ -228,6 +229,7 @@ def test_a_users_modules_are_imported_anew_when_one_of_them_has_changed(
     assert anew(reaching, small) != before
     importlib.import_module(PART[0])
     assert sys.modules[names[1]].DEPTH == 22 and sys.modules[names[0]] is not old[0]
+    assert get_object("outside_mine.deep.inner.DEPTH") == 22  # by way of the package
     assert installed in sys.modules
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
@@ -101,6 +102,13 @@ def test_the_check_passes_as_packed_and_names_what_was_changed(sweep: Sweep) -> 
     assert wrong[1] == "sweep.csv does not hold the numbers of the points"
     (folder / "commands.jsonl").unlink()
     assert next(iter(faults(folder))) == "commands.jsonl is missing or was changed"
+
+
+def test_a_table_of_an_earlier_version_has_fewer_columns(sweep: Sweep) -> None:
+    folder = write_artifact(sweep)
+    table = pd.read_csv(folder / "sweep.csv", dtype=str, keep_default_na=False)
+    table.drop(columns="speedup_low").to_csv(folder / "sweep.csv", index=False)
+    assert list(faults(folder)) == ["sweep.csv is missing or was changed"]
 
 
 def test_texts_that_a_server_failed_to_give_are_no_fault_of_the_numbers(sweep: Sweep) -> None:

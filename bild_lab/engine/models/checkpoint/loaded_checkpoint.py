@@ -85,11 +85,14 @@ class LoadedCheckpoint(Checkpoint):
         return self.module
 
     def weightless(self) -> PreTrainedModel:
-        """The architecture on the meta device, by the module's own class, which may be none of
-        Transformers.
-        """
+        """As that of a checkpoint; by the module's own class where it is none of Transformers."""
+        try:
+            return super().weightless()
+        except UserError:
+            if not isinstance(self.module, PreTrainedModel):
+                raise
         with torch.device("meta"):
-            return type(self.module)(copy.deepcopy(self.config))
+            return type(self.module)._from_config(copy.deepcopy(self.config), dtype=torch.bfloat16)
 
     @cached_property
     def fingerprint(self) -> str:
