@@ -320,10 +320,12 @@ def require_own_files(cfg: DictConfig) -> None:
     for group, name in cfg.hydra.runtime.choices.items():
         file = Path(group) / f"{name}.yaml"
         shipped = config_dir() / file
-        for own in (folder / file for folder in folders):
-            if own.is_file() and shipped.is_file() and own.read_bytes() != shipped.read_bytes():
+        for own_file in (folder / file for folder in folders):
+            if not own_file.is_file() or not shipped.is_file():
+                continue
+            if own_file.read_bytes() != shipped.read_bytes():
                 raise UserError(
-                    f"{own} has the name of a file that is shipped, and {group}={name} is that one;"
+                    f"{own_file} has the name of a file that is shipped, and {group}={name} is that one;"
                     " give yours another name"
                 )
 

@@ -407,9 +407,9 @@ def resample(
             drawn_after.append(recorded.text)
         if not drawn_as_declared(recorded.draft):
             wrong_draws.append(len(recorded.text) - prompt_length)
-        known = recorded.draft.probs is None or recorded.draft.uniforms is not None
+        draws_are_told = recorded.draft.probs is None or recorded.draft.uniforms is not None
         output = None
-        if known or method.drafter.draws_from is not None:
+        if draws_are_told or method.drafter.draws_from is not None:
             output = output_of(recorded, request, drafter)
         for length, row in recorded.contexts:
             contexts[length - prompt_length] = SampledContext(

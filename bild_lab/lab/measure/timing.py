@@ -72,8 +72,8 @@ class Timed:
     its end. joules: as latency_s; empty where no counter can be read. All three are empty if
     nothing was timed. block: in a batch, the number of the block of texts that it was timed with.
     compiled: of each repeat whether its seconds include compiling. target_calls: of each repeat how
-    many rounds verified something. reports: what another engine
-    told in every repeat; empty for our own.
+    many rounds verified something. reports: what another engine told in every repeat; empty for our
+    own.
     """
 
     token_ids: list[int]

@@ -256,8 +256,8 @@ def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[
     pair: its name, or its models' where they took the place of the toy pair's. aligned: whether its
     draft model was aligned with the target. acceptance: the class of the acceptance rule, None for
     a policy without one. trained: by knob, the settings of a small trained module in the folder
-    that the knob names; of a fitted tree its file. contents: a hash of each drafter and of
-    each file and folder that a knob names, by its path. versions: of the packages of a peer with
+    that the knob names; of a fitted tree its file. contents: a hash of each drafter and
+    of each file and folder that a knob names, by its path. versions: of the packages of a peer with
     its own environment. vocabularies: of each draft model with another vocabulary than the
     target's, how many pieces they share, and how it drafts. pins: the commit and date of each
     repository of the hub that is pinned (`pins.yaml`). commits: what was read of each repository of
@@ -280,7 +280,7 @@ def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[
         "acceptance": None if rule is None else rule.rpartition(".")[2],
         "trained": trained,
     }
-    if contents := _contents_of(policy, decoder):
+    if contents := _content_hashes(policy, decoder):
         facts["contents"] = contents
     if isinstance(decoder.method, External):
         facts["versions"] = dict(decoder.method.versions)
@@ -293,7 +293,7 @@ def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[
     return facts
 
 
-def _contents_of(policy: Mapping[str, Any], decoder: Decoder) -> dict[str, str]:
+def _content_hashes(policy: Mapping[str, Any], decoder: Decoder) -> dict[str, str]:
     """A hash of what drafts, and of what the policy's knobs name, by path, with the revision where
     one is given.
     """

@@ -85,7 +85,7 @@ class Sweep:
             },
         }
         contents = {name: text.encode() for name, text in files.items()}
-        contents[RESULT] = _content_of(replace(result, stored_at=self._stamp()))
+        contents[RESULT] = _result_json(replace(result, stored_at=self._stamp()))
         return self._publish(point, contents, keep_both)
 
     def adopt(self, result: Result) -> bool:
@@ -111,11 +111,13 @@ class Sweep:
         the others' place at every resume.
         """
         names = tuple(sorted(folder.name for folder in self.points.iterdir()))
-        point, folder_name = _shown(self.folder.resolve(), names)[_identity(result)]
+        shown = _shown(self.folder.resolve(), names)
+        # a folder that was made anew in this process may have other settings than it had
+        point, folder_name = shown.get(_identity(result), (result.point, result.folder.name))
         if folder_name == result.folder.name or point in reported:
             return result
         files = {file.name: file.read_bytes() for file in result.folder.iterdir() if file.is_file()}
-        files[RESULT] = _content_of(replace(result, stored_at=self._stamp()))
+        files[RESULT] = _result_json(replace(result, stored_at=self._stamp()))
         return _read(self._publish(result.point, files, keep_both=True) / RESULT) or result
 
     def write_failure(self, failure: Failure, config_yaml: str) -> Path:
@@ -273,7 +275,7 @@ def _shown(folder: Path, names: tuple[str, ...]) -> dict[str, tuple[str, str]]:
     }
 
 
-def _content_of(result: Result) -> bytes:
+def _result_json(result: Result) -> bytes:
     """The content of `result.json`."""
     return (json.dumps(result.to_json(), indent=2, ensure_ascii=False) + "\n").encode()
 

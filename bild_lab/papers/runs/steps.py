@@ -73,8 +73,8 @@ WORK = {  # of the scripts that run models
     "scripts/train_module.py": StepKind.TRAINING_BESIDE_FROZEN,
 }
 LEARNING = (StepKind.ANSWERING, StepKind.TRAINING, StepKind.TRAINING_BESIDE_FROZEN)
-# groups that choose what is measured and how; at the paper's scale it learns the paper's data
-MEASURED = ("dataset", "template", "decoding")
+# groups that choose what is measured and how; at the paper's scale trainings keep the paper's data
+MEASURING_GROUPS = ("dataset", "template", "decoding")
 # commands that time `generate` beside our baseline
 TIMES_GENERATE = re.compile(r"experiment=\w+/generate")
 # groups by which overrides choose among an item's commands, and the key that tells their files apart
@@ -130,13 +130,12 @@ def steps_of(
     written by the command with that name=NAME: one of the item's own, else a recipe of its
     experiment, else a command of another item. A sweep is a step for each value that needs other
     models or folders, so that a pair waits for its own training only.
-    overrides: KEY=VALUE, for every step that has the key; at the paper's scale those of `MEASURED`
-    not for answers and trainings, which would learn the questions that are measured, or a few of
-    their own. pair=NAME and dataset=NAME leave out the commands that measure other ones (`_chosen`).
-    left_out:
-    data sets of `recipes.OPTIONAL_ANSWERS` that no training learns. live: sweeps decode all
-    examples at every point; else the quality of an item's recorded sweeps comes from a record
-    (`recorded_steps.py`).
+    overrides: KEY=VALUE, for every step that has the key; at the paper's scale those of
+    `MEASURING_GROUPS` not for answers and trainings, which would learn the questions that are
+    measured, or a few of their own. pair=NAME and dataset=NAME leave out the commands that measure
+    other ones (`_chosen`). left_out: data sets of `recipes.OPTIONAL_ANSWERS` that no training
+    learns. live: sweeps decode all examples at every point; else the quality of an item's recorded
+    sweeps comes from a record (`recorded_steps.py`).
 
     Raises UserError for an unknown item or scale, name=NAME, and a key that no step has.
     """
@@ -212,12 +211,12 @@ def _chosen(item_commands: Sequence[str], overrides: Sequence[str]) -> Sequence[
     """
     choices = [word for word in overrides if word.partition("=")[0] in CHOICES_OF_COMMANDS]
     for key, values in read_lists(choices).items():
-        timing = [command for command in item_commands if TIMES_GENERATE.search(command)]
-        others = [command for command in item_commands if command not in timing]
-        chosen: list[str] = []
-        for kind in (timing, others):
-            chosen += [command for command in kind if _measures(command, key, values)] or kind
-        item_commands = chosen
+        of_generate = [command for command in item_commands if TIMES_GENERATE.search(command)]
+        of_policies = [command for command in item_commands if command not in of_generate]
+        remaining: list[str] = []
+        for group in (of_generate, of_policies):
+            remaining += [command for command in group if _measures(command, key, values)] or group
+        item_commands = remaining
     return item_commands
 
 
@@ -229,16 +228,17 @@ def _measures(command: str, key: str, values: Words) -> bool:
     if WORK.get(words[1]) is not StepKind.DECODING:
         return False
     application, lists = application_of(words[1]), lists_of(words)
-    others = tuple(choices[0] for other, choices in lists.items() if other != key)
-    if key not in composed(application, others):
+    of_other_keys = tuple(choices[0] for other, choices in lists.items() if other != key)
+    if key not in composed(application, of_other_keys):
         return True
 
-    def known_by(choices: Sequence[Words]) -> set[str]:
-        configurations = [composed(application, (*choice, *others)) for choice in choices]
+    def files_of(choices: Sequence[Words]) -> set[str]:
+        """What tells the files of these choices apart."""
+        configurations = [composed(application, (*choice, *of_other_keys)) for choice in choices]
         return {OmegaConf.select(cfg, CHOICES_OF_COMMANDS[key]) for cfg in configurations}
 
-    own = [(value,) for value in lists.get(key, ())] or [()]
-    return not known_by(own).isdisjoint(known_by([(value,) for value in values]))
+    of_command = [(value,) for value in lists.get(key, ())] or [()]
+    return not files_of(of_command).isdisjoint(files_of([(value,) for value in values]))
 
 
 def _step(
@@ -356,15 +356,15 @@ def _split_sweep(command: str, overrides: Sequence[str], scale: str) -> list[Wor
 
 
 def _taken(words: Words, application: str, overrides: Sequence[str], scale: str) -> list[str]:
-    """The overrides that a command takes: those that it has keys for, without those of `MEASURED` if
-    it answers, trains or counts at the paper's scale.
+    """The overrides that a command takes: those that it has keys for, without those of
+    `MEASURING_GROUPS` if it answers, trains or counts at the paper's scale.
     """
     configuration = composed(application, tuple(values[0] for values in lists_of(words).values()))
     learns = scale == "paper" and WORK.get(words[1]) in LEARNING
 
     def is_taken(key: str) -> bool:
         known = OmegaConf.select(configuration, key, default=_ABSENT) is not _ABSENT
-        return known and not (learns and key.split(".")[0] in MEASURED)
+        return known and not (learns and key.split(".")[0] in MEASURING_GROUPS)
 
     return [word for word in overrides if is_taken(word.partition("=")[0])]
 
