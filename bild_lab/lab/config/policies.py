@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -16,9 +15,8 @@ from bild_lab.errors import (
     UserError,
 )
 from bild_lab.lab.config.compose import compose_policy, knob_values, policy_names
+from bild_lab.lab.config.console import warn_once
 from bild_lab.lab.schema.formatting import knob_value
-
-log = logging.getLogger(__name__)
 
 
 def require_policy(policy: Any) -> None:
@@ -67,16 +65,10 @@ def _warn_of_unused(policy: DictConfig, knobs: Mapping[str, Any]) -> None:
     file = OmegaConf.to_yaml(policy, resolve=False)
     for knob in knobs:
         if not re.search(rf"\$\{{[^\n]*\b{re.escape(knob)}\b", file):
-            _warn_once(
+            warn_once(
                 f"policy {policy.name} has a knob {knob!r} that changes nothing in it: write"
                 f" ${{policy.{knob}}} where its value belongs"
             )
-
-
-@lru_cache
-def _warn_once(text: str) -> None:
-    """Log this warning, if it was not yet."""
-    log.warning(text)
 
 
 @lru_cache

@@ -15,6 +15,7 @@ from bild_lab.engine.batch_decoding import require_room
 from bild_lab.engine.protocols import External, Method, Replays, Served
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import StageTrace, Trace
+from bild_lab.lab.config.console import warn_once
 from bild_lab.lab.measure.machine import bandwidth_facts, row_cost_facts
 from bild_lab.lab.measure.profile import PROFILE, speculation_profile
 from bild_lab.lab.measure.score import result_of
@@ -42,7 +43,6 @@ from bild_lab.lab.point.environment import (
     wait_for_quiet,
 )
 from bild_lab.lab.point.history import prepare_texts
-from bild_lab.lab.point.languages import warn
 from bild_lab.lab.point.prepare import Point
 from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.result import Result
@@ -187,7 +187,7 @@ def _time_quietly(
 def warn_of_learned_texts(policy: str, timed: Sequence[Timed]) -> None:
     """Log where a text that came again was decoded in other rounds than the first time."""
     if differing := differing_repeats(timed):
-        warn(
+        warn_once(
             f"policy {policy} decoded {differing} of {counted(len(timed), 'text')} in other numbers"
             " of rounds when they came again. If it has learned them, its speedup is not one of new"
             " texts: let a text find what it found first, or set measure.repeats=1"

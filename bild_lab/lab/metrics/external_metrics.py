@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bild_lab.errors import UserError
+from bild_lab.lab.config.console import warn_once
 from bild_lab.lab.metrics.bootstrap import MetricSums, mean_metric
 from bild_lab.lab.metrics.writing import (
     BY_SCRIPT,
@@ -89,12 +90,6 @@ def mean_of_function(
             f" {shown}.scale = 100"
         )
     return mean_metric(shown, values)
-
-
-@lru_cache
-def warn_once(text: str) -> None:
-    """Log this warning, if it was not yet."""
-    log.warning(text)
 
 
 EVALUATE = "evaluate:"  # before the name or path of a metric of `evaluate`

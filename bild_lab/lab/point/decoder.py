@@ -36,9 +36,10 @@ from bild_lab.engine.stop import StopStrings, before_stop
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.engine.vocabularies import SharedIdModel, TranslatedModel
 from bild_lab.errors import UserError, require_whole
+from bild_lab.lab.config.console import warn_once
 from bild_lab.lab.config.schemas import stop_strings
 from bild_lab.lab.data.prompts import SourcePrompt, longest_fitting
-from bild_lab.lab.point.languages import Languages, warn
+from bild_lab.lab.point.languages import Languages
 from bild_lab.lab.point.prompt_forms import chat_messages, is_chat, is_prompt_list, plain_prompt
 from bild_lab.lab.point.streaming import stable_prefix, without_byte_tokens
 from bild_lab.lab.schema.formatting import number, short_name
@@ -184,7 +185,7 @@ class Decoder:
         for model in self.running:
             trained = trained_positions(model.checkpoint.config)
             if beyond := sum(trained is not None and length > trained for length in lengths):
-                warn(
+                warn_once(
                     f"{model.checkpoint.path} was trained for texts of {trained:,} tokens, and"
                     f" {beyond} of {len(lengths)} here may be longer; lower"
                     " dataset.max_source_tokens or decoding.max_new_tokens"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import lru_cache
 from typing import Any
 
 from transformers import (
@@ -22,6 +20,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, Prompt
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError
+from bild_lab.lab.config.console import warn_once
 
 CHECKPOINT, NONE = "checkpoint", "none"  # values of decoding.processors
 NEAREST = 5  # language codes named in a message
@@ -91,24 +90,18 @@ def languages_of(tokenizer: PreTrainedTokenizerBase) -> Mapping[str, int]:
 def warn_of_what_is_left_out(processors: Any, languages: Languages, checkpoint: Checkpoint) -> None:
     """Log, once for each checkpoint, what it says about generation that will not be followed."""
     if languages.target is None and processors != CHECKPOINT and languages_of(checkpoint.tokenizer):
-        warn(f"NO TARGET LANGUAGE: {checkpoint.path} may write any; set pair.target_language")
+        warn_once(f"NO TARGET LANGUAGE: {checkpoint.path} may write any; set pair.target_language")
     ignored = list(score_settings(checkpoint.generation)) if processors == NONE else []
     unsupported = list(search_settings(checkpoint.generation))
     if checkpoint.generation.stop_strings and processors != CHECKPOINT:
         (ignored if processors == NONE else unsupported).append(STOP_STRINGS)
     if ignored:
-        warn(
+        warn_once(
             f"{checkpoint.path} asks for {', '.join(ignored)}; decoding.processors={CHECKPOINT}"
             " follows it"
         )
     if unsupported:
-        warn(
+        warn_once(
             f"{checkpoint.path} sets {', '.join(unsupported)} for `generate`, which is left out: one"
             " text is decoded, up to decoding.max_new_tokens and decoding.stop"
         )
-
-
-@lru_cache
-def warn(text: str) -> None:
-    """Log this warning, if it was not yet."""
-    logging.getLogger(__name__).warning(text)

@@ -41,6 +41,7 @@ from bild_lab.engine.stop import StopStrings
 from bild_lab.engine.vocabularies import TranslatedModel, in_vocabulary_of
 from bild_lab.errors import UserError, require_choice, require_flag, require_model_path
 from bild_lab.lab.config.compose import compose_policy, knob_values, resolved_policy
+from bild_lab.lab.config.console import warn_once
 from bild_lab.lab.config.policies import describe_decoder, find_part
 from bild_lab.lab.config.schemas import DecodingSpec, PairSpec, RuntimeSpec, stop_strings, typed
 from bild_lab.lab.point.decoder import KNOWS_NO_STOP, Decoder, ends_at_stop_strings
@@ -48,7 +49,6 @@ from bild_lab.lab.point.languages import (
     CHECKPOINT,
     NONE,
     Languages,
-    warn,
     warn_of_what_is_left_out,
 )
 from bild_lab.lab.store.hashing import parts_of
@@ -178,7 +178,7 @@ def warn_of_translation(draft: LoadedModel) -> None:
     if not isinstance(draft, TranslatedModel):
         return
     facts = draft.facts
-    warn(
+    warn_once(
         f"{facts['draft']} has another vocabulary than the target, which shares {facts['shared']}"
         f" of its {facts['target_pieces']} pieces with it: texts are translated, and tokens drafted"
         " one forward at a time, which is slower; a drafter with the target's tokenizer needs no"

@@ -9,7 +9,7 @@ import pytest
 
 import bild_lab
 from bild_lab.engine.vocabularies import SharedIdModel, TranslatedModel
-from bild_lab.lab.point.languages import warn
+from bild_lab.lab.config.console import warn_once
 from tests.tiny import (
     VOCABULARY,
     WORDS,
@@ -130,7 +130,7 @@ def test_a_draft_vocabulary_holds_beside_it(tmp_path: Path) -> None:
 def test_other_vocabularies_are_translated_and_the_log_says_what_it_costs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    warn.cache_clear()
+    warn_once.cache_clear()
     target = checkpoint(tmp_path / "target", 40)
     with caplog.at_level(logging.WARNING):
         bild_lab.load(

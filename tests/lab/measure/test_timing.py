@@ -24,6 +24,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Session
 from bild_lab.engine.trace import EngineReport, StageTrace, Trace
+from bild_lab.lab.config.console import warn_once
 from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.measure import timing
 from bild_lab.lab.measure.blocks import BLOCK, block_numbers
@@ -42,7 +43,6 @@ from bild_lab.lab.measure.timing import (
     warm_up,
 )
 from bild_lab.lab.point.environment import no_garbage_collection
-from bild_lab.lab.point.languages import warn
 from tests.stubs import StubModel
 
 
@@ -135,7 +135,7 @@ def test_texts_that_were_learned_when_they_came_again_are_told(
     timed = time_methods({"method": method}, requests, 2, TimingOptions())["method"]
     assert [text.target_calls[0] for text in timed] == [6, 6]
     assert differing_repeats(timed) == differing
-    warn.cache_clear()
+    warn_once.cache_clear()
     warn_of_learned_texts("mine", timed)
     assert bool(caplog.messages) == bool(differing)
 

@@ -12,8 +12,9 @@ from transformers import GenerationConfig, MBart50Tokenizer, NoRepeatNGramLogits
 from bild_lab.engine.logits_processors import score_settings
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.errors import UserError
+from bild_lab.lab.config.console import warn_once
 from bild_lab.lab.config.schemas import DecodingSpec
-from bild_lab.lab.point.languages import Languages, warn, warn_of_what_is_left_out
+from bild_lab.lab.point.languages import Languages, warn_of_what_is_left_out
 from bild_lab.lab.point.load import load, processors_of, stop_of
 from tests.policies import shipped
 from tests.tiny_architectures import build, word_tokenizer
@@ -30,7 +31,7 @@ def checkpoint(**said: Any) -> LoadedCheckpoint:
 
 @pytest.fixture(autouse=True)
 def told_anew() -> None:
-    warn.cache_clear()
+    warn_once.cache_clear()
 
 
 def test_none_and_a_silent_checkpoint_change_nothing() -> None:
@@ -118,7 +119,7 @@ def test_what_generate_would_follow_is_named(caplog: pytest.LogCaptureFixture) -
         == "some/bart asks for min_length, stop_strings; decoding.processors=checkpoint follows it"
     )
     assert left_out.startswith("some/bart sets num_beams for `generate`, which is left out")
-    warn.cache_clear()
+    warn_once.cache_clear()
     warn_of_what_is_left_out([NGRAM], Languages(), checkpoint(**settings))
     assert caplog.messages[-1].startswith("some/bart sets num_beams, stop_strings for `generate`")
     before = len(caplog.messages)
