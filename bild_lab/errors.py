@@ -1,9 +1,13 @@
-"""The one exception that means "the input was wrong", shown to the user as a single message."""
+"""The one exception that means "the input was wrong", shown to the user as a single message, and
+warnings that are shown once.
+"""
 
 import difflib
+import logging
 import math
 import sys
 from collections.abc import Iterable
+from functools import lru_cache
 
 
 class UserError(ValueError):
@@ -118,3 +122,9 @@ def require_model_path(key: str, value: object) -> None:
         raise UserError(
             f"{key} must be a folder or a hub id, got {'null' if value is None else repr(value)}"
         )
+
+
+@lru_cache
+def warn_once(text: str) -> None:
+    """Log this warning, if it was not yet."""
+    logging.getLogger(__name__).warning(text)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import logging
 import sys
 import time
-from functools import lru_cache
 from threading import Timer
 from typing import Any
 
@@ -28,14 +26,6 @@ from bild_lab.lab.config.command_line import as_typed
 # in a file or a pipe: seconds until a stage has a line, and the longest time without any line
 STAGE_UNSAID_S = 3.0
 SILENCE_S = 60.0
-
-log = logging.getLogger(__name__)
-
-
-@lru_cache
-def warn_once(text: str) -> None:
-    """Log this warning, if it was not yet."""
-    log.warning(text)
 
 
 class CommandConsole(Console):

@@ -13,9 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import (
     UserError,
+    warn_once,
 )
 from bild_lab.lab.config.compose import compose_policy, knob_values, policy_names
-from bild_lab.lab.config.console import warn_once
 from bild_lab.lab.schema.formatting import knob_value
 
 

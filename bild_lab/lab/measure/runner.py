@@ -15,7 +15,7 @@ from bild_lab.engine.batch_decoding import require_room
 from bild_lab.engine.protocols import External, Method, Replays, Served
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import StageTrace, Trace
-from bild_lab.lab.config.console import warn_once
+from bild_lab.errors import warn_once
 from bild_lab.lab.measure.machine import bandwidth_facts, row_cost_facts
 from bild_lab.lab.measure.profile import PROFILE, speculation_profile
 from bild_lab.lab.measure.score import result_of

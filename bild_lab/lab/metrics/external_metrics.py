@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bild_lab.errors import UserError
-from bild_lab.lab.config.console import warn_once
+from bild_lab.errors import UserError, warn_once
 from bild_lab.lab.metrics.bootstrap import MetricSums, mean_metric
 from bild_lab.lab.metrics.writing import (
     BY_SCRIPT,

@@ -35,8 +35,7 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings, before_stop
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.engine.vocabularies import SharedIdModel, TranslatedModel
-from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.config.console import warn_once
+from bild_lab.errors import UserError, require_whole, warn_once
 from bild_lab.lab.config.schemas import stop_strings
 from bild_lab.lab.data.prompts import SourcePrompt, longest_fitting
 from bild_lab.lab.point.languages import Languages

@@ -19,8 +19,7 @@ from bild_lab.engine.logits_processors import STOP_STRINGS, score_settings, sear
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, Prompt
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import LoadedModel
-from bild_lab.errors import UserError
-from bild_lab.lab.config.console import warn_once
+from bild_lab.errors import UserError, warn_once
 
 CHECKPOINT, NONE = "checkpoint", "none"  # values of decoding.processors
 NEAREST = 5  # language codes named in a message

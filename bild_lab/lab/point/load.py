@@ -39,9 +39,8 @@ from bild_lab.engine.protocols import BringsBaseline, External, Method, Replays,
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings
 from bild_lab.engine.vocabularies import TranslatedModel, in_vocabulary_of
-from bild_lab.errors import UserError, require_choice, require_flag, require_model_path
+from bild_lab.errors import UserError, require_choice, require_flag, require_model_path, warn_once
 from bild_lab.lab.config.compose import compose_policy, knob_values, resolved_policy
-from bild_lab.lab.config.console import warn_once
 from bild_lab.lab.config.policies import describe_decoder, find_part
 from bild_lab.lab.config.schemas import DecodingSpec, PairSpec, RuntimeSpec, stop_strings, typed
 from bild_lab.lab.point.decoder import KNOWS_NO_STOP, Decoder, ends_at_stop_strings

@@ -9,7 +9,7 @@ import pytest
 
 import bild_lab
 from bild_lab.engine.vocabularies import SharedIdModel, TranslatedModel
-from bild_lab.lab.config.console import warn_once
+from bild_lab.errors import warn_once
 from tests.tiny import (
     VOCABULARY,
     WORDS,

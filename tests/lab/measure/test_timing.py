@@ -24,7 +24,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Session
 from bild_lab.engine.trace import EngineReport, StageTrace, Trace
-from bild_lab.lab.config.console import warn_once
+from bild_lab.errors import warn_once
 from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.measure import timing
 from bild_lab.lab.measure.blocks import BLOCK, block_numbers

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bild_lab.errors import UserError
-from bild_lab.lab.config.console import warn_once
+from bild_lab.errors import UserError, warn_once
 from bild_lab.lab.metrics.quality import metric_sums, score, score_with_baseline
 from bild_lab.lab.metrics.text_metrics import metric_named
 from bild_lab.screening.guarantee import losses_of

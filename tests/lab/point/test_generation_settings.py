@@ -11,8 +11,7 @@ from transformers import GenerationConfig, MBart50Tokenizer, NoRepeatNGramLogits
 
 from bild_lab.engine.logits_processors import score_settings
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
-from bild_lab.errors import UserError
-from bild_lab.lab.config.console import warn_once
+from bild_lab.errors import UserError, warn_once
 from bild_lab.lab.config.schemas import DecodingSpec
 from bild_lab.lab.point.languages import Languages, warn_of_what_is_left_out
 from bild_lab.lab.point.load import load, processors_of, stop_of
