@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,9 +36,9 @@ class Source:
     device: torch.device = torch.device("cpu")
     processors: LogitsProcessorList | None = None
 
-    @property
+    @cached_property
     def key(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The decoder's and the encoder's tokens, on the host."""
+        """The decoder's and the encoder's tokens, on the host: a GPU is asked once for them."""
         return self.prompt, () if self.encoder_ids is None else tuple(self.encoder_ids[0].tolist())
 
     @property
