@@ -315,20 +315,9 @@ def main() -> None:
     status_line.enter("loading libraries")
     import torch  # late: it takes seconds to load
 
-    from bild_lab.benchmark.bench import (
-        SHAPES,
-        forward_costs,
-        long_texts,
-        run,
-        shape_seconds,
-        synthetic_bench,
-        why_without_peers,
-    )
+    from bild_lab.benchmark.bench import why_without_peers
     from bild_lab.engine.models.device import DTYPES, resolve_device
     from bild_lab.lab.measure.machine import read_gb_per_s
-    from bild_lab.lab.point.environment import BUSY_REMEDY, environment
-    from bild_lab.lab.schema.formatting import counted
-    from bild_lab.lab.store.progress import roughly
 
     runtime = typed(RuntimeSpec, compose_config([*DEFAULTS, *overrides]).runtime, "runtime")
     require_choice("runtime.dtype", runtime.dtype, DTYPES)  # a shape has no precision of its own
@@ -343,57 +332,118 @@ def main() -> None:
             f"{files[0]} holds the weights of a pair's target; give its folder too, with"
             " pair.target=DIR"
         )
-    alone = ["pair.draft=null"] if long else []  # the toy pair's drafter may be of another kind
-    cfg = compose_config(
-        [*DEFAULTS, *alone, *(overrides if shapes == ["pair"] else [*TOY, *overrides])]
-    )
+    cfg = configuration(shapes, overrides, long)
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
     synchronize = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
     if (lacking := why_without_peers(device, dtype)) is not None:
         console.print(f"no peers: {lacking}")
-    if (busy := psutil.cpu_percent(interval=2.0)) > BUSY_PERCENT:
+    busy = busy_percent()
+    bandwidth = read_gb_per_s(device, synchronize)
+    if not long:
+        say_what_shapes_take(shapes, dtype, bandwidth)
+    policy = any(word.startswith("policy") for word in overrides)
+    rows, costs = [], []
+    for name in shapes:
+        with bench_named(name, cfg, device, dtype, lacking is None, policy, files) as bench:
+            shape_rows, shape_costs = measured(bench, name, long, bandwidth, synchronize)
+        rows += shape_rows
+        costs += shape_costs
+    show_and_keep(rows, costs, long, cfg.name, device, busy, bandwidth)
+
+
+def configuration(shapes: Sequence[str], overrides: Sequence[str], long: bool) -> DictConfig:
+    """The configuration of the pair, or of the toy pair among the shapes."""
+    alone = ["pair.draft=null"] if long else []  # the toy pair's drafter may be of another kind
+    of_pair = overrides if list(shapes) == ["pair"] else [*TOY, *overrides]
+    return compose_config([*DEFAULTS, *alone, *of_pair])
+
+
+def busy_percent() -> float:
+    """How busy the machine is with something else; a warning says so above `BUSY_PERCENT`."""
+    from bild_lab.lab.point.environment import BUSY_REMEDY
+
+    busy = psutil.cpu_percent(interval=2.0)
+    if busy > BUSY_PERCENT:
         console.print(
             f"[bold red]{busy:.0f} % of the machine is busy with something else[/bold red]:"
             f" {BUSY_REMEDY}"
         )
-    bandwidth = read_gb_per_s(device, synchronize)
-    expected_s = sum(
-        shape_seconds(SHAPES[name], dtype, bandwidth) for name in shapes if name in SHAPES
-    )
-    if expected_s and not long:
-        console.print(
-            f"{counted(len(shapes), 'shape')}, about {roughly(expected_s)}: {', '.join(shapes)}"
-        )
-    rows, costs = [], []
-    for name in shapes:
-        shape = SHAPES.get(name)
-        if shape is not None:
-            benchmark = synthetic_bench(name, device, dtype, lacking is None)
-        else:
-            label = Path(cfg.pair.target).name if name == "pair" else name
-            policy = any(word.startswith("policy") for word in overrides)
-            benchmark = pair_bench(cfg, label, device, dtype, lacking is None, policy, files)
-        with benchmark as bench:
-            rounds = ROUNDS_OF_A_PAIR if shape is None else shape.rounds
-            if shape is None and not long:
-                say_what_it_takes(bench, rounds, bandwidth)
-            status_line.enter(f"timing {bench.shape}, {len(bench.methods)} methods")
-            if long:
-                rows += long_texts(bench, ROUNDS_OF_A_PROMPT, synchronize)
-                continue
-            rows += run(bench, rounds, synchronize)
-            costs += forward_costs(bench, synchronize)
-    machine = {**environment(device), "busy_percent": busy, "read_gb_per_s": bandwidth}
+    return busy
+
+
+def bench_named(
+    name: str,
+    cfg: DictConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    peers: bool,
+    policy: bool,
+    files: Sequence[str],
+) -> AbstractContextManager[Bench]:
+    """The models and methods of a shape, of the toy pair, or of the configuration's pair."""
+    from bild_lab.benchmark.bench import SHAPES, synthetic_bench
+
+    if name in SHAPES:
+        return synthetic_bench(name, device, dtype, peers)
+    label = Path(cfg.pair.target).name if name == "pair" else name
+    return pair_bench(cfg, label, device, dtype, peers, policy, files)
+
+
+def measured(
+    bench: Bench, name: str, long: bool, gb_per_s: float, synchronize: Callable[[], None]
+) -> tuple[list[dict], list[dict]]:
+    """The rows of all methods, and the costs of forwards by query and context length; `long` texts
+    have none.
+    """
+    from bild_lab.benchmark.bench import SHAPES, forward_costs, long_texts, run
+
+    rounds = SHAPES[name].rounds if name in SHAPES else ROUNDS_OF_A_PAIR
+    if name not in SHAPES and not long:
+        say_what_it_takes(bench, rounds, gb_per_s)
+    status_line.enter(f"timing {bench.shape}, {len(bench.methods)} methods")
+    if long:
+        return long_texts(bench, ROUNDS_OF_A_PROMPT, synchronize), []
+    return run(bench, rounds, synchronize), forward_costs(bench, synchronize)
+
+
+def show_and_keep(
+    rows: list[dict],
+    costs: list[dict],
+    long: bool,
+    name: str,
+    device: torch.device,
+    busy: float,
+    gb_per_s: float,
+) -> None:
+    """Print the table; write it, the machine and the forwards' costs to outputs/NAME."""
+    from bild_lab.lab.point.environment import environment
+
+    machine = {**environment(device), "busy_percent": busy, "read_gb_per_s": gb_per_s}
     content = {"environment": machine, "rows": rows} | ({} if long else {"forwards": costs})
-    path = Path("outputs", cfg.name, "long.json" if long else "bench.json")
+    path = Path("outputs", name, "long.json" if long else "bench.json")
     write_atomically(path, json.dumps(content, indent=2).encode())
     output.print(long_table(rows) if long else table(rows))
-    output.print(f"the machine reads {bandwidth:.1f} GB/s")
+    output.print(f"the machine reads {gb_per_s:.1f} GB/s")
     if long:
         write_atomically(path.with_suffix(".csv"), csv_text(rows).encode())
     what = "long.csv too" if long else "and the cost of a forward by query and context length"
     output.print(f"{path} contains these rows, {what}")
+
+
+def say_what_shapes_take(shapes: Sequence[str], dtype: torch.dtype, gb_per_s: float) -> None:
+    """How many shapes there are, and about how long they take; nothing of a pair."""
+    from bild_lab.benchmark.bench import SHAPES, shape_seconds
+    from bild_lab.lab.schema.formatting import counted
+    from bild_lab.lab.store.progress import roughly
+
+    expected_s = sum(
+        shape_seconds(SHAPES[name], dtype, gb_per_s) for name in shapes if name in SHAPES
+    )
+    if expected_s:
+        console.print(
+            f"{counted(len(shapes), 'shape')}, about {roughly(expected_s)}: {', '.join(shapes)}"
+        )
 
 
 def say_what_it_takes(bench: Bench, rounds: int, gb_per_s: float) -> None:

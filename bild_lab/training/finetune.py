@@ -357,24 +357,18 @@ def _evaluating(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[
 
 
 def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArguments) -> Objective:
-    recipe, start = job.recipe, job.start
+    recipe = job.recipe
     with arguments.main_process_first(local=False):
         tokenizer = _tokenizer(job, folder)
-    limits = (job.max_source_tokens, recipe.max_target_tokens)
-    encoder_decoder = bool(start.config.is_encoder_decoder)
-    train, validation = (
-        tokenize(examples, tokenizer, encoder_decoder, *limits)
-        for examples in (job.train, job.validation)
-    )
-    require_room([example.length for example in (*train, *validation)], start.config)
+    train, validation = _tokenized(job, tokenizer)
     cut_answers = sum(not example.complete for example in train)
     if cut_answers and launched().is_main:
         _warn_of_cut_answers(job, cut_answers, len(train))
-    model = start.model(tokenizer)
+    model = job.start.model(tokenizer)
     if arguments.device.type == "cpu":
         # the fused kernel's backward pass is slower for short sentences
         model.set_attn_implementation("eager")
-    special = start.special_tokens(tokenizer)
+    special = job.start.special_tokens(tokenizer)
     collate = Collator(special.pad, special.start)
     if recipe.soft_targets:
         status_line.enter("asking the target for soft targets")
@@ -382,24 +376,11 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
             train = taught(
                 train, job.teacher, collate, recipe, folder.soft_targets, arguments.device
             )
-    weights = layer_weights(recipe.loss, decoder_depth(start.config))
+    weights = layer_weights(recipe.loss, decoder_depth(job.start.config))
     loss = LayerLoss(model, weights, recipe.label_smoothing, recipe.in_bfloat16)
     # a target may end its answers with tokens that its drafter does not know as ends
     ends = {*special.end, *(int(example.answer[-1]) for example in train if example.complete)}
     settings = greedy_settings(recipe.max_target_tokens, ends, special.pad, special.start)
-    evaluator = None
-    if validation:
-        evaluator = Evaluator(
-            references=[example.references for example in job.validation],
-            examples=validation,
-            metric=job.metric,
-            tokenizer=tokenizer,
-            collate=collate,
-            batch_size=recipe.evaluation_batch_size,
-            settings=settings,
-            writing=job.fitting,
-            cut=job.cut,
-        )
     use_cache = model.config.use_cache  # the Trainer turns it off
 
     def save(place: Path) -> None:
@@ -410,13 +391,13 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     return Objective(
         model=model,
         examples=train,
-        longest=longest_example(train, encoder_decoder),
+        longest=longest_example(train, bool(job.start.config.is_encoder_decoder)),
         order=BatchOrder(
             [example.length for example in train], recipe.batch_size, recipe.max_steps, recipe.seed
         ),
         collate=collate,
         loss=loss,
-        evaluate=evaluator,
+        evaluate=_evaluator(job, validation, tokenizer, collate, settings),
         model_options={"output_hidden_states": loss.inner, "use_cache": False},
         facts={
             "architecture": type(model).__name__,
@@ -427,6 +408,49 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
         },
         save=save,
         distillation=_distillation(job, collate, frozenset(ends), arguments.device),
+    )
+
+
+def _tokenized(
+    job: FinetuningJob, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[TokenizedExample], list[TokenizedExample]]:
+    """The examples to train on and those to validate with. Raises UserError for one that is longer
+    than the model's positions.
+    """
+    train, validation = (
+        tokenize(
+            examples,
+            tokenizer,
+            bool(job.start.config.is_encoder_decoder),
+            job.max_source_tokens,
+            job.recipe.max_target_tokens,
+        )
+        for examples in (job.train, job.validation)
+    )
+    require_room([example.length for example in (*train, *validation)], job.start.config)
+    return train, validation
+
+
+def _evaluator(
+    job: FinetuningJob,
+    validation: Sequence[TokenizedExample],
+    tokenizer: PreTrainedTokenizerBase,
+    collate: Collator,
+    settings: GenerationConfig,
+) -> Evaluator | None:
+    """What scores the model on the job's validation examples; None without them."""
+    if not validation:
+        return None
+    return Evaluator(
+        references=[example.references for example in job.validation],
+        examples=validation,
+        metric=job.metric,
+        tokenizer=tokenizer,
+        collate=collate,
+        batch_size=job.recipe.evaluation_batch_size,
+        settings=settings,
+        writing=job.fitting,
+        cut=job.cut,
     )
 
 

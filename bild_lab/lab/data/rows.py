@@ -76,23 +76,7 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
         raise UserError(
             f"dataset.path {path} does not exist; give a folder or a file ({' '.join(SUFFIXES)})"
         )
-    root, files = path.parent, [path]
-    if path.is_dir():
-        root = next((path / name for name in subfolders if (path / name).is_dir()), path)
-        data_files = (
-            file for file in root.rglob("*") if suffix_of(file) and not _beside_data(file.name)
-        )
-        visible = (
-            file
-            for file in data_files
-            if not any(path_part.startswith(".") for path_part in file.relative_to(root).parts)
-        )
-        files = sorted(file for file in visible if file.is_file())
-        if root == path:
-            of_config = [
-                file for file in files if file.parent == path and plain_stem(file) in subfolders
-            ]
-            files = of_config or files
+    root, files = _data_files(path, subfolders) if path.is_dir() else (path.parent, [path])
     if not files or suffix_of(files[0]) is None:
         raise UserError(
             f"no data files at {path}: wanted {' '.join(SUFFIXES)}; point dataset.path at them"
@@ -122,6 +106,30 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
         f"cannot tell which file under {path} is split {split!r}, got {names}; "
         f"name it {split}.jsonl or point dataset.path at one file"
     )
+
+
+def _data_files(folder: Path, subfolders: Sequence[str]) -> tuple[Path, list[Path]]:
+    """Where the data files of a folder begin, and the files, sorted.
+
+    Of several configurations those of `subfolders`: the first such folder, else the files that are
+    named so.
+    """
+    root = next((folder / name for name in subfolders if (folder / name).is_dir()), folder)
+    data_files = (
+        file for file in root.rglob("*") if suffix_of(file) and not _beside_data(file.name)
+    )
+    visible = (
+        file
+        for file in data_files
+        if not any(path_part.startswith(".") for path_part in file.relative_to(root).parts)
+    )
+    files = sorted(file for file in visible if file.is_file())
+    if root == folder:
+        of_config = [
+            file for file in files if file.parent == folder and plain_stem(file) in subfolders
+        ]
+        files = of_config or files
+    return root, files
 
 
 def split_of(relative: PurePath, requested_split: str) -> str | None:
