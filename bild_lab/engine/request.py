@@ -28,18 +28,27 @@ class Source:
     prompt: what the decoder starts with (the decoder's start token for encoder–decoder models).
     encoder_ids: [1 s], the encoder's input; None for decoder-only models.
     processors: what the scores of every model pass through before a token is chosen; None: they
-    stay as they are.
+    stay as they are. one_vocabulary: whether an id is the same token in the encoder's input as in
+    the text; False for an encoder with a vocabulary of its own.
     """
 
     prompt: tuple[int, ...]
     encoder_ids: Int[Tensor, "1 s"] | None = None
     device: torch.device = torch.device("cpu")
     processors: LogitsProcessorList | None = None
+    one_vocabulary: bool = True
 
     @cached_property
     def key(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The decoder's and the encoder's tokens, on the host: a GPU is asked once for them."""
         return self.prompt, () if self.encoder_ids is None else tuple(self.encoder_ids[0].tolist())
+
+    @property
+    def copyable(self) -> tuple[int, ...]:
+        """The encoder's tokens that a text may repeat; none without an encoder, and none of another
+        vocabulary.
+        """
+        return self.key[1] if self.one_vocabulary else ()
 
     @property
     def length(self) -> int:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
-from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from bild_lab.engine.models.checkpoint.chat import CompleteText
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
@@ -20,7 +20,15 @@ from bild_lab.errors import UserError
 from bild_lab.lab.point.load import load
 from tests.policies import shipped
 from tests.tiny import save, tiny_llama
-from tests.tiny_architectures import END, PAD, START, build, relative_of, word_tokenizer
+from tests.tiny_architectures import (
+    END,
+    PAD,
+    START,
+    VOCABULARY,
+    build,
+    relative_of,
+    word_tokenizer,
+)
 
 ENGINES = ("native", "hf", "auto")
 TEMPLATE = (
@@ -327,3 +335,42 @@ def test_a_loaded_model_in_a_wrapper_has_the_outline_of_its_architecture() -> No
     module = torch.compile(tiny_llama(0))
     outline = LoadedCheckpoint("compiled", module=module).weightless()
     assert type(outline) is type(tiny_llama(0)) and outline.device.type == "meta"
+
+
+class WithTwoVocabularies:
+    """A tokenizer in Python that reads words by one table and writes them by another."""
+
+    is_fast, unk_token, unk_token_id = False, "w3", 3
+
+    def __init__(self, read: list[str], written: list[str]) -> None:
+        self._read, self._written = read, written
+
+    def get_vocab(self) -> dict[str, int]:
+        return {word: token for token, word in enumerate(self._read)}
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return self._written[token]
+
+
+def test_a_prompt_may_have_a_vocabulary_of_its_own() -> None:
+    words = [f"w{token}" for token in range(VOCABULARY)]
+    found = []
+    for written in (words, words[::-1]):
+        checkpoint = LoadedCheckpoint("m", None, False, False, build("marian"))
+        vars(checkpoint)["tokenizer"] = WithTwoVocabularies(words, written)
+        found.append(checkpoint.one_vocabulary)
+        assert checkpoint.source([5, 9]).one_vocabulary == found[-1]
+    assert found == [True, False]
+    decoder = LoadedCheckpoint("m", None, False, False, build("llama"))
+    vars(decoder)["tokenizer"] = WithTwoVocabularies(words, words[::-1])
+    assert decoder.one_vocabulary and decoder.source([5, 9]).one_vocabulary
+
+
+def test_the_source_vocabulary_of_a_translator_may_be_the_larger_one() -> None:
+    """Fault: prompts of facebook/wmt19-en-ru were held against its Russian vocabulary."""
+    checkpoint = Checkpoint("translator")
+    vars(checkpoint)["config"] = AutoConfig.for_model(
+        "fsmt", langs=["en", "ru"], src_vocab_size=50, tgt_vocab_size=VOCABULARY
+    )
+    assert (checkpoint.rows, checkpoint.source_rows) == (VOCABULARY, 50)
+    assert not checkpoint.one_vocabulary

@@ -49,9 +49,7 @@ class LookaheadDrafter(Drafter):
 
     def begin(self, request: Request, target: Session) -> None:
         self._limits = request.limits
-        prompt = list(request.source.prompt)
-        if request.source.encoder_ids is not None:
-            prompt += request.source.encoder_ids[0].tolist()
+        prompt = [*request.source.prompt, *request.source.copyable]
         width = self._window + self._ngram - 2
         self._levels = [random.Random(0).choices(prompt, k=width)]
         self._pool: dict[int, dict[NGram, None]] = {}  # what may follow a token, the newest last

@@ -19,8 +19,9 @@ class PromptLookup(Drafter):
     """Proposes the tokens that followed the latest earlier occurrence of the text's longest suffix.
 
     Suffixes of `longest_match` tokens down to one are looked for in the encoder's input, if there
-    is one, and in the text so far. A copy that reaches the end of the text continues with the
-    tokens it has just copied, so that a repetition is drafted a full window ahead.
+    is one in the text's own vocabulary, and in the text so far. A copy that reaches the end of the
+    text continues with the tokens it has just copied, so that a repetition is drafted a full window
+    ahead.
     """
 
     drafts_trees = False
@@ -40,8 +41,8 @@ class PromptLookup(Drafter):
         self._places: dict[tuple[int, ...], list[int]] = {}
         self._offset = 0  # where the tokens begin
         source = request.source
-        if source.encoder_ids is not None:
-            self._append(source.encoder_ids[0].tolist())
+        if source.copyable:
+            self._append(source.copyable)
             self._text.append(BOUNDARY)
             self._offset = len(self._text)
         self._append(source.prompt)

@@ -75,8 +75,8 @@ class SuffixDrafter(Drafter):
         automaton, source = self._known_before(request), request.source
         self._automaton = automaton
         weakref.finalize(self, self._idle.append, automaton).atexit = False
-        if source.encoder_ids is not None:
-            automaton.extend(source.encoder_ids[0].tolist())
+        if source.copyable:
+            automaton.extend(source.copyable)
             automaton.end_text()
         self._offset = len(automaton)  # where the tokens begin
         automaton.extend(source.prompt)

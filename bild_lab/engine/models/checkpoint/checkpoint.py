@@ -247,7 +247,22 @@ class Checkpoint:
         """How many tokens the encoder embeds; of a decoder-only model, how many a prompt may
         have.
         """
-        return getattr(self.config.get_text_config(encoder=True), "vocab_size", None) or self.rows
+        apart = getattr(self.config, "src_vocab_size", None)  # FSMT's
+        named = getattr(self.config.get_text_config(encoder=True), "vocab_size", None)
+        return apart or named or self.rows
+
+    @cached_property
+    def one_vocabulary(self) -> bool:
+        """Whether an id is the same token in a prompt as in an answer. Marian and FSMT models may
+        have a vocabulary for each language.
+        """
+        if not self.encoder_decoder:
+            return True
+        if self.source_rows != self.rows:
+            return False
+        return self.tokenizer.is_fast or all(
+            piece_of(self.tokenizer, token) == piece for piece, token in self.vocabulary.items()
+        )
 
     @cached_property
     def ids_without_token(self) -> tuple[int, ...]:
@@ -324,7 +339,11 @@ class Checkpoint:
         for token in (min(ids), max(ids)):
             self.require_row(token, "the tokens of a prompt", self.source_rows)
         if self.encoder_decoder:
-            return Source(prompt=(self.decoder_start,), encoder_ids=torch.tensor([ids]))
+            return Source(
+                prompt=(self.decoder_start,),
+                encoder_ids=torch.tensor([ids]),
+                one_vocabulary=self.one_vocabulary,
+            )
         return Source(prompt=tuple(ids))
 
     def continuation(self, tokens: Sequence[int]) -> str:

@@ -163,6 +163,9 @@ def test_a_window_begins_with_words_of_the_source() -> None:
         drafter = drafter.start(Request(Source((1, 2), encoder), Limits(2, 20)), SESSION)
         known = [1, 2] if encoder is None else [1, 2, 7, 8, 9]
         assert drafter._levels == [random.Random(0).choices(known, k=7)]
+    apart = Source((1, 2), encoder, one_vocabulary=False)
+    drafter = drafter.start(Request(apart, Limits(2, 20)), SESSION)
+    assert drafter._levels == [random.Random(0).choices([1, 2], k=7)]
 
 
 def test_an_ngram_ends_with_an_end_token_and_the_others_go_on() -> None:

@@ -6,10 +6,19 @@ import random
 
 import pytest
 import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from bild_lab.engine.methods.lookup.prompt_lookup import PromptLookup
 from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.lab.point.load import load
+from tests.policies import shipped
 from tests.stubs import SESSION, StubModel
+from tests.tiny_architectures import BART, VOCABULARY, word_tokenizer
 
 TARGET = StubModel(lambda _: torch.zeros(10))
 END = 9
@@ -33,14 +42,17 @@ def searched(encoder: list[int], tokens: list[int], window: int, longest: int) -
 
 
 def lookup(
-    prompt: list[int], encoder: list[int] | None = None, room: int = 20, **options: int
+    prompt: list[int],
+    encoder: list[int] | None = None,
+    room: int = 20,
+    one_vocabulary: bool = True,
+    **options: int,
 ) -> PromptLookup:
     drafter = PromptLookup(TARGET, **{"window": 4, "longest_match": 3, **options})
     ids = None if encoder is None else torch.tensor([encoder])
-    drafter = drafter.start(
-        Request(Source(tuple(prompt), ids), Limits(len(prompt), room, frozenset([END]))), SESSION
-    )
-    return drafter
+    source = Source(tuple(prompt), ids, one_vocabulary=one_vocabulary)
+    limits = Limits(len(prompt), room, frozenset([END]))
+    return drafter.start(Request(source, limits), SESSION)
 
 
 @pytest.mark.parametrize("encoder_decoder", [False, True])
@@ -74,3 +86,38 @@ def test_the_index_proposes_what_a_search_from_scratch_finds(encoder_decoder: bo
 def test_drafts_end_with_an_end_token_and_at_the_length_limit() -> None:
     assert lookup([1, 2, END, 3, 1]).propose([1, 2, END, 3, 1]).token_list == [2, END]
     assert lookup([1, 2, 3, 4, 1], room=2).propose([1, 2, 3, 4, 1]).token_list == [2, 3]
+
+
+def test_nothing_is_copied_from_a_source_in_another_vocabulary() -> None:
+    """Fault: ids of the encoder's vocabulary were drafted, some of which the decoder lacks."""
+    assert lookup([0], [5, 6, 7]).propose([0, 5]).token_list == [6, 7]
+    apart = lookup([0], [5, 6, 7], one_vocabulary=False)
+    assert apart.propose([0, 5]).token_list == []
+    assert apart.propose([0, 5, 8, 5]).token_list == [8, 5, 8, 5]
+
+
+def two_vocabularies(source_rows: int) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """A Marian whose encoder embeds so many tokens, in ids that the decoder knows otherwise."""
+    values = {**BART, "vocab_size": source_rows, "decoder_vocab_size": VOCABULARY}
+    apart = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    torch.manual_seed(0)
+    module = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("marian", **values, **apart))
+    return module.eval(), word_tokenizer()
+
+
+COPYING = ("prompt_lookup", "suffix")
+
+
+@pytest.mark.parametrize("policy", COPYING)
+def test_a_model_with_two_vocabularies_decodes_its_own_text(policy: str) -> None:
+    pair = two_vocabularies(2 * VOCABULARY)
+    # behind each token of the text one that the decoder does not have
+    prompt = [token for known in range(3, VOCABULARY) for token in (known, VOCABULARY + known)]
+    own = load(pair, policy=shipped("vanilla")).generate(prompt, 12)
+    found = load(pair, policy=shipped(policy)).generate(prompt, 12)
+    assert found.token_ids == own.token_ids
+    sampled = [
+        load(pair, policy=shipped(policy)).generate(prompt, 12, temperature=1.0, seed=seed)
+        for seed in range(3)
+    ]
+    assert all(max(text.token_ids) < VOCABULARY for text in sampled)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,15 @@ def test_the_draft_is_what_a_search_from_scratch_finds(encoder_decoder: bool) ->
             else:
                 tokens = [*tokens, *chance.choices(letters, k=chance.randint(1, 4))]
     assert found > 250
+
+
+def test_nothing_is_copied_from_a_source_in_another_vocabulary() -> None:
+    for one_vocabulary, drafted in ((True, [6, 7]), (False, [])):
+        request = request_of([0], [5, 6, 7])
+        source = replace(request.source, one_vocabulary=one_vocabulary)
+        drafter = SuffixDrafter(TARGET, window=6, factor=2, min_prob=0.0)
+        drafter = drafter.start(replace(request, source=source), SESSION)
+        assert drafter.propose([0, 5]).token_list == drafted
 
 
 def test_the_first_word_of_a_vocabulary_is_drafted_like_any_other() -> None:
