@@ -121,14 +121,6 @@ class IntersectionSession(SessionOver):
             translated.index_copy_(1, target_columns, logits.index_select(1, draft_columns))
         )
 
-    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
-        """Drafted one forward at a time; nothing where the draft model's positions end."""
-        return None if self._fits(rows, chain.steps) else ChainResult()
-
-    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
-        """Grown one forward at a time; nothing where the draft model's positions end."""
-        return None if self._fits(rows, tree_spec.depth * tree_spec.width) else GrownTree()
-
     def keep(self, path: Sequence[int]) -> None:
         self._session.keep([row for place in path for row in self._spans[place]])
         length_before = self._ends[self._base - 1] if self._base else self._draft_prompt_rows
@@ -154,7 +146,7 @@ class IntersectionSession(SessionOver):
             parents += [ROOT if parent == ROOT else self._spans[parent][-1], *span[:-1]]
         return Tree(on_device(parents, tree.parents.device))
 
-    def _fits(self, rows: Sequence[int], drafted: int) -> bool:
+    def fits(self, rows: Sequence[int], drafted: int) -> bool:
         """Whether the draft model has positions for these tokens and so many drafted ones."""
         if self._positions is None:
             return True
@@ -169,3 +161,27 @@ class IntersectionSession(SessionOver):
                 " vocabulary the text has more; lower decoding.max_new_tokens or"
                 " dataset.max_source_tokens"
             )
+
+
+class WithinPositions(SessionOver):
+    """A session that drafts one forward at a time, and nothing where the positions of the draft
+    model end.
+
+    session: the translated one, or one over it. translated: whose positions count.
+    """
+
+    def __init__(self, session: Session, translated: IntersectionSession) -> None:
+        super().__init__(session)
+        self._translated = translated
+
+    def extend(
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
+    ) -> Scores:
+        return self._session.extend(rows, output_spec)
+
+    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
+        return None if self._translated.fits(rows, chain.steps) else ChainResult()
+
+    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
+        drafted = tree_spec.depth * tree_spec.width
+        return None if self._translated.fits(rows, drafted) else GrownTree()

@@ -17,7 +17,7 @@ from bild_lab.engine.models.checkpoint.vocabulary import (
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import DEFAULT_OPTIONS, LoadedModel, Session, SessionOptions
-from bild_lab.engine.vocabularies.intersection import IntersectionSession
+from bild_lab.engine.vocabularies.intersection import IntersectionSession, WithinPositions
 from bild_lab.engine.vocabularies.overlap import VocabularyOverlap, overlap_of, require_shared
 from bild_lab.engine.vocabularies.shared_ids import SharedIdModel
 from bild_lab.errors import UserError
@@ -66,7 +66,7 @@ class TranslatedModel:
         translated = IntersectionSession(
             session, self.overlap, source, draft_source, self.model.session_positions
         )
-        return processed(translated, source)
+        return WithinPositions(processed(translated, source), translated)
 
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
         """The scores after every token of the text in its own vocabulary, as far as its positions

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
+from transformers import LogitsProcessorList
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Tree
@@ -189,12 +190,21 @@ def test_drafts_are_drawn_from_the_shared_tokens_alone() -> None:
     torch.testing.assert_close(draft.probs[0, :2], own[[2, 0]] / own[[2, 0]].sum())
 
 
-def test_nothing_is_drafted_where_the_draft_models_positions_end() -> None:
+@pytest.mark.parametrize("processors", [None, LogitsProcessorList()], ids=["none", "processed"])
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_nothing_is_drafted_where_the_draft_models_positions_end(
+    shape: str, processors: LogitsProcessorList | None
+) -> None:
+    """Fault: with processors the text ended there in a refusal."""
     small = Small(mixed(2))
     small.session_positions = 14
     target = StubModel(mixed(3))
-    drafter = ModelDrafter(TranslatedModel(small, Fake()), 3)
-    trace, request = Trace(), Request(Source((0, 3)), Limits(2, 30))
+    translated = TranslatedModel(small, Fake())
+    drafter: Drafter = ModelDrafter(translated, 3)
+    if shape == "tree":
+        drafter = ModelTreeDrafter(translated, nodes=3, window=3, width=1, children=1)
+    source = Source((0, 3), processors=processors)
+    trace, request = Trace(), Request(source, Limits(2, 30))
     text = DraftThenVerify(target, drafter, SpeculativeSampling()).decode(request, trace)
     assert len(text) == 32
     assert trace.rounds[0].drafted and not trace.rounds[-1].drafted
