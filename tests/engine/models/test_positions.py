@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.models.hf.admission import (
@@ -24,7 +24,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.point.load import Loaded, load
 from tests.engine.methods.modules.tiny import files_of
 from tests.policies import shipped
-from tests.tiny_architectures import build, configuration, relative_of, word_tokenizer
+from tests.tiny_architectures import DECODER, build, configuration, relative_of, word_tokenizer
 
 PROMPT = [5, 9, 12, 30, 7, 9, 12]
 POSITIONS = 20
@@ -76,6 +76,32 @@ def test_a_text_fills_every_position(policy: str, tmp_path: Path) -> None:
         "GPT2LMHeadModel .gpt2. reads at most 20 tokens, got a prompt of 7 and 15 new tokens; lower"
     )
     with pytest.raises(UserError, match=message):
+        decoder.generate(PROMPT, wanted + 1)
+
+
+OFFSET = ("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "data2vec-text")
+
+
+@pytest.mark.fast("speculative-roberta")
+@pytest.mark.parametrize("name", OFFSET)
+@pytest.mark.parametrize("policy", ["vanilla", "speculative"])
+def test_positions_that_are_counted_from_behind_the_padding_are_fewer(
+    policy: str, name: str
+) -> None:
+    """Fault: the last two positions of RoBERTa's relatives ended in an error of the module."""
+    config = AutoConfig.for_model(
+        name,
+        **{**DECODER, "max_position_embeddings": POSITIONS + 2, "pad_token_id": 1},
+        is_decoder=True,
+    )
+    config.eos_token_id = None
+    torch.manual_seed(0)
+    module = AutoModelForCausalLM.from_config(config).eval()
+    assert learned_positions(module, config) == POSITIONS
+    decoder = load(loaded(module), loaded(relative_of(module)), policy=shipped(policy))
+    wanted = POSITIONS + 1 - len(PROMPT)
+    assert len(decoder.generate(PROMPT, wanted).token_ids) == wanted
+    with pytest.raises(UserError, match=f"reads at most {POSITIONS} tokens, got a prompt of 7 and"):
         decoder.generate(PROMPT, wanted + 1)
 
 

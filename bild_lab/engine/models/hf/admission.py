@@ -347,14 +347,27 @@ def learned_positions(module: nn.Module, config: PreTrainedConfig) -> int | None
         for name in POSITIONS
         if isinstance(size := getattr(config, name, None), int) and size > 0
     }
-    tables = [*module.named_parameters(), *module.named_buffers()]
-    rows = [
-        tensor.shape[0]
-        for name, tensor in tables
+    tables = {
+        name: tensor
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
         if any(table_name in name for table_name in TABLES) and tensor.ndim == 2
+    }
+    table_sizes = [
+        min(size, table.shape[0] - rows_before_first_position(module, name))
+        for size in sizes
+        for name, table in tables.items()
+        if size <= table.shape[0] <= size + OFFSET
     ]
-    table_sizes = [size for size in sizes for count in rows if size <= count <= size + OFFSET]
     return min(table_sizes, default=None)
+
+
+def rows_before_first_position(module: nn.Module, table_name: str) -> int:
+    """How many rows of a table of positions come before the first one: those up to the row for
+    padding, where there is one, as RoBERTa's relatives count from the row after it.
+    """
+    embedding = module.get_submodule(table_name.rpartition(".")[0])
+    padding = embedding.padding_idx if isinstance(embedding, nn.Embedding) else None
+    return 0 if padding is None else padding + 1
 
 
 def original_context(config: PreTrainedConfig) -> int | None:
