@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from bild_lab.engine.batch_scheduler import current_batch
-from bild_lab.engine.draft import Verdict, empty_draft
+from bild_lab.engine.draft import Verdict, empty_draft, require_tree
 from bild_lab.engine.protocols import Acceptance, Drafter, Method
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
@@ -160,7 +160,9 @@ class DraftThenVerify(TokenLoop):
         while not limits.reached(tokens):
             committed = len(tokens)
             with trace.span("draft"):
-                draft = limits.fitting(drafter.propose(tokens), tokens)
+                draft = drafter.propose(tokens)
+                require_tree(draft, type(self.drafter).__name__)
+                draft = limits.fitting(draft, tokens)
             if len(tokens) != committed:
                 raise UserError(
                     f"{type(self.drafter).__name__} has changed the list of tokens that it was asked"

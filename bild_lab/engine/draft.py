@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
+from operator import lt
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,31 @@ def require_statistics(stats: Stats) -> None:
                     f" tuple of numbers, got {type(part).__name__}; .tolist() makes numbers of a"
                     " tensor"
                 )
+
+
+def require_tree(draft: Draft, drafter_name: str) -> None:
+    """Raise UserError for a tree with a node whose parent is no node before it.
+
+    Parents that are on an accelerator alone are not read for this, as that would wait for it.
+    """
+    if draft.parents is None or (
+        draft.known_parents is None and draft.parents.device.type != "cpu"
+    ):
+        return
+    parents = draft.parent_list
+    are_before = map(lt, parents, range(len(draft)))
+    if len(parents) == len(draft) and all(are_before) and min(parents, default=ROOT) >= ROOT:
+        return
+    if len(parents) != len(draft):
+        raise UserError(
+            f"{drafter_name} has drafted {len(draft)} tokens and {len(parents)} parents; give each"
+            " token one"
+        )
+    node = next(node for node, parent in enumerate(parents) if not ROOT <= parent < node)
+    raise UserError(
+        f"{drafter_name} has drafted a tree in which node {node} has the parent {parents[node]}; a"
+        f" parent is an earlier node, from 0 on, or {ROOT} for a node that follows the text"
+    )
 
 
 @dataclass(frozen=True)

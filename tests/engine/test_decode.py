@@ -550,3 +550,17 @@ def test_alpha_is_the_overlap_of_both_models_at_every_token_of_the_targets_own_t
     measured = [one.stats["expected_acceptance"][0] for one in trace.rounds]
     assert measured == pytest.approx(expected) and len(measured) == 60 and trace.accepted == 0
     assert mean_statistic([trace], "expected_acceptance") == pytest.approx(sum(expected) / 60)
+
+
+def test_a_tree_whose_parents_do_not_come_first_is_refused_with_its_drafters_name() -> None:
+    """Fault: with processors, which read each row's branch, the text never came to its end."""
+
+    class Circular(Drafter):
+        drafts_trees = True
+
+        def propose(self, tokens: list[int]) -> Draft:
+            return Draft(torch.tensor([5, 6]), torch.tensor([1, 0]))
+
+    target = StubModel(lambda tokens: torch.zeros(10))
+    with pytest.raises(UserError, match="Circular has drafted a tree in which node 0 has the"):
+        decode(target, Circular(), ExactMatch(), Source((1, 2)))

@@ -12,7 +12,9 @@ from bild_lab.engine.draft import (
     ancestors,
     ancestors_by_doubling,
     empty_draft,
+    require_tree,
 )
+from bild_lab.errors import UserError
 
 #  root
 #  ├ 0 (tokens 5)
@@ -132,3 +134,28 @@ def test_the_next_token_of_a_verdict_is_a_plain_number() -> None:
     """A tensor is equal to no end token of a set, and cannot be stored."""
     verdict = Verdict((), torch.tensor(5))
     assert type(verdict.next_token) is int and verdict.next_token in {5}
+
+
+@pytest.mark.parametrize("where", ["parents", "known_parents"])
+@pytest.mark.parametrize(
+    ("parents", "told"),
+    [
+        ([-1, 1, 0], "node 1 has the parent 1"),
+        ([-1, 2, 0], "node 1 has the parent 2"),
+        ([0, 0, 0], "node 0 has the parent 0"),
+        ([-1, 0, -2], "node 2 has the parent -2"),
+        ([-1, 0], "3 tokens and 2 parents"),
+    ],
+)
+def test_a_tree_whose_parents_do_not_come_first_is_refused(
+    parents: list[int], told: str, where: str
+) -> None:
+    tokens = torch.tensor([5, 6, 7])
+    draft = Draft(tokens, torch.tensor(parents))
+    if where == "known_parents":
+        draft = Draft(tokens, torch.tensor([-1, 0, 1]), known_parents=parents)
+    with pytest.raises(UserError, match=f"Faulty has drafted .*{told}"):
+        require_tree(draft, "Faulty")
+    require_tree(tree(), "Faulty")
+    require_tree(Draft(TOKENS), "Faulty")
+    require_tree(Draft(TOKENS[:0], PARENTS[:0]), "Faulty")
