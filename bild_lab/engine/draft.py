@@ -35,6 +35,8 @@ class Draft:
     uniforms: [n] in [0, 1), float64, the random number that picked each token from its row of probs
     (`sampling.pick`), so that a certificate can draw it again; None for tokens that were not drawn
     in this way.
+    drawn_from: the model (`session.Model`) whose distribution each token was sampled from, if a
+    session of its own can tell.
     calls: how many forwards the drafter ran for this draft.
     unscaled_probs: [n vocab], the drafter's distribution at temperature 1, for a rule that needs it.
     probes: [p], token ids: BiTA's masks, at or beyond the vocabulary's size, or the window of
@@ -58,6 +60,7 @@ class Draft:
     stats: Stats = field(default_factory=dict)
     uniforms: Float[Tensor, " n"] | None = None
     known_parents: Sequence[int] | None = None
+    drawn_from: Any | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[0]

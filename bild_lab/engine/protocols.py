@@ -15,7 +15,7 @@ from torch import Tensor
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import ALL_LOGITS, DraftShape, Model, OutputSpec, Scores, Session
+from bild_lab.engine.session import ALL_LOGITS, DraftShape, OutputSpec, Scores, Session
 from bild_lab.engine.trace import Trace
 
 
@@ -29,13 +29,11 @@ class Drafter(Protocol):
     then unchanged. A draft continues the given tokens.
 
     required_outputs: what it needs of the target's forwards. gives: which fields of its drafts it
-    fills for rules that need them, such as "unscaled_probs". draws_from: the model whose distribution
-    each sampled token is drawn from, if a session of its own can tell. greedy_only: it drafts for
-    no sampled text. learns_from_texts: what it drafts depends on earlier texts, which must have
-    ended; a text that comes again finds what it found the first time, as each is timed several
-    times. hybrid_places: which of a `HybridDrafter`'s two drafters it can be. A drafter
-    with rows of its own in the target's forward cannot be the first: they do not run where the
-    second drafts.
+    fills for rules that need them, such as "unscaled_probs". greedy_only: it drafts for no sampled
+    text. learns_from_texts: what it drafts depends on earlier texts, which must have ended; a text
+    that comes again finds what it found the first time, as each is timed several times.
+    hybrid_places: which of a `HybridDrafter`'s two drafters it can be. A drafter with rows of its
+    own in the target's forward cannot be the first: they do not run where the second drafts.
     """
 
     drafts_trees: bool
@@ -45,7 +43,6 @@ class Drafter(Protocol):
     hybrid_places: ClassVar[tuple[str, ...]] = ("first", "second")
     required_outputs: OutputSpec = ALL_LOGITS
     gives: frozenset[str] = frozenset()
-    draws_from: Model | None = None
 
     def prepare(self, request: Request) -> None:
         """Do what is not timed; a second call for one request does nothing."""

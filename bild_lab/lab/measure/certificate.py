@@ -23,7 +23,16 @@ from bild_lab.engine.models.hf.admission import tolerance
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, most_likely, precise
-from bild_lab.engine.session import ALL_LOGITS, LAST_LOGITS, DraftShape, LoadedModel, Rows, as_rows
+from bild_lab.engine.session import (
+    ALL_LOGITS,
+    LAST_LOGITS,
+    DraftShape,
+    LoadedModel,
+    Model,
+    Rows,
+    as_rows,
+)
+from bild_lab.lab.measure.declared import are_by_chance, deviation, sum_of, token_values
 from bild_lab.lab.measure.recorder import (
     Logits,
     RecordedRound,
@@ -43,6 +52,7 @@ NO_TEXT = "no text"  # another engine failed to give one
 SESSION_DEFECT = "defect of the model's session"
 # checks of sampled texts
 TEXT, DRAWS, LOGITS, OUTPUT, UNVERIFIED = "text", "draws", "logits", "output", "unverified"
+RULE = "rule"  # of all texts of a point together
 CAUSES_FIRST = (DRAWS, LOGITS, OUTPUT, UNVERIFIED)
 # a tie may span this many times the numerical noise, and noise this many times the roundings of all
 # layers
@@ -78,7 +88,8 @@ class Certificate:
     For a sampled text: check: which check found a defect. contexts: how many were judged. output:
     the largest total variation between what the rule emits and the target's distribution; None if
     the rule has no closed form. rounding: by number of rows, the largest such distance of the
-    target's own distribution from that of one row after another.
+    target's own distribution from that of one row after another. deviations: of the emitted tokens
+    from what the rule declares (`declared`).
     """
 
     verdict: str
@@ -94,6 +105,7 @@ class Certificate:
     contexts: int | None = None
     output: float | None = None
     rounding: Mapping[int, float] = field(default_factory=dict)
+    deviations: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @torch.inference_mode()
@@ -325,6 +337,8 @@ def certify_sampled(
       draft declares, and none may be dropped for what it is (`redraws`, in the text's first 8
       contexts that draw).
 
+    That the rule emits what it declares is judged over all texts of a point (`judge_together`).
+
     The drafter's real distribution is q as declared, unless its model says otherwise one row after
     another, where rounding cannot explain a difference. It is not known of tokens that came without
     their random numbers from a drafter that names no model. Where it is not known, or the rule has
@@ -340,6 +354,7 @@ def certify_sampled(
     judged = 0
     rounding: dict[int, float] = {}
     distances: list[float | None] = []
+    deviations: list[dict[str, tuple[float, float]]] = []
     for position in range(len(tokens)):
         if position not in contexts:
             defects.append((UNVERIFIED, position))
@@ -356,6 +371,12 @@ def certify_sampled(
             distances.append(None)
             continue
         distances.append(total_variation(context.output, target_probs))
+        deviations.append(
+            {
+                name: deviation(tokens[position], context.output, values)
+                for name, values in token_values(context.output, context.proposed).items()
+            }
+        )
         if not distances[-1] <= SAME_OUTPUT:
             defects.append((OUTPUT, position))
     measured = [distance for distance in distances if distance is not None]
@@ -363,6 +384,7 @@ def certify_sampled(
         "contexts": judged,
         "output": max(measured) if measured else None,
         "rounding": dict(sorted(rounding.items())),
+        "deviations": sum_of(deviations),
     }
     if defects:
         check, position = min(
@@ -380,12 +402,13 @@ def certify_sampled(
 class SampledContext:
     """A context in which a token was sampled. rows: how many ran in the verifying forward. logits:
     those that the rule read. output: the distribution of what it emits; None if it has no closed
-    form.
+    form. proposed: what a drafted token is drawn from there; None where none is.
     """
 
     rows: int
     logits: Logits
     output: Distribution | None
+    proposed: Distribution | None
 
 
 def resample(
@@ -394,7 +417,8 @@ def resample(
     """The text once more, its contexts by their place in it, and where drafted tokens were not
     drawn from their q, or are dropped for what they are.
     """
-    drafter, prompt_length = one_row_of_drafter(method, request), request.limits.prompt_length
+    prompt_length = request.limits.prompt_length
+    drafters: dict[int, RowByRow | None] = {}  # by the model that drew
     tokens: list[int] = []
     contexts: dict[int, SampledContext] = {}
     wrong_draws: list[int] = []
@@ -407,15 +431,19 @@ def resample(
             drawn_after.append(recorded.text)
         if not drawn_as_declared(recorded.draft):
             wrong_draws.append(len(recorded.text) - prompt_length)
-        draws_are_told = recorded.draft.probs is None or recorded.draft.uniforms is not None
-        output = None
-        if draws_are_told or method.drafter.draws_from is not None:
-            output = output_of(recorded, request, drafter)
+        draft, output, drawn = recorded.draft, None, None
+        draws_are_told = draft.probs is None or draft.uniforms is not None
+        if draws_are_told or draft.drawn_from is not None:
+            if id(draft.drawn_from) not in drafters:
+                drafters[id(draft.drawn_from)] = one_row_of_drafter(draft.drawn_from, request)
+            output, drawn = output_of(recorded, request, drafters[id(draft.drawn_from)])
+        children = judged_nodes(draft)
         for length, row in recorded.contexts:
             contexts[length - prompt_length] = SampledContext(
                 recorded.rows,
                 recorded.logits[row].clone(),
                 None if output is None else output[row].clone(),
+                None if drawn is None or not children[row] else drawn[children[row][0]].clone(),
             )
     for text in drawn_after[:REDRAWN_CONTEXTS]:
         if not draws_are_kept(method, request, text):
@@ -423,20 +451,19 @@ def resample(
     return tokens, contexts, wrong_draws
 
 
-def one_row_of_drafter(method: DraftThenVerify, request: Request) -> RowByRow | None:
+def one_row_of_drafter(model: Model | None, request: Request) -> RowByRow | None:
     """The model that drafts, one row after another; None where rounding may be as large as another
     distribution.
     """
-    model = method.drafter.draws_from
     known = model is not None and (model.engine == "kernels" or model.dtype.itemsize > 2)
     return RowByRow(model, request) if known else None
 
 
 def output_of(
     recorded: RecordedRound, request: Request, drafter: RowByRow | None
-) -> Float[Tensor, "n+1 vocab"] | None:
-    """The distribution of what a round's rule emits after each row; None if it has no closed
-    form.
+) -> tuple[Float[Tensor, "n+1 vocab"] | None, Distributions]:
+    """The distribution of what a round's rule emits after each row, None if it has no closed form;
+    and that which each node was really drawn from.
     """
     draft = replace(
         recorded.draft,
@@ -458,7 +485,7 @@ def output_of(
                 model_probs = padded_like(drawn, model_probs[None])[0]
                 if total_variation(model_probs, drawn[node]) > DRAFTER_ROUNDING:
                     drawn[node] = model_probs
-    return recorded.rule.output_distribution(draft, logits, request, drawn)
+    return recorded.rule.output_distribution(draft, logits, request, drawn), drawn
 
 
 def in_float64(probs: Distributions | None) -> Distributions | None:
@@ -499,6 +526,22 @@ def total_variation(p: Distribution, q: Distribution) -> float:
     one is NaN.
     """
     return float((p.double() - q.double()).abs().sum().nan_to_num(nan=2.0)) / 2
+
+
+def judge_together(certificates: Sequence[Certificate]) -> list[Certificate]:
+    """The certificates of a point's sampled texts. Those that find the target's distribution are
+    defects instead if their tokens, all together, were not drawn from it, whatever the rule
+    declares.
+    """
+
+    def agrees(certificate: Certificate) -> bool:
+        return certificate.verdict in (EXACT, ROUNDING)
+
+    if are_by_chance(sum_of(one.deviations for one in filter(agrees, certificates))):
+        return list(certificates)
+    return [
+        replace(one, verdict=DEFECT, check=RULE) if agrees(one) else one for one in certificates
+    ]
 
 
 def count_verdicts(certificates: Sequence[Certificate], claimed: bool) -> CertificateCounts:

@@ -22,6 +22,7 @@ from bild_lab.lab.measure.certificate import (
     certify_replayed,
     certify_sampled,
     count_verdicts,
+    judge_together,
 )
 from bild_lab.lab.measure.prediction import pipeline_summary, predict
 from bild_lab.lab.measure.summary import (
@@ -320,10 +321,12 @@ def _certified(point: Point, requests: list[Request], timed: TimedTexts) -> list
     target, method = decoder.target, decoder.method
     texts = [text.token_ids for text in timed[METHOD]]
     if not point.sampling.greedy:
-        return [
-            certify_sampled(method, target, request.seeded(point.seed, index), text)
-            for index, (request, text) in enumerate(zip(requests, texts, strict=True))
-        ]
+        return judge_together(
+            [
+                certify_sampled(method, target, request.seeded(point.seed, index), text)
+                for index, (request, text) in enumerate(zip(requests, texts, strict=True))
+            ]
+        )
     target_texts = [text.token_ids for text in timed[BASELINE]]
     cases = zip(requests, texts, target_texts, strict=True)
     if method.engine != target.engine or isinstance(method, Replays):

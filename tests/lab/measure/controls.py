@@ -157,10 +157,10 @@ class SampledTree(Drafter):
     drafts_trees = True
 
     def __init__(self, draft: Model) -> None:
-        self.draws_from = draft
+        self._draft = draft
 
     def begin(self, request: Request, target: Session) -> None:
-        self._request, self._model = request, RowByRow(self.draws_from, request)
+        self._request, self._model = request, RowByRow(self._draft, request)
 
     def propose(self, tokens: list[int]) -> Draft:
         generator = self._request.generator
@@ -175,6 +175,7 @@ class SampledTree(Drafter):
             torch.tensor([ROOT, ROOT, 0, 0]),
             torch.cat([first.probs, below.probs]),
             uniforms=torch.cat([first.uniforms, below.uniforms]),
+            drawn_from=self._draft,
         )
 
     def _siblings(self, tokens: list[int], uniforms: Float[Tensor, " 2"]) -> Draft:
@@ -188,6 +189,7 @@ class SampledTree(Drafter):
             None,
             torch.cat([q, without]),
             uniforms=uniforms,
+            drawn_from=self._draft,
         )
 
 
@@ -197,11 +199,7 @@ class Misdeclared(Drafter):
     """
 
     def __init__(self, drafter: Drafter) -> None:
-        self._drafter, self.drafts_trees, self.draws_from = (
-            drafter,
-            drafter.drafts_trees,
-            drafter.draws_from,
-        )
+        self._drafter, self.drafts_trees = drafter, drafter.drafts_trees
 
     def begin(self, request: Request, target: Session) -> None:
         self._drafter = self._drafter.start(request, target)

@@ -17,7 +17,10 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.methods.lookup.prompt_lookup import PromptLookup
 from bild_lab.engine.methods.speculative.cascades import Cactus
-from bild_lab.engine.methods.speculative.combined_drafters import HybridDrafter
+from bild_lab.engine.methods.speculative.combined_drafters import (
+    HybridDrafter,
+    SpeculativeDrafter,
+)
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.speculative.typical_acceptance import TypicalAcceptance
@@ -361,3 +364,20 @@ def test_draws_that_are_dropped_for_what_they_are_are_found(second: str) -> None
     assert found.output < 1e-9  # of the drafts that are left each looks right
     nested = HybridDrafter(Dropping(first, SECONDS[second](), 2), NoDraft(loaded(TARGET)), 1)
     assert certified(SpeculativeSampling(), nested).check == DRAWS
+
+
+def hierarchy() -> SpeculativeDrafter:
+    """Its tokens come without random numbers, from a model of its own."""
+    return SpeculativeDrafter(loaded(DRAFTER), ModelDrafter(loaded(table(7, 5)), 2), 3)
+
+
+@pytest.mark.parametrize("second", SECONDS)
+def test_a_hybrids_drafts_are_judged_by_the_model_that_drew_them(second: str) -> None:
+    """Fault: a hierarchy in a hybrid was not judged, as the hybrid named no model."""
+    judged = certified(SpeculativeSampling(), HybridDrafter(hierarchy(), SECONDS[second](), 1))
+    assert (judged.verdict, judged.check) == (EXACT, None)
+    behind = HybridDrafter(PromptLookup(loaded(TARGET), 3, longest_match=2), hierarchy(), 2)
+    assert certified(SpeculativeSampling(), behind).verdict == EXACT
+    colder = HybridDrafter(Colder(loaded(DRAFTER), 3), SECONDS[second](), 1)
+    found = certified(SpeculativeSampling(), colder)
+    assert (found.verdict, found.check) == (DEFECT, OUTPUT)

@@ -66,10 +66,6 @@ class SpeculativeDrafter(Drafter):
     def forget(self) -> None:
         self._drafter.forget()
 
-    @property
-    def draws_from(self) -> Model:
-        return self._model
-
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = self._model.start(
@@ -93,6 +89,7 @@ class SpeculativeDrafter(Drafter):
             tokens=on_device(drafted, self._model.device),
             probs=torch.cat(probs)[: len(drafted)] if probs else None,
             calls=calls,
+            drawn_from=self._model,
         )
 
     def rollback(self, length: int) -> None:

@@ -97,6 +97,7 @@ class ModelDrafter(Drafter):
 
     @property
     def draws_from(self) -> Model | None:
+        """The model whose distribution its sampled tokens have, if a session of its own can tell."""
         inner = self._model.model if isinstance(self._model, NarrowModel) else self._model
         # a view reads the target's own rows
         return None if isinstance(inner, TargetLayers) else self._model
@@ -137,6 +138,7 @@ class ModelDrafter(Drafter):
             if self._stop is None
             else {"fallback": drafted.fallback, "confidence": tuple(drafted.confidences)},
             uniforms=None if uniforms is None else uniforms[:count],
+            drawn_from=self.draws_from,
         )
 
     def _uniforms(self, window: int) -> Float[Tensor, " window"] | None:
