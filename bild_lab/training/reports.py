@@ -160,7 +160,8 @@ def decodes_same_texts(words: Sequence[str], dataset: DatasetSpec) -> bool:
 def dataset_words() -> list[str]:
     """The words of the running command that choose its dataset, for a command that decodes on it.
 
-    Split and limit are left out: they say what is trained on.
+    Split and limit are left out: they say what is trained on. The file of a dataset may be among the
+    user's own configurations.
     """
     hydra = HydraConfig.get()
     dataset_overrides = [
@@ -171,4 +172,18 @@ def dataset_words() -> list[str]:
         for word in dataset_overrides
         if not word.startswith(("dataset.split=", "dataset.limit="))
     ]
-    return [f"dataset={hydra.runtime.choices.dataset}", *unlimited]
+    return [*own_configurations(), f"dataset={hydra.runtime.choices.dataset}", *unlimited]
+
+
+def own_configurations() -> list[str]:
+    """The words that let another command find the user's own configurations, as the running one
+    does; none outside of a command.
+    """
+    if not HydraConfig.initialized():
+        return []
+    hydra = HydraConfig.get()
+    folders = [
+        source.path for source in hydra.runtime.config_sources if source.provider == "command-line"
+    ]
+    search_paths = [word for word in hydra.overrides.hydra if word.startswith("hydra.searchpath=")]
+    return [*(word for folder in folders for word in ("--config-dir", folder)), *search_paths]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -158,6 +159,22 @@ def test_a_command_says_that_it_decodes_what_was_trained_on(
         print_decoding("python run.py", [f"dataset={group}"], spec)
         said[group, path] = "these texts were trained on" in capsys.readouterr().out
     assert [pair for pair, learned in said.items() if learned] == [("local", str(pairs))]
+
+
+@pytest.mark.slow
+def test_a_command_finds_the_configurations_that_the_training_found(
+    command: Command, dataset: list[str], tmp_path: Path
+) -> None:
+    """Fault: a dataset of the user's own folder was not found by the printed command."""
+    folder = tmp_path / "mine"
+    (folder / "dataset").mkdir(parents=True)
+    (folder / "dataset" / "pairs.yaml").write_text(
+        f"defaults: [multi30k, _self_]\npath: {dataset[1].partition('=')[2]}\n"
+    )
+    for given in (["--config-dir", str(folder)], [f"hydra.searchpath=[file://{folder}]"]):
+        code, printed = command(f"name=own{len(given)}", *TINY, "dataset=pairs", *QUICK, *given)
+        assert code == 0, printed
+        assert f" {shlex.join(given)} dataset=pairs" in printed
 
 
 def test_a_checkpoints_own_chat_template_is_learned(dataset: list[str], checkpoints: Path) -> None:

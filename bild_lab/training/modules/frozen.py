@@ -50,6 +50,7 @@ from bild_lab.training.modules.states import BasePlacement, ModuleSpec, OneRowCh
 from bild_lab.training.reports import (
     answers_bar,
     dataset_words,
+    own_configurations,
     print_closing,
     print_decoding,
     training_logger,
@@ -155,6 +156,9 @@ class FrozenJob(TrainingJob):
         pair = [f"pair.target={self.base.path}", *revision, "pair.draft=null"]
         words = self.spec.words(self.folder / self.spec.result_name)
         said = [*words, *pair, *self.base.switches, *self.calibration.dataset_words]
+        own = own_configurations()
+        if not set(own) <= set(said):
+            said = [*own, *said]
         return f"python run.py {shlex.join(said)}"
 
     @property

@@ -16,6 +16,7 @@ from bild_lab.engine.methods.bita import BitaAdapter
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.training.folder import TrainingFolder
+from bild_lab.training.modules import frozen
 from bild_lab.training.modules.frozen import frozen_recipe, train_beside_frozen
 from scripts import train_bita, train_module
 from tests.training.jobs import Kill, losses
@@ -50,6 +51,20 @@ def test_a_training_leaves_the_adapter_and_nothing_else(
         metrics["dropped_examples"],
     ) == (14, 4, 0)
     assert metrics["evaluations"] == 3 and metrics["best"]["accepted"] >= 0
+
+
+def test_a_command_finds_the_configurations_that_the_training_found(
+    tmp_path: Path, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, also where the answers were made with the same."""
+    own = ["--config-dir", "mine"]
+    monkeypatch.setattr(frozen, "own_configurations", lambda: own)
+    job = frozen_job(tmp_path, checkpoints / "llama")
+    assert job.command.startswith("python run.py --config-dir mine -m policy=bita ")
+    manifest = {**job.calibration.manifest, "dataset_words": [*own, "dataset=pairs"]}
+    answered = replace(job, calibration=replace(job.calibration, manifest=manifest))
+    assert answered.command.startswith("python run.py -m policy=bita ")
+    assert answered.command.endswith(" --config-dir mine dataset=pairs")
 
 
 @pytest.mark.fast("3")
