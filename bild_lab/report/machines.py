@@ -85,12 +85,27 @@ def point_runs(sweeps: Mapping[str, Sequence[Result]]) -> list[PointRuns]:
             "no point was timed beside a baseline, so there are no speedups to lay side by side;"
             " measure with measure.baseline=vanilla"
         )
-    matched = match_runs(timed)
+    matched = match_runs(machines_apart(timed))
     all_results = [result for results in timed.values() for result in results]
     return [
         PointRuns(_label(runs, all_results), _slowest_first(runs), runs.distinct)
         for runs in matched
     ]
+
+
+def machines_apart(sweeps: Mapping[str, Sequence[Result]]) -> dict[str, list[Result]]:
+    """The results of each sweep by its name; of a sweep that was merged from several machines those
+    of each machine, by the names of both.
+    """
+    apart: dict[str, list[Result]] = {}
+    for name, results in sweeps.items():
+        devices = {result.setting.device for result in results}
+        machines = {(result.setting.device, result.setting.hardware) for result in results}
+        for result in results:
+            is_merged = len(machines) > len(devices)
+            run_name = f"{name}, {_machine(result)}" if is_merged else name
+            apart.setdefault(run_name, []).append(result)
+    return apart
 
 
 def _label(runs: MatchedRuns, results: Sequence[Result]) -> str:

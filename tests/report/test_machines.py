@@ -150,3 +150,24 @@ def test_the_file_tells_points_that_differ_in_the_setting_from_each_other() -> N
 
 
 SAMPLED = {"max_new_tokens": 128, "temperature": 1.0, "top_p": None}
+
+
+def test_a_merged_folder_lays_its_machines_side_by_side() -> None:
+    """Fault: of two machines in one folder the newest alone was shown."""
+    merged = [
+        run(speedup, hardware=machine, setting={"threads": threads})
+        for machine, threads, speedup in (("EPYC", 8, 1.2), ("Xeon", 4, 1.9))
+    ]
+    (point,) = point_runs({"all": [sample_baseline(), *merged]})
+    assert list(point.results) == ["all, EPYC", "all, Xeon"]
+    assert (point.range, point.median_name) == ((1.2, 1.9), "all, EPYC")
+    (point,) = point_runs({"all": merged, "later": [run(1.5, hardware="Xeon")]})
+    assert list(point.results) == ["all, EPYC", "later", "all, Xeon"]
+
+
+def test_two_devices_of_one_machine_are_two_points() -> None:
+    both = [
+        run(1.5, hardware=hardware, setting={"device": device})
+        for device, hardware in (("cpu", "EPYC"), ("cuda", "H200"))
+    ]
+    assert [list(point.results) for point in point_runs({"a": both})] == [["a"], ["a"]]
