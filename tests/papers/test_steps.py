@@ -191,6 +191,35 @@ def test_what_only_another_pairs_commands_read_is_not_trained() -> None:
     assert not any("lm1b" in folder for folder in found)
 
 
+@pytest.mark.fast("data")
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("dataset.path=mine", "each of iwslt2017, wmt14, .* with dataset=NAME"),
+        ("dataset.hub_id=me/mine", "each of iwslt2017, wmt14, .* with dataset=NAME"),
+        ("pair.target=mine", "each of .*, .* in bild_fig4; choose one with pair=NAME"),
+    ],
+    ids=["data", "hub", "pair"],
+)
+def test_data_or_a_model_in_the_place_of_several_is_refused(override: str, told: str) -> None:
+    """Fault: each pair was measured on one file, under the names of the paper's data sets."""
+    with pytest.raises(
+        UserError, match=f"{override.partition('=')[0]} would take the place of {told}"
+    ):
+        steps_of("bild_fig4", overrides=[override])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [["dataset=wmt14", "dataset.path=mine"], ["dataset=multi30k", "dataset.path=mine"]],
+    ids=["chosen", "own"],
+)
+def test_data_of_ones_own_may_take_the_place_of_one(overrides: list[str]) -> None:
+    commands = [step.command for step in steps_of("bild_fig4", overrides=overrides)]
+    assert any("dataset.path=mine" in command for command in commands)
+
+
 def test_an_override_that_no_step_has_and_an_unknown_scale_are_refused() -> None:
     with pytest.raises(UserError, match="no step of spec_tab4 has the key dataset.limits"):
         steps_of("spec_tab4", "small", ["dataset.limits=6"])

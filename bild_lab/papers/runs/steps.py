@@ -79,6 +79,14 @@ MEASURING_GROUPS = ("dataset", "template", "decoding")
 TIMES_GENERATE = re.compile(r"experiment=\w+/generate")
 # groups by which overrides choose among an item's commands, and the key that tells their files apart
 CHOICES_OF_COMMANDS = {"pair": "pair.target", "dataset": "dataset.name"}
+# keys that name data and models, each with the key that tells apart what it would replace
+NAMING_KEYS = {
+    "dataset.path": "dataset.name",
+    "dataset.hub_id": "dataset.name",
+    "pair.target": "pair.target",
+    "pair.draft": "pair.draft",
+    "pair.second_draft": "pair.second_draft",
+}
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,8 @@ def steps_of(
     learns. live: sweeps decode all examples at every point; else the quality of an item's recorded
     sweeps comes from a record (`recorded_steps.py`).
 
-    Raises UserError for an unknown item or scale, name=NAME, and a key that no step has.
+    Raises UserError for an unknown item or scale, name=NAME, a key that no step has, and data or a
+    model of one's own in the place of several.
     """
     require_choice("scale", scale, SCALES)
     items = items_of(name)
@@ -151,6 +160,7 @@ def steps_of(
     with found_configuration():
         for item in items:
             _add_item(graph, item, scale, overrides, left_out, live)
+        _require_one_replaced(name, graph, overrides)
     used_keys = {word.partition("=")[0] for command in graph for word in shlex.split(command)}
     for key in (word.partition("=")[0] for word in overrides):
         if key not in used_keys:
@@ -200,6 +210,28 @@ def _add_item(
     if item in published_names():
         figure = _figure_step(graph, item, goals, scale)
         graph[figure.command] = figure
+
+
+def _require_one_replaced(name: str, graph: Mapping[str, Step], overrides: Sequence[str]) -> None:
+    """Raise UserError for data or a model of one's own that several data sets or models would be
+    replaced by, each under its own name.
+    """
+    for key in [word.partition("=")[0] for word in overrides]:
+        replaced: dict[str, None] = {}
+        for command in graph if key in NAMING_KEYS else ():
+            words = tuple(shlex.split(command))
+            unchanged = tuple(word for word in words if word.partition("=")[0] != key)
+            if unchanged != words:
+                values = [
+                    OmegaConf.select(cfg, NAMING_KEYS[key]) for cfg in configurations(unchanged)
+                ]
+                replaced |= dict.fromkeys(str(value) for value in values)
+        if len(replaced) > 1:
+            group = key.partition(".")[0]
+            raise UserError(
+                f"{key} would take the place of each of {', '.join(replaced)} in {name}; choose one"
+                f" with {group}=NAME"
+            )
 
 
 def _chosen(item_commands: Sequence[str], overrides: Sequence[str]) -> Sequence[str]:
