@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from bild_lab.lab.application import run
     from bild_lab.lab.point.decoder import Decoder, Generation
     from bild_lab.lab.point.load import load
-    from bild_lab.lab.store.records import load_results
+    from bild_lab.lab.store.table import load_results
 
 try:
     __version__ = version("bild_lab")
@@ -21,7 +21,7 @@ _MODULES = {
     "Decoder": "point.decoder",
     "Generation": "point.decoder",
     "load": "point.load",
-    "load_results": "store.records",
+    "load_results": "store.table",
     "run": "application",
 }
 __all__ = ["Decoder", "Generation", "load", "load_results", "run"]

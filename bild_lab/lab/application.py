@@ -85,7 +85,7 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
     from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.lab.preflight import alternatives
     from bild_lab.lab.store.code import reread_sources
-    from bild_lab.lab.store.records import load_results
+    from bild_lab.lab.store.table import load_results
 
     if isinstance(overrides, str) or not all(
         isinstance(word, str) and "=" in word for word in overrides

@@ -22,7 +22,7 @@ def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
     """
     # drawing libraries take seconds to import: bad input is refused before that
     from bild_lab.lab.store.groups import by_setting
-    from bild_lab.lab.store.records import write_table
+    from bild_lab.lab.store.table import write_table
     from bild_lab.report.headline import best_group, headline
     from bild_lab.report.page.html import write_html
     from bild_lab.report.page.index import update_index

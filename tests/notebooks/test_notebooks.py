@@ -15,7 +15,7 @@ import pytest
 from matplotlib import pyplot as plt
 from nbclient import NotebookClient
 
-from bild_lab.lab.store.records import write_table
+from bild_lab.lab.store.table import write_table
 from tests.report.sample import sample_drafted, sample_sweep
 
 ROOT = Path(__file__).resolve().parents[2]

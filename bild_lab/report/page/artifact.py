@@ -30,7 +30,8 @@ from bild_lab.lab.schema.statistics import conversations_of, paired_speedup
 from bild_lab.lab.store.groups import by_setting, data_title, setting_title
 from bild_lab.lab.store.inputs import stored_config
 from bild_lab.lab.store.progress import COMMANDS, read_commands
-from bild_lab.lab.store.records import RESULT, Sweep, table_content, write_table
+from bild_lab.lab.store.records import RESULT, Sweep
+from bild_lab.lab.store.table import table_content, write_table
 from bild_lab.report.headline import headline
 from bild_lab.report.page.base import page_environment
 from bild_lab.report.page.html import environments, write_html

@@ -28,7 +28,7 @@ from bild_lab.lab.store.groups import (
     pair_title,
     setting_value,
 )
-from bild_lab.lab.store.records import to_row
+from bild_lab.lab.store.table import to_row
 from bild_lab.report.headline import HASH_KEYS
 
 if TYPE_CHECKING:

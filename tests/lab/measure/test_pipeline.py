@@ -20,7 +20,8 @@ from bild_lab.lab.measure.prediction import (
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.point.prepare import prepare
-from bild_lab.lab.store.records import Sweep, to_row
+from bild_lab.lab.store.records import Sweep
+from bild_lab.lab.store.table import to_row
 
 SHAPE = {"layers": 8, "exit_layer": 6, "top_k": 3}
 AHEAD = SHAPE["layers"] - SHAPE["exit_layer"]

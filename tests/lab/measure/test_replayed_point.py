@@ -17,7 +17,8 @@ from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.preflight import check_points
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import COLUMNS, Result
-from bild_lab.lab.store.records import Sweep, to_row
+from bild_lab.lab.store.records import Sweep
+from bild_lab.lab.store.table import to_row
 
 NEW = 8
 PROMPTS = ["w5 w9 w30 w12", "w7 w8", "w39 w38 w3 w20", "w11 w4 w6"]

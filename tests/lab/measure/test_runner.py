@@ -25,7 +25,8 @@ from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.schema import statistics
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.records import Sweep, to_frame
+from bild_lab.lab.store.records import Sweep
+from bild_lab.lab.store.table import to_frame
 from bild_lab.lab.sweep import describe_timing_noise
 
 NEW = 8

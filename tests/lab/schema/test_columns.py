@@ -18,7 +18,7 @@ from bild_lab.lab.schema.numbers import (
     Prediction,
 )
 from bild_lab.lab.schema.result import COLUMNS, TABLE, Environment, Result
-from bild_lab.lab.store.records import to_row
+from bild_lab.lab.store.table import to_row
 from tests.report.sample import ENVIRONMENT, sample_drafted, sample_result
 
 

@@ -18,7 +18,8 @@ from bild_lab.errors import UserError
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import SCHEMA, Failure, FailureCause, Result
 from bild_lab.lab.store.groups import by_setting
-from bild_lab.lab.store.records import Sweep, require_writable, write_table
+from bild_lab.lab.store.records import Sweep, require_writable
+from bild_lab.lab.store.table import write_table
 from bild_lab.report.headline import headline
 from tests.report.sample import sample_example, sample_result
 

@@ -11,7 +11,8 @@ import pytest
 
 import bild_lab
 from bild_lab.errors import UserError
-from bild_lab.lab.store.records import Sweep, to_frame, write_table
+from bild_lab.lab.store.records import Sweep
+from bild_lab.lab.store.table import to_frame, write_table
 from tests.report.sample import sample_result
 
 

@@ -11,7 +11,8 @@ from urllib.parse import unquote
 import pytest
 
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.records import Sweep, write_table
+from bild_lab.lab.store.records import Sweep
+from bild_lab.lab.store.table import write_table
 from bild_lab.report.page.index import PAGE, Run, read_runs, write_index
 from scripts import sweeps
 from tests.report.sample import (
