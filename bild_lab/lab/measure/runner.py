@@ -46,7 +46,7 @@ from bild_lab.lab.point.history import prepare_texts
 from bild_lab.lab.point.prepare import Point
 from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.records import Sweep
+from bild_lab.lab.store.records import Sweep, is_same_result, read_result
 
 
 def run_point(
@@ -89,8 +89,8 @@ def run_point(
     folder = sweep.write_point(
         point.id, point.config_yaml, result, rows, not point.resume, **further_files
     )
-    stored = sweep.newest(point.id)
-    if stored is not None and stored.seconds != result.seconds:  # another process was first
+    stored = read_result(folder)
+    if stored is not None and not is_same_result(stored, result):  # another process was first
         return stored
     return replace(result, folder=folder)
 

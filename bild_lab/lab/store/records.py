@@ -116,7 +116,7 @@ class Sweep:
             return result
         files = {file.name: file.read_bytes() for file in result.folder.iterdir() if file.is_file()}
         files[RESULT] = _result_json(replace(result, stored_at=self._stamp()))
-        return _read(self._publish(result.point, files, keep_both=True) / RESULT) or result
+        return read_result(self._publish(result.point, files, keep_both=True)) or result
 
     def write_failure(self, failure: Failure, config_yaml: str) -> Path:
         """Store why a point failed, in a folder that no finished point uses. Returns the folder."""
@@ -168,7 +168,11 @@ class Sweep:
         for file in self._files(FAILURE):
             with suppress(OSError, ValueError):
                 failed.append(from_json(Failure, json.loads(file.read_bytes())))
-        damaged = [file for file in self._files(RESULT) if _read(file) is None and file.is_file()]
+        damaged = [
+            file
+            for file in self._files(RESULT)
+            if read_result(file.parent) is None and file.is_file()
+        ]
         lost = [file for file in damaged if self.newest(file.parent.name.partition(".")[0]) is None]
         message = (
             "{} cannot be read: it was damaged after it was written; run the same sweep to measure"
@@ -248,7 +252,7 @@ class Sweep:
                 if _moved(draft, final):
                     sync_folder(self.points)
                     return final
-                if not keep_both and _read(final / RESULT) is not None:
+                if not keep_both and read_result(final) is not None:
                     return final
         finally:
             # it is gone already unless something went wrong
@@ -278,6 +282,12 @@ def _result_json(result: Result) -> bytes:
     return (json.dumps(result.to_json(), indent=2, ensure_ascii=False) + "\n").encode()
 
 
+def is_same_result(first: Result, second: Result) -> bool:
+    """Whether all that is stored of two results is the same, but for when it was."""
+    contents = [_result_json(replace(result, stored_at=None)) for result in (first, second)]
+    return contents[0] == contents[1]
+
+
 def _moved(draft: Path, final: Path) -> bool:
     """Rename a folder atomically. Returns False if the name is taken."""
     try:
@@ -290,16 +300,16 @@ def _moved(draft: Path, final: Path) -> bool:
 
 
 def _readable(folders: Iterable[Path]) -> list[Result]:
-    return [result for folder in folders if (result := _read(folder / RESULT)) is not None]
+    return [result for folder in folders if (result := read_result(folder)) is not None]
 
 
-def _read(file: Path) -> Result | None:
-    """A result; None if there is none, or if it was damaged after writing.
+def read_result(folder: Path) -> Result | None:
+    """The result in a point's folder; None if there is none, or if it was damaged after writing.
 
     Raises UserError for a newer version's.
     """
     try:
-        result = Result.from_json(json.loads(file.read_bytes()), file.parent)
+        result = Result.from_json(json.loads((folder / RESULT).read_bytes()), folder)
         return result if _is_whole(result) else None
     except UserError:  # a newer version wrote it: do not measure it again
         raise

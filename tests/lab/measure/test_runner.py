@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -263,8 +264,9 @@ def test_what_was_not_asked_for_is_not_measured(
 
 
 def test_a_point_that_another_process_stored_meanwhile_has_the_numbers_of_that(
-    words: list[str], tmp_path: Path
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where both took the same seconds."""
     few = [
         "dataset.metrics=null",
         "dataset.limit=1",
@@ -272,9 +274,17 @@ def test_a_point_that_another_process_stored_meanwhile_has_the_numbers_of_that(
         "measure.traced_examples=0",
     ]
     point = prepare(compose_config([*words, *few, "measure.target_log_probability=false"]))
+    measure = runner.result_of
+
+    def in_the_same_seconds(*arguments: object) -> tuple[Result, list[MeasuredExample]]:
+        result, rows = measure(*arguments)
+        return replace(result, seconds={"setup": 0.0, "total": 1.0}), rows
+
+    monkeypatch.setattr(runner, "result_of", in_the_same_seconds)
     first, dropped = (run_point(point, Sweep(tmp_path)) for _ in range(2))
     assert (dropped.folder, dropped.seconds) == (first.folder, first.seconds)
     assert dropped.speedup == first.speedup
+    assert (first.stored_at is None, dropped.stored_at is None) == (True, False)
 
 
 @pytest.mark.slow
