@@ -439,8 +439,8 @@ class LoadedModel(Model, Protocol):
         shape are fed. It loads the weights.
         """
 
-    def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
-        """The scores after every token of a text, in one forward."""
+    def text_logits(self, text: Source, count: int | None = None) -> Float[Tensor, "n vocab"]:
+        """The scores after the last so many tokens of a text, in one forward; None: after all."""
 
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
         """The embedding and the head, on the model's device. Loads the weights."""

@@ -120,9 +120,9 @@ class SharedIdModel:
         )
         return processed(SharedIdSession(session, self), source)
 
-    def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
-        """The scores after every token of the text, −inf for what it may not draft."""
-        return self.scored(self.model.text_logits(self.source(text)), self.shared)
+    def text_logits(self, text: Source, count: int | None = None) -> Float[Tensor, "n vocab"]:
+        """The scores after the last tokens of the text, −inf for what it may not draft."""
+        return self.scored(self.model.text_logits(self.source(text), count), self.shared)
 
     def scored(
         self, logits: Float[Tensor, "n own"], vocabulary: DraftVocabulary

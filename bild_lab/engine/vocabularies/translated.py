@@ -68,13 +68,13 @@ class TranslatedModel:
         )
         return WithinPositions(processed(translated, source), translated)
 
-    def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
-        """The scores after every token of the text in its own vocabulary, as far as its positions
-        reach.
+    def text_logits(self, text: Source, count: int | None = None) -> Float[Tensor, "n vocab"]:
+        """The scores after the last tokens of the text in its own vocabulary, as far as its
+        positions reach.
         """
         draft_text = self.overlap.source(text, self.model.source_positions)
         return self.model.text_logits(
-            replace(draft_text, prompt=draft_text.prompt[: self.model.positions])
+            replace(draft_text, prompt=draft_text.prompt[: self.model.positions]), count
         )
 
 

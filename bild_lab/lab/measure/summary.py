@@ -517,8 +517,7 @@ def text_logits(
     source = request.source
     # a prompt is never compiled
     text = Source((*source.prompt, *emitted[:-1]), source.encoder_ids, source.device)
-    # a model of another vocabulary has another number of rows
-    return model.text_logits(text)[-max(1, len(emitted)) :]
+    return model.text_logits(text, max(1, len(emitted)))
 
 
 def log_probability(logits: Float[Tensor, "m vocab"], emitted: Sequence[int]) -> float:

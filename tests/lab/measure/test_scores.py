@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
@@ -47,6 +48,19 @@ def test_the_scores_of_a_text_are_those_it_was_decoded_with(
     request = decoder.request("w5 w9 w12", 10)
     logits = text_logits(decoder.target, request, generated.token_ids)
     assert logits.argmax(1).tolist() == generated.token_ids
+
+
+@pytest.mark.parametrize("engine", ["kernels", "native", "hf"])
+def test_a_long_prompt_is_not_scored_with_the_text(engine: str, checkpoints: Path) -> None:
+    target = load(str(checkpoints / "llama"), policy="vanilla", engine=engine).target
+    prompt, emitted = (5, 9, 12) * 100, [7, 11, 8]
+    request = Request(Source(prompt), Limits(len(prompt), 10))
+    logits = text_logits(target, request, emitted)
+    with torch.inference_mode():
+        every_row = target.text_logits(Source((*prompt, *emitted[:-1])))
+    assert torch.allclose(logits, every_row[-len(emitted) :], atol=1e-4)
+    assert logits.untyped_storage().nbytes() == logits.nbytes  # no part of a larger tensor
+    assert text_logits(target, request, []).shape == logits[:1].shape
 
 
 @pytest.mark.parametrize("policy", ["vanilla", "hf_generate"])

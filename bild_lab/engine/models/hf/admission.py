@@ -8,6 +8,7 @@ logits are compared with those of one forward over the whole text without a cach
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -261,12 +262,21 @@ class SessionCheck:
         return float(distances.max() if self._module.dtype.itemsize > 2 else distances.median())
 
 
-def uncached_logits(module: PreTrainedModel, text: Source) -> Float[Tensor, "n vocab"]:
-    """A module's logits of a text, by one forward without a cache."""
+def uncached_logits(
+    module: PreTrainedModel, text: Source, count: int | None = None
+) -> Float[Tensor, "n vocab"]:
+    """A module's logits of a text, by one forward without a cache. count: after how many of its last
+    tokens; None: after all.
+    """
     ids = torch.tensor([text.prompt], device=text.device)
-    if text.encoder_ids is None:
-        return module(input_ids=ids, use_cache=False).logits[0]
-    return module(input_ids=text.encoder_ids, decoder_input_ids=ids, use_cache=False).logits[0]
+    inputs = {"input_ids": ids}
+    if text.encoder_ids is not None:
+        inputs = {"input_ids": text.encoder_ids, "decoder_input_ids": ids}
+    # the logits of all rows of a long prompt take gigabytes
+    if count is not None and "logits_to_keep" in inspect.signature(module.forward).parameters:
+        inputs["logits_to_keep"] = count
+    logits = module(**inputs, use_cache=False).logits[0]
+    return logits if count is None else logits[-count:]
 
 
 def input_device(module: PreTrainedModel) -> torch.device:

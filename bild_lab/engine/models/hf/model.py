@@ -149,8 +149,8 @@ class HuggingFaceModel:
         self._admitted, self._one_by_one = draft_shape, outcome.one_by_one
 
     @torch.inference_mode()
-    def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
-        return biased(uncached_logits(self.module, text), self.bias)
+    def text_logits(self, text: Source, count: int | None = None) -> Float[Tensor, "n vocab"]:
+        return biased(uncached_logits(self.module, text, count), self.bias)
 
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
         ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())

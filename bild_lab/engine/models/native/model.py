@@ -177,8 +177,9 @@ class NativeModel:
         """
         self.load()
 
-    def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
-        output_spec = OutputSpec(logits=len(text.prompt), prompt=True)
+    def text_logits(self, text: Source, count: int | None = None) -> Float[Tensor, "n vocab"]:
+        length = len(text.prompt)
+        output_spec = OutputSpec(logits=length if count is None else count, prompt=True)
         return self.start(text, 1).extend([text.prompt[-1]], output_spec).logits
 
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
