@@ -347,8 +347,8 @@ def own_template(checkpoint: Checkpoint, chat: ChatSettings) -> tuple[str, str |
     """A tokenizer's chat template as the texts of `Template`; None for later turns that do not
     continue the first.
 
-    The system prompt is the template's own. What it does to single texts, such as trimming them, is
-    left out.
+    The system prompt is the template's own. What it does to single questions, such as trimming them,
+    is left out; of answers see `answer_in_history`.
     """
     tokenizer = checkpoint.tokenizer
     if tokenizer.chat_template is None:

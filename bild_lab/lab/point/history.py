@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bild_lab.engine.models.checkpoint.chat import CompleteText, answer_in_history
 from bild_lab.engine.request import Request
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
@@ -101,7 +102,8 @@ def greedy_history(
     max_new_tokens: int,
     max_source_tokens: int | None = None,
 ) -> dict[str, str]:
-    """The decoder's greedy answer to every turn that a later turn continues, by the turn's id.
+    """The decoder's greedy answer to every turn that a later turn continues, by the turn's id, as
+    the target's chat template keeps it where that writes the prompts.
 
     All conversations decode a turn at once, as each continues its own earlier turns only.
     max_source_tokens: prompts are cut to so many tokens, as those of the measured turns are.
@@ -109,6 +111,7 @@ def greedy_history(
     continued_ids = {example.continues.id for example in examples if example.continues}
     complete: dict[str, Example] = {}  # by id, with the history in the prompt
     answers: dict[str, str] = {}
+    checkpoint = vanilla.target.checkpoint
     for turn in sorted({example.turn for example in examples}):
         for example in examples:
             if example.turn == turn:
@@ -127,5 +130,8 @@ def greedy_history(
             batch=None,
         )
         for example_id, generation in zip(ids, generations, strict=True):
-            answers[example_id] = generation.text.strip()
+            answer = generation.text.strip()
+            if isinstance(complete[example_id].prompt, CompleteText):  # in its own chat template
+                answer = answer_in_history(checkpoint.tokenizer, checkpoint.path, answer)
+            answers[example_id] = answer
     return answers

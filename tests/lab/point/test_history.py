@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import bild_lab
+from bild_lab.engine.models.checkpoint.chat import CompleteText, answer_in_history
 from bild_lab.errors import UserError
 from bild_lab.lab.data.conversations import conversation
 from bild_lab.lab.data.dataset_spec import Template
@@ -43,6 +46,31 @@ def test_each_turn_follows_on_the_greedy_answers_to_those_before(
         "w10",
     ]
     assert [example.id for example in whole] == ["a", "a/2", "a/3", "b"]
+
+
+KEEPS_THE_END = (  # of an answer, as a template that leaves out its thinking
+    "{% for m in messages %}{% if m.role == 'user' %}w20 {{ m.content }} w21{% else %}"
+    " {{ m.content.split(' ', 2)[-1] }} {% endif %}{% endfor %}"
+)
+
+
+def test_an_answer_is_continued_as_the_models_own_chat_template_keeps_it(
+    vanilla, turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vanilla.target.checkpoint.tokenizer, "chat_template", KEEPS_THE_END)
+    first, second, *_ = turns
+    for prompt, cut in (("w5 w6", 0), (CompleteText("w5 w6"), 2)):
+        whole = vanilla.generate(prompt, LIMIT).text
+        answers = greedy_history([replace(first, prompt=prompt), second], vanilla, LIMIT)
+        assert answers == {"a": " ".join(whole.split(" ")[cut:])}
+
+
+def test_an_answer_stays_whole_in_a_template_that_writes_the_rest_otherwise(vanilla) -> None:
+    tokenizer = copy.copy(vanilla.target.checkpoint.tokenizer)
+    tokenizer.chat_template = "{{ messages[1].content | length }}{{ messages[1].content }}"
+    assert answer_in_history(tokenizer, "tiny", " w7") == " w7"
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content | trim }};{% endfor %}"
+    assert answer_in_history(tokenizer, "tiny", " w7 question;\n") == "w7 question;"
 
 
 def test_the_answers_are_to_prompts_cut_as_the_measured_ones(

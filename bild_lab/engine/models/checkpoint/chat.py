@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 DATE = "2026-01-01"
 # a call of Transformers' function in a template
 TODAY = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")
+# texts of a conversation in which an answer is looked at
+QUESTION, ANSWER = "question", "{answer}"
 RESERVED = ("messages", "conversation", "tokenize", "add_generation_prompt", "chat_template")
 
 
@@ -96,6 +98,25 @@ def chat_text(
         raise UserError(
             f"the chat template of {path} refuses these messages: {error}; correct them"
         ) from error
+
+
+def answer_in_history(tokenizer: PreTrainedTokenizerBase, path: str, answer: str) -> str:
+    """An answer as the tokenizer's template writes it before a later question, such as without its
+    thinking, or without spaces around it.
+
+    It stays as it is where the template writes what is around it otherwise.
+    """
+
+    def written(text: str) -> str:
+        question = {"role": "user", "content": QUESTION}
+        messages = [question, {"role": "assistant", "content": text}, question]
+        return chat_text(tokenizer, path, messages, ChatSettings())
+
+    before, _, after = written(ANSWER).partition(ANSWER)
+    conversation = written(answer)
+    if not (conversation.startswith(before) and conversation.endswith(after)):
+        return answer
+    return conversation.removeprefix(before).removesuffix(after)
 
 
 def dated(template: str, day: date, name: str) -> str:
