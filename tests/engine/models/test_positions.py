@@ -150,6 +150,7 @@ def test_a_rotation_that_changes_with_the_length_ends_a_session_but_not_generate
         ("gpt2", 128, 128),
         ("opt", 128, 128),
         ("ctrl", 128, 128),
+        ("mpt", 128, 128),
         ("llama", None, None),
         ("phi3/longrope", None, 24),
     ],

@@ -68,6 +68,8 @@ POSITIONS = (
     "max_decoder_position_embeddings",
 )
 TABLES = ("pos", "wpe")  # in the name of a table of positions
+# whose modules compute a bias for so many positions, and end with an error behind them
+BIASED = {"mpt": "max_seq_len"}
 OFFSET = 2  # some tables begin with rows for padding
 CHANGING = ("dynamic", "longrope")  # rotations that depend on the length of the whole text
 
@@ -352,6 +354,8 @@ def learned_positions(module: nn.Module, config: PreTrainedConfig) -> int | None
     config: of its whole model. The weights may be on the meta device.
     """
     config = config.get_text_config(decoder=True)
+    if config.model_type in BIASED:
+        return getattr(config, BIASED[config.model_type])
     sizes = {
         size
         for name in POSITIONS
