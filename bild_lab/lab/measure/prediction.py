@@ -29,20 +29,22 @@ def predict(
     stages_s: Mapping[str, float],
     alpha: float | None,
     end_tokens: frozenset[int] = frozenset(),
+    drafter_prompt_s: float = 0.0,
 ) -> Prediction | None:
     """Predict the speedup in steps, from theory to measured time, on the examples that `stages_s`
     was traced on.
 
     method, baseline: the timings of these examples. stages_s: seconds by stage. alpha: the
-    acceptance rate, of all examples. end_tokens: for `fixed_window`. None if nothing was drafted,
-    or if the baseline is not the target alone.
+    acceptance rate, of all examples. end_tokens: for `fixed_window`. drafter_prompt_s: the part of
+    the prefill in which the drafter read the prompts, which the baseline does not have. None if
+    nothing was drafted, or if the baseline is not the target alone.
     """
     pace = total_s(method) / sum(stages_s.values())
     stages_s = {stage: pace * seconds for stage, seconds in stages_s.items()}
     traces = [text.trace for text in method]
     calls = sum(trace.target_calls for trace in traces)
     drafted = sum(trace.drafted for trace in traces)
-    step_s = target_step_s(baseline, stages_s)
+    step_s = target_step_s(baseline, stages_s["prefill"] - pace * drafter_prompt_s)
     if not calls or not drafted or step_s is None:
         return None
     steps = sum(trace.draft_calls for trace in traces) or drafted  # a table drafts without forwards
@@ -64,8 +66,9 @@ def predict(
     )
 
 
-def target_step_s(baseline: Sequence[Timed], stages_s: Mapping[str, float]) -> float | None:
-    """Seconds of one token by the target alone; None if the baseline is something else.
+def target_step_s(baseline: Sequence[Timed], prefill_s: float) -> float | None:
+    """Seconds of one token by the target alone; None if the baseline is something else. prefill_s: of
+    the target, over all texts.
 
     None too if the machine was so busy that the traced prefill took longer than whole timed texts.
     """
@@ -74,7 +77,7 @@ def target_step_s(baseline: Sequence[Timed], stages_s: Mapping[str, float]) -> f
         text.trace.drafted or pipeline_log(text.trace) is not None for text in baseline
     ):
         return None
-    step_s = (total_s(baseline) - stages_s["prefill"]) / calls
+    step_s = (total_s(baseline) - prefill_s) / calls
     return step_s if step_s > 0 else None
 
 
@@ -142,7 +145,7 @@ def pipeline_summary(
         return None
     units = pipeline_units(logs)
     baseline = timed.get(BASELINE, ())[:traced_examples]
-    if stages_s is None or (step_s := target_step_s(baseline, stages_s)) is None:
+    if stages_s is None or (step_s := target_step_s(baseline, stages_s["prefill"])) is None:
         return units
     traced = logs[:traced_examples]
     depth, alone_s = traced[0].layers, step_s * sum(log.tokens for log in traced)

@@ -277,9 +277,11 @@ def _traced(point: Point, requests: list[Request], timed: TimedTexts) -> Stages:
     if not first_texts or point.batch > 1 or not first_texts[0].trace.rounds:
         return None, []
     if isinstance(first_texts[0].trace, StageTrace):
-        return stages_of([(text.trace, text.latency_s[0]) for text in first_texts])
-    options = TimingOptions(point.seed, decoder.synchronize)
-    return stages_of(traced_pass(decoder.method, requests[:count], options))
+        traces = [(text.trace, text.latency_s[0]) for text in first_texts]
+    else:
+        options = TimingOptions(point.seed, decoder.synchronize)
+        traces = traced_pass(decoder.method, requests[:count], options)
+    return stages_of(traces, not decoder.target.checkpoint.encoder_decoder)
 
 
 def _baseline_loop_share(
@@ -299,11 +301,15 @@ def _baseline_loop_share(
     return loop_share(method, requests[0])
 
 
-def stages_of(traces: Iterable[tuple[StageTrace, float]]) -> Stages:
+def stages_of(
+    traces: Iterable[tuple[StageTrace, float]], reads_prompt_in_rounds: bool = False
+) -> Stages:
     """The seconds in prefill, draft, verify and host over all examples, and the stages of each
     example.
 
-    traces: each with the seconds of its whole example. Host code is the time between the stages.
+    traces: each with the seconds of its whole example. reads_prompt_in_rounds: the models are
+    decoder-only, so that prefill is also the part of drafting and verification that reads the
+    prompt. Host code is the time between the stages.
     """
     stages_s = {"prefill": 0.0, "draft": 0.0, "verify": 0.0, "host": 0.0}
     spans = []
@@ -312,7 +318,37 @@ def stages_of(traces: Iterable[tuple[StageTrace, float]]) -> Stages:
             stages_s[stage] += seconds
         stages_s["host"] += example_s - sum(trace.stages_s.values())
         spans.append(trace.spans)
+        for stage, seconds in prompt_s(trace.spans).items() if reads_prompt_in_rounds else ():
+            stages_s[stage] -= seconds
+            stages_s["prefill"] += seconds
     return stages_s, spans
+
+
+def prompt_s(spans: Iterable[Span]) -> dict[str, float]:
+    """The seconds in which the drafter and the target read a decoder-only prompt, which runs with
+    the first rows of each: how much longer its stage was then than in the median of the other
+    rounds.
+
+    A drafter that continues the target's states reads it in the second round.
+    """
+    seconds_by_stage: dict[str, list[float]] = {"draft": [], "verify": []}
+    for stage, start, end in spans:
+        if stage in seconds_by_stage:
+            seconds_by_stage[stage].append(end - start)
+    reading_s = {}
+    for stage, seconds in seconds_by_stage.items():
+        if len(seconds) > 1:
+            longer, shorter = max(seconds[:2]), min(seconds[:2])
+            reading_s[stage] = max(0.0, longer - median([shorter, *seconds[2:]]))
+    return reading_s
+
+
+def drafter_prompt_s(spans: Iterable[Span]) -> float:
+    """How long the drafter read a decoder-only prompt: of two models the target takes longer. A part
+    of the target reads it for both.
+    """
+    reading_s = prompt_s(spans)
+    return min(reading_s.get("draft", 0.0), reading_s.get("verify", 0.0))
 
 
 def _certified(point: Point, requests: list[Request], timed: TimedTexts) -> list[Certificate]:
@@ -349,14 +385,15 @@ def _stage_findings(
 
     summary: fields of the Result that are known.
     """
-    prediction = None
+    prediction, checkpoint = None, point.decoders[METHOD].target.checkpoint
     if stages_s is not None and BASELINE in timed:
         prediction = predict(
             timed[METHOD][: len(spans)],
             timed[BASELINE][: len(spans)],
             stages_s,
             summary["counts"].acceptance_rate,
-            point.decoders[METHOD].target.checkpoint.end_tokens,
+            checkpoint.end_tokens,
+            0.0 if checkpoint.encoder_decoder else sum(map(drafter_prompt_s, spans)),
         )
     first_verify_ends = []
     for spans_of_example in spans:

@@ -42,6 +42,16 @@ def test_each_step_of_the_account_adds_what_theory_leaves_out() -> None:
     assert predict([text(rounds, 0.092)], [baseline_of(16, 0.004)], slower, 12 / 14) == found
 
 
+def test_the_drafters_prompt_is_no_part_of_the_baseline() -> None:
+    rounds = [round_of(4, 4), round_of(4, 1), round_of(4, 4), round_of(4, 3)]
+    stages = {"prefill": 0.4, "draft": 16 * DRAFT_S, "verify": 4 * 0.013, "host": 4 * 0.001}
+    method, baseline = [text(rounds, 0.488)], [baseline_of(16, 0.3)]
+    found = predict(method, baseline, stages, 12 / 14, drafter_prompt_s=0.1)
+    assert found.cost_ratio == pytest.approx(0.2)
+    assert found.host == pytest.approx(4 / (4 * 0.2 + 1.3 + 0.1))
+    assert found.prefill == pytest.approx(0.46 / 0.488)
+
+
 def test_rounds_without_drafts_cost_what_a_token_of_the_target_does() -> None:
     """As most of prompt lookup's: nothing is gained where verification is added, though it has host
     code of its own.

@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import pytest
 import torch
@@ -23,13 +24,13 @@ from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Session
-from bild_lab.engine.trace import EngineReport, StageTrace, Trace
+from bild_lab.engine.trace import EngineReport, Span, StageTrace, Trace
 from bild_lab.errors import warn_once
 from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.measure import timing
 from bild_lab.lab.measure.blocks import BLOCK, block_numbers
 from bild_lab.lab.measure.runner import warn_of_learned_texts
-from bild_lab.lab.measure.score import stages_of
+from bild_lab.lab.measure.score import drafter_prompt_s, prompt_s, stages_of
 from bild_lab.lab.measure.summary import is_too_noisy
 from bild_lab.lab.measure.timing import (
     Timed,
@@ -379,6 +380,27 @@ def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(
     assert seconds == {"prefill": 2, "draft": 8, "verify": 8, "host": 64}
     assert seen == [(7,), 5 * 1_000_003, (8,), 5 * 1_000_003 + 1]  # prepared, then decoded
     assert [spans[0] for spans in spans_of_all] == [("prefill", 8, 9)] * 2
+
+
+def of_seconds(*stages: tuple[str, float]) -> list[Span]:
+    """Spans one after the other."""
+    ends = list(accumulate(seconds for _, seconds in stages))
+    return [(name, end - seconds, end) for (name, seconds), end in zip(stages, ends, strict=True)]
+
+
+def test_a_prompt_that_runs_with_the_first_rows_is_prefill() -> None:
+    rounds = [("draft", 3.0), ("verify", 9.0), *[("draft", 1.0), ("verify", 2.0)] * 3]
+    trace = StageTrace(spans=of_seconds(("prefill", 0.5), *rounds))
+    assert prompt_s(trace.spans) == {"draft": 2.0, "verify": 7.0}
+    assert drafter_prompt_s(trace.spans) == 2.0
+    decoder_only, _ = stages_of([(trace, 22.0)], reads_prompt_in_rounds=True)
+    assert decoder_only == {"prefill": 9.5, "draft": 4.0, "verify": 8.0, "host": 0.5}
+    encoded, _ = stages_of([(trace, 22.0)])
+    assert encoded == {"prefill": 0.5, "draft": 6.0, "verify": 15.0, "host": 0.5}
+    # a drafter that begins in the second round; its last draft is short
+    late = [("draft", 0.0), ("draft", 5.0), ("draft", 1.0), ("draft", 1.0), ("draft", 0.5)]
+    assert prompt_s(of_seconds(*late)) == {"draft": 4.25}
+    assert prompt_s(of_seconds(("prefill", 1.0), ("draft", 3.0))) == {}
 
 
 @pytest.mark.parametrize("repeats", [1, 2, 3])
