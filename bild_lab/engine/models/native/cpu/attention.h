@@ -39,11 +39,11 @@ inline vec sums(const vec (&v)[Q]) {
 // Q queries over the keys that they see; what is added to a query's sums has one order, whatever Q is. sees: whether any
 // sees a slot, and each one's bias, minus infinity for one that does not. scores, seen: room for Q times as many, as many
 template <int Q, class T, class Sees>
-inline void attend(const float* const (&query)[Q], const T* keys, const T* values, int stop, int dim, float scale,
-                   Sees sees, float* scores, int* seen, float* const (&out)[Q]) {
+inline void attend(const float* const (&query)[Q], const T* keys, const T* values, int begin, int stop, int dim,
+                   float scale, Sees sees, float* scores, int* seen, float* const (&out)[Q]) {
     int count = 0, whole = dim / LANES * LANES;
     vec largest = all(-INFINITY), total{}, top{};
-    for (int slot = 0; slot < stop; ++slot) {
+    for (int slot = begin; slot < stop; ++slot) {
         vec bias{}, products[Q] = {};
         if (!sees(slot, bias)) continue;
         const T* key = keys + int64_t(slot) * dim;

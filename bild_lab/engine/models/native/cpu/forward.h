@@ -141,7 +141,7 @@ struct Run {
         const float *query[Q], *table[Q];
         const uint8_t* visible[Q];
         float* out[Q];
-        int64_t position[Q], ends[Q], last = 0;
+        int64_t position[Q], ends[Q], last = 0, begin = layer.window && !text.reserved ? stop : 0;
         for (int q = 0; q < Q; ++q) {
             const int pair = std::min(first + q, end - 1), row = pair / group, head = shared * group + pair % group;
             const int in_text = row - text.first;
@@ -152,6 +152,8 @@ struct Run {
             position[q] = position_of(text, in_text);
             ends[q] = text.visible || model.bidirectional ? stop : text.start + in_text + 1;
             last = std::max(last, ends[q]);
+            // a slot's position is at most its number, so none before this one is in the window
+            begin = std::min(begin, std::max<int64_t>(0, position[q] - layer.window + 1));
         }
         auto sees = [&](int slot, vec& bias) {
             const int64_t key = text.visible ? text.key_positions[slot] : slot - text.reserved;
@@ -166,8 +168,8 @@ struct Run {
             return any;
         };
         const int64_t at = (int64_t(index) * kv_heads + shared) * text.capacity * head_dim;
-        attend(query, static_cast<const T*>(text.keys) + at, static_cast<const T*>(text.values) + at, int(last), head_dim,
-               model.scale, sees, b.scores, b.seen, out);
+        attend(query, static_cast<const T*>(text.keys) + at, static_cast<const T*>(text.values) + at, int(begin), int(last),
+               head_dim, model.scale, sees, b.scores, b.seen, out);
     }
 
     void attention_to_source(const Layer& layer, int index) {
@@ -180,8 +182,8 @@ struct Run {
             const T *keys = static_cast<const T*>(text.memory_keys), *values = static_cast<const T*>(text.memory_values);
             const float* query[] = {b.qkv + row * sizes.features + int64_t(head) * head_dim};
             float* out[] = {b.mixed + row * sizes.mixed + int64_t(head) * head_dim};
-            attend(query, keys + at, values + at, text.source, head_dim, model.scale, [](int, vec&) { return true; }, b.scores,
-                   b.seen, out);
+            attend(query, keys + at, values + at, 0, text.source, head_dim, model.scale, [](int, vec&) { return true; },
+                   b.scores, b.seen, out);
         }
         #pragma omp barrier
         residual(layer.cross_out, b.mixed, sizes.mixed, nullptr);
