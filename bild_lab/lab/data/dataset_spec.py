@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SHOT = "{source}\n{reference}\n\n"
 REFERENCES = "references"
 CHECKPOINT, ROLES = "checkpoint", {"user": "question", "assistant": "answer"}
+# of a model's own template that writes questions without the spaces around them
+TRIMMING = "checkpoint, trimming"
 _COLUMNS = ("source_column", "input_column", "reference_column", "id_column", "category_column")
 
 
@@ -40,6 +42,7 @@ class Template:
     first_turn: str = "{question}"
     next_turn: str | None = "\n{answer}\n{question}"
     complete: bool = False
+    trims: bool = False
 
     def __post_init__(self) -> None:
         started_twice = self.first_turn.startswith("<s>") and not self.complete
@@ -307,16 +310,16 @@ class DatasetSpec:
 
         Those of a checkpoint are known after `for_model`.
         """
-        own = self.has_own_template
+        own, trims = self.has_own_template, self.chat_template[0] == TRIMMING
         return tuple(
-            Template(first_turn, self.next_turn_template, complete=own)
+            Template(first_turn, self.next_turn_template, complete=own, trims=trims)
             for first_turn in (self.chat_template[1:] if own else self.chat_template)
         )
 
     @property
     def has_own_template(self) -> bool:
         """Whether the template is the model's own, which writes all special tokens itself."""
-        return self.chat_template[0] == CHECKPOINT and len(self.chat_template) > 1
+        return self.chat_template[0] in (CHECKPOINT, TRIMMING) and len(self.chat_template) > 1
 
 
 def for_model(spec: DatasetSpec, checkpoint: Checkpoint) -> DatasetSpec:
@@ -328,7 +331,7 @@ def for_model(spec: DatasetSpec, checkpoint: Checkpoint) -> DatasetSpec:
     """
     if spec.chat_template != (CHECKPOINT,):
         return spec
-    first_turn, next_turn = own_template(checkpoint, spec.chat)
+    first_turn, next_turn, trims = own_template(checkpoint, spec.chat)
     if not next_turn and spec.turns != 1:
         raise UserError(
             f"the chat template of {checkpoint.path} writes a first turn otherwise once it is"
@@ -336,19 +339,18 @@ def for_model(spec: DatasetSpec, checkpoint: Checkpoint) -> DatasetSpec:
             " dataset.chat_template and next_turn_template as text"
         )
     texts = {
-        "chat_template": (CHECKPOINT, first_turn),
+        "chat_template": (TRIMMING if trims else CHECKPOINT, first_turn),
         "next_turn_template": next_turn or None,
     }
     # they are in these texts
     return replace(spec, **texts, chat_template_date=None, chat_template_kwargs={})
 
 
-def own_template(checkpoint: Checkpoint, chat: ChatSettings) -> tuple[str, str | None]:
-    """A tokenizer's chat template as the texts of `Template`; None for later turns that do not
-    continue the first.
+def own_template(checkpoint: Checkpoint, chat: ChatSettings) -> tuple[str, str | None, bool]:
+    """A tokenizer's chat template as the texts of `Template`, and whether it trims questions; None
+    for later turns that do not continue the first.
 
-    The system prompt is the template's own. What it does to single questions, such as trimming them,
-    is left out; of answers see `answer_in_history`.
+    The system prompt is the template's own. What it does to answers `answer_in_history` says.
     """
     tokenizer = checkpoint.tokenizer
     if tokenizer.chat_template is None:
@@ -359,11 +361,13 @@ def own_template(checkpoint: Checkpoint, chat: ChatSettings) -> tuple[str, str |
         )
     question, answer = ({"role": role, "content": f"{{{text}}}"} for role, text in ROLES.items())
     one_turn, two_turns = (
-        chat_text(checkpoint.tokenizer, checkpoint.path, turns, chat)
+        chat_text(tokenizer, checkpoint.path, turns, chat)
         for turns in ([question], [question, answer, question])
     )
     next_turn = two_turns.removeprefix(one_turn) if two_turns.startswith(one_turn) else None
-    return one_turn, next_turn
+    apart = {**question, "content": f"\t{question['content']}\t"}
+    trims = apart["content"] not in chat_text(tokenizer, checkpoint.path, [apart], chat)
+    return one_turn, next_turn, trims
 
 
 def _require(ok: object, message: str) -> None:

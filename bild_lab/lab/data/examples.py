@@ -255,13 +255,19 @@ def _row_examples(
     for number, template in enumerate(spec.templates, start=1):
         suffix = f"@{number}" if len(spec.templates) > 1 else ""
         templated_example = replace(example, id=f"{example.id}{suffix}")
+        asked_turns, asked_around = turns, around
+        if template.trims:
+            asked_turns, asked_around = trimmed(turns, around, asks_the_last)
         if asks_the_last:
-            yield last_turn(templated_example, turns, answers, template, around)
+            yield last_turn(templated_example, asked_turns, answers, template, asked_around)
             continue
-        first_turn, *later_turns = conversation(templated_example, [question, *turns[1:]], template)
+        asked_question = asked_turns[0].join(asked_around)
+        first_turn, *later_turns = conversation(
+            templated_example, [asked_question, *asked_turns[1:]], template
+        )
         prompt_type = CompleteSourcePrompt if template.complete else SourcePrompt
         source_prompt = prompt_type(
-            turns[0], inserted(template.first_turn.split("{question}"), around)
+            asked_turns[0], inserted(template.first_turn.split("{question}"), asked_around)
         )
         turn_examples = [replace(first_turn, prompt=source_prompt), *later_turns]
         if answers and spec.reference_column:
@@ -269,6 +275,23 @@ def _row_examples(
                 yield replace(turn_example, references=(answer,))
         else:
             yield from turn_examples
+
+
+def trimmed(
+    turns: Sequence[str], around: Sequence[str], asks_the_last: bool
+) -> tuple[list[str], tuple[str, ...]]:
+    """The turns and the texts around the asked one, the last or the first, so that no question has
+    spaces around it.
+    """
+    asked = len(turns) - 1 if asks_the_last else 0
+    questions = [turn if index == asked else turn.strip() for index, turn in enumerate(turns)]
+    texts = [around[0].lstrip(), *around[1:]]
+    texts[-1] = texts[-1].rstrip()
+    if not texts[0]:
+        questions[asked] = questions[asked].lstrip()
+    if not texts[-1]:
+        questions[asked] = questions[asked].rstrip()
+    return questions, tuple(texts)
 
 
 def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:

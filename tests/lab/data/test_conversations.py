@@ -146,6 +146,31 @@ def test_prompts_in_a_models_own_template_have_the_tokens_that_it_writes_and_no_
     assert [tokenized.prompt.tolist()] == prompt_tokens(tokenizer, [cut.prompt])
 
 
+@pytest.mark.parametrize("asked", [" {source} ", "Asked:\n{source}\n", "{source}"])
+@pytest.mark.parametrize(
+    "content", ["one.content", "one.content | trim", "' ' + one.content.strip()"]
+)
+def test_questions_have_spaces_around_them_where_the_models_own_template_keeps_them(
+    content: str, asked: str, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    chats = Chats(TURNS.replace("{{ one.content }}", f"{{{{ {content} }}}} "))
+    rows.write_text(json.dumps({"prompt": [" Write  one\n", "\nRewrite "]}) + "\n")
+    spec = for_model(chat_spec(turns=2, prompt_template=asked), chats)
+    first, second = with_answers(
+        load_examples(replace(spec, path=str(rows)), unanswered=True), {"test-0": "One"}
+    )
+    question = {"role": "user", "content": asked.replace("{source}", " Write  one\n")}
+    answer, last = (
+        {"role": role, "content": text}
+        for role, text in (("assistant", "One"), ("user", "\nRewrite "))
+    )
+    for example, messages in ((first, [question]), (second, [question, answer, last])):
+        assert example.prompt == chats.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+
+
 def test_a_template_of_the_users_own_leaves_the_start_token_to_the_tokenizer(
     tmp_path: Path,
 ) -> None:
