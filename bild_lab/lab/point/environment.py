@@ -251,9 +251,13 @@ def name_in(facts: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def git_commit() -> str | None:
-    """The checkout's commit, with `+` if there are uncommitted changes; None outside a checkout."""
-    folder = Path(__file__).resolve().parents[2]
+def git_commit(source: Path = Path(__file__)) -> str | None:
+    """The checkout's commit, with `+` if there are uncommitted changes; None outside a checkout.
+
+    source: a file of ours. A repository that does not have it is another project's, in whose
+    environment we are installed.
+    """
+    folder = source.resolve().parent
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -266,6 +270,7 @@ def git_commit() -> str | None:
         ).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", source.name)
         return git("rev-parse", "--short", "HEAD") + (
             "+" if git("status", "--porcelain", "-uno") else ""
         )

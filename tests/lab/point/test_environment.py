@@ -19,6 +19,7 @@ from bild_lab.lab.point.environment import (
     Energy,
     GpuClock,
     OtherLoad,
+    git_commit,
     name_in,
     peak_memory_mb,
     wait_for_quiet,
@@ -74,6 +75,29 @@ def test_processors_of_one_name_differ_by_their_tiles() -> None:
     assert name_in(f"{flags}\n{name}") == "Intel(R) Xeon(R) Processor"
     assert name_in(f"{flags} amx_bf16\n{name}") == "Intel(R) Xeon(R) Processor with AMX"
     assert name_in("Features\t: fp asimd") == name_in("") == ""
+
+
+def test_the_commit_is_of_the_repository_that_has_our_source(tmp_path: Path) -> None:
+    """An environment in another project's folder is in that project's repository, but no file of
+    it.
+    """
+    source = tmp_path / ".venv" / "environment.py"
+    source.parent.mkdir()
+    source.touch()
+
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        command = ["git", "-C", str(tmp_path), *identity, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init")
+    git("commit", "--allow-empty", "--message=theirs")
+    assert git_commit.__wrapped__(source) is None
+    git("add", ".")
+    git("commit", "--message=ours")
+    assert git_commit.__wrapped__(source) == git("rev-parse", "--short", "HEAD")
+    source.write_text("changed")
+    assert git_commit.__wrapped__(source) == git("rev-parse", "--short", "HEAD") + "+"
 
 
 CPU = torch.device("cpu")

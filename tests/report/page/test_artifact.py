@@ -16,7 +16,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.files import file_digest
 from bild_lab.lab.schema.examples import read_examples
-from bild_lab.lab.schema.result import Setting
+from bild_lab.lab.schema.result import Environment, Setting
 from bild_lab.lab.schema.statistics import paired_speedup
 from bild_lab.lab.store.progress import record_command
 from bild_lab.lab.store.records import Sweep
@@ -85,6 +85,19 @@ def test_the_appendix_has_versions_hashes_licences_commands_times_and_both_ways_
         file.read_text() for file in (sweep.folder / "artifact").rglob("*") if file.is_file()
     )
     assert "secret-machine" not in everything
+
+
+def test_where_no_commit_is_known_none_is_checked_out(sweep: Sweep) -> None:
+    (result,) = sweep.results()
+    environment = Environment({**result.environment, "git": None})
+    timed = read_examples(result.folder)
+    installed = Sweep(sweep.folder.parent / "installed")
+    result = replace(result, environment=environment, folder=None)
+    installed.write_point(result.point, "{dataset: {path: none}}\n", result, timed)
+    record_command(installed.folder)
+    text = (write_artifact(installed) / "README.md").read_text()
+    assert "git clone ADDRESS bild_lab && cd bild_lab\nmake setup" in text
+    assert "| Program | bild_lab 0.1.0, installed as a package, whose commit is not known |" in text
 
 
 def test_the_check_passes_as_packed_and_names_what_was_changed(sweep: Sweep) -> None:
