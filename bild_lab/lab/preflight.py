@@ -27,7 +27,12 @@ from bild_lab.lab.config.compose import (
     without_hydra,
 )
 from bild_lab.lab.config.console import console, status_line
-from bild_lab.lab.config.entrypoint import FAILED_POINTS, plain_message, refuse
+from bild_lab.lab.config.entrypoint import (
+    FAILED_POINTS,
+    plain_message,
+    refuse,
+    require_same_folder,
+)
 from bild_lab.lab.config.schemas import SCHEMAS, ReportSpec, typed
 from bild_lab.lab.point.history import requests_of
 from bild_lab.lab.point.identity import Specs, sweep_folder
@@ -75,10 +80,12 @@ def swept_values(config: DictConfig) -> list[list[str]] | None:
         f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()
     ]
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    # an interpolation such as ${policy.name} has another value at each point
+    task = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     # where a key is given twice, the last override counts
     last_override = {
         override.get_key_element(): override
-        for override in parser.parse_overrides([*sweeper_overrides, *config.hydra.overrides.task])
+        for override in parser.parse_overrides([*sweeper_overrides, *task])
     }
     return [alternatives(override) for override in last_override.values()]
 
@@ -163,6 +170,8 @@ def check_point(config: DictConfig, changed: Sequence[str] = ()) -> Point:
         logger(config)
         require_files(config)
         require_own_files(config)
+        if "hydra" in config:
+            require_same_folder(config.hydra)
         typed(ReportSpec, config.report, "report")
         point = prepare(without_hydra(config))
         # the prompts are those of the first point
@@ -208,6 +217,7 @@ def require_one_folder(config: DictConfig, points: Sequence[DictConfig]) -> None
     """
     folder = sweep_folder(config)
     for point in points:
+        OmegaConf.copy_cache(config, point)  # ${now:…} is one time for all points, as in Hydra
         if sweep_folder(point) != folder:
             raise UserError(
                 f"all points of a sweep go to one folder and one report, got name={point.name}"

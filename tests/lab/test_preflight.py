@@ -13,6 +13,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab import preflight
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.config.entrypoint import Refused
+from bild_lab.lab.point.identity import sweep_folder
 from bild_lab.lab.point.load import load_model
 from bild_lab.lab.preflight import (
     MOST_CHECKED,
@@ -176,6 +177,14 @@ def test_a_sweep_has_one_folder() -> None:
         UserError, match="one report, got name=second beside outputs/first; give one name=NAME"
     ):
         require_one_folder(config, [config, other])
+
+
+def test_a_sweep_is_named_by_the_time_that_it_began() -> None:
+    words = ["name=${now:%H-%M-%S-%f}"]
+    config, later = compose_config(words), compose_config(words)
+    assert sweep_folder(later) != sweep_folder(compose_config(words))
+    require_one_folder(config, [later])
+    assert sweep_folder(later) == sweep_folder(config)
 
 
 def overrides() -> DictConfig:

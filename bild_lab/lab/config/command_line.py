@@ -16,6 +16,8 @@ from bild_lab.files import existing_path
 ESCAPES = {"n": "\n", "t": "\t"}
 # a part of an override's value: quoted text, or what lies between quotes, commas and brackets
 PART_OF_VALUE = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,\[\]'"]+"""
+PLAIN_WORD = r"[\w./~:-]*"  # a value without signs that mean something in Hydra's grammar
+NUMBER = r"[\d._]+(?:[eE]-?\d+)?"
 CONSOLE_COMMAND = "bild-lab"  # how commands begin where the package is installed
 MULTIRUN = ("-m", "--multirun")
 VALUED_OPTIONS = (
@@ -133,19 +135,27 @@ def quote_free_text(word: str) -> str:
     them.
 
     Free text is a template, and a path. Without quotes `dataset.prompt_template=German: {source}`
-    does not parse. Quoted values, and lists of paths to sweep over, are unchanged, but for \\n and
-    \\t (`with_line_breaks`).
+    does not parse, nor does a letter such as ü or a ~ in any value. Quoted values are unchanged,
+    and so are lists of paths to sweep over, but for such letters, and for \\n and \\t
+    (`with_line_breaks`).
     """
     word = with_line_breaks(word)
     key, equals, value = word.partition("=")
-    if not equals or re.fullmatch(r"[\w./~:-]*", value) or value[:1] in "'\"":
+    if not equals or value[:1] in "'\"":
         return word
+    if re.fullmatch(PLAIN_WORD, value):
+        # 2026_11_29 is a number to Hydra, without its underscores
+        counts_as_text = key == "name" and re.fullmatch(NUMBER, value)
+        return f"{key}='{value}'" if counts_as_text else f"{key}={_quoted_letters(value)}"
     kind = re.split(r"[._]", key)[-1]
     # `template` alone is a group, whose files may be swept over
     is_free_text = (kind == "template" and key != kind and value[:1] != "[") or (
         "," not in value and kind in ("path", "target", "draft", "tokenizer")
     )
     if not is_free_text and existing_path(value, Path()) is None:
+        values = value.split(",")
+        if all(re.fullmatch(PLAIN_WORD, swept_value) for swept_value in values):
+            return f"{key}={','.join(map(_quoted_letters, values))}"
         return word
     # the grammar reads a backslash as itself, unless a quote follows
     escaped = re.sub(
@@ -154,6 +164,11 @@ def quote_free_text(word: str) -> str:
         value,
     )
     return f"{key}='{escaped}'"
+
+
+def _quoted_letters(value: str) -> str:
+    """A plain word, in quotes if it has a letter that Hydra's grammar takes in quotes alone."""
+    return value if value.isascii() and "~" not in value else f"'{value}'"
 
 
 def with_line_breaks(word: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -195,9 +196,22 @@ def refusing(config_name: str = "config") -> Iterator[None]:
         console.quiet = output.quiet = True
     status_line.enter("loading libraries")
     try:
+        if HydraConfig.initialized():
+            require_same_folder(HydraConfig.get())
         yield
     except (UserError, HydraException, OmegaConfBaseException) as error:
         refuse(error, config_name)
+
+
+def require_same_folder(hydra: DictConfig) -> None:
+    """Raise UserError where Hydra changes the working directory: what is written there is not found
+    again, and relative paths lead elsewhere. hydra: its part of the configuration.
+    """
+    if hydra.job.chdir:
+        raise UserError(
+            "hydra.job.chdir=true would put results where no report and no later command finds"
+            " them; leave it out, results go to outputs/NAME of the working directory"
+        )
 
 
 def require_one_process() -> None:

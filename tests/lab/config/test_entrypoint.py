@@ -22,6 +22,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
@@ -372,10 +373,21 @@ def test_points_that_were_finished_are_logged_once_when_the_logger_is_switched_o
         ("dataset.prompt_template={source}\\", r"dataset.prompt_template='{source}\\'"),
         # files of a group to sweep over
         ("template=chat,translation", "template=chat,translation"),
+        ("pair.target=~/models/t5", "pair.target='~/models/t5'"),
+        ("dataset.path=/home/jürgen/faq.tsv", "dataset.path='/home/jürgen/faq.tsv'"),
+        ("pair.draft=~/a,/modèle,b", "pair.draft='~/a','/modèle',b"),
+        ("name=2026_11_29", "name='2026_11_29'"),
+        ("name=0.70", "name='0.70'"),
+        ("name=2026-11-29", "name=2026-11-29"),
+        ("policy.fallback=1e-3", "policy.fallback=1e-3"),
     ],
 )
 def test_free_text_gets_the_quotes_a_shell_took_away(word: str, expected: str) -> None:
     assert quote_free_text(word) == expected
+    key, _, value = word.partition("=")
+    (override,) = OverridesParser.create().parse_overrides([expected])
+    if key in ("name", "pair.target", "dataset.path"):
+        assert override.value() == value
 
 
 @pytest.mark.parametrize(
@@ -477,6 +489,14 @@ BAD_INPUT = {
         ["-m", "policy=bild,vanilla", "policy.fallback=0.5"],
         "not every chosen configuration has the key policy.fallback",
     ),
+    "points of several folders": (
+        ["-m", "name=of_${policy.name}", "policy=bild,vanilla"],
+        "all points of a sweep go to one folder and one report, got name=of_vanilla",
+    ),
+    "another working directory": (
+        ["hydra.job.chdir=true"],
+        "hydra.job.chdir=true would put results where no report",
+    ),
     "unknown part": (
         ["policy.decoder.drafter._target_=bild_lab.engine.methods.vanilla.Oracle"],
         "cannot find bild_lab.engine.methods",
@@ -484,7 +504,9 @@ BAD_INPUT = {
 }
 
 
-@pytest.mark.fast("misspelt key", "no draft model")
+@pytest.mark.fast(
+    "misspelt key", "no draft model", "points of several folders", "another working directory"
+)
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gives_one_message_and_leaves_nothing(
     case: str, command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
