@@ -24,6 +24,7 @@ from bild_lab.lab.config.compose import (
     compose_policy,
     knob_values,
     require_own_files,
+    resolved_policy,
 )
 from bild_lab.lab.config.policies import policy_label
 
@@ -58,8 +59,15 @@ class Space:
         policy = copy.deepcopy(self.base)
         for word in knob_words:
             OmegaConf.update(policy, word.partition("=")[0].removeprefix(KNOB), _value(word))
-        knobs = knob_values(OmegaConf.to_container(policy, resolve=False))
-        return Candidate((*self.words, *knob_words), policy_label(self.base), knobs, policy)
+        # resolving all takes long, and most policies have plain knobs
+        interpolated = any(OmegaConf.is_interpolation(policy, knob) for knob in policy)
+        values = (
+            resolved_policy(policy)
+            if interpolated
+            else OmegaConf.to_container(policy, resolve=False)
+        )
+        label = policy_label(self.base)
+        return Candidate((*self.words, *knob_words), label, knob_values(values), policy)
 
 
 @dataclass(frozen=True)
@@ -197,9 +205,9 @@ def command_line_lists(hydra_config: DictConfig) -> tuple[Values, list[str]]:
     not fix.
     """
     groups = tuple(f"{name}." for name in NOT_A_POINTS)
-    task = tuple(
-        word for word in hydra_config.overrides.task if not word.lstrip("+~").startswith(groups)
-    )
+    # an interpolation such as ${policy.fallback} has another value at each point
+    words = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
+    task = tuple(word for word in words if not word.lstrip("+~").startswith(groups))
     keys = {word.partition("=")[0] for word in task}
     list_words = [
         f"{key}={value}" for key, value in (hydra_config.sweeper.get("params") or {}).items()

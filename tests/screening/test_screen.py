@@ -18,13 +18,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.point.decoder import METHOD
 from bild_lab.screening import record_store as store
-from bild_lab.screening.candidates import grid_of, read_lists
+from bild_lab.screening.candidates import command_line_lists, grid_of, read_lists
 from bild_lab.screening.guarantee import GuaranteeSpec
 from bild_lab.screening.replay import ReplayedPoint, ReplayedText
 from bild_lab.screening.rows import (
@@ -95,6 +96,18 @@ def test_a_point_of_the_grid_is_composed_as_run_py_does() -> None:
     grid = grid_of(["pair=toy", "policy=bild"], ["policy.fallback=0.3,0.6"], "screen")
     cfg = grid.config(grid.candidates[1], "test", "screen")
     assert (cfg.policy.fallback, cfg.dataset.split, "screen" in cfg) == (0.6, "test", False)
+
+
+def test_a_knob_that_follows_another_one_does_so_at_every_point() -> None:
+    words = ["policy.rollback=${policy.fallback}", "screen.select=test"]
+    command = OmegaConf.create(
+        {"policy": {"fallback": 9}, "hydra": {"overrides": {"task": words}, "sweeper": {}}}
+    )
+    task, _ = command_line_lists(command.hydra)
+    grid = grid_of(task, ["policy=bild", "policy.fallback=0.3,0.6"], "screen")
+    assert [one.knobs["rollback"] for one in grid.candidates] == [0.3, 0.6]
+    configs = [grid.config(candidate, "test", "screen") for candidate in grid.candidates]
+    assert [cfg.policy.rollback for cfg in configs] == [0.3, 0.6]
 
 
 @pytest.mark.parametrize(
