@@ -83,7 +83,6 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
     """
     from bild_lab.lab.data.examples import cached_examples
     from bild_lab.lab.point.identity import sweep_folder
-    from bild_lab.lab.preflight import alternatives
     from bild_lab.lab.store.code import reread_sources
     from bild_lab.lab.store.table import load_results
 
@@ -112,6 +111,6 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
     finally:
         sys.argv = caller_arguments
     parsed = OverridesParser.create().parse_overrides([quote_free_text(word) for word in overrides])
-    return load_results(
-        sweep_folder(compose_config([alternatives(override)[0] for override in parsed]))
-    )
+    # what is swept over does not change the folder, see `require_one_folder`
+    shared = [override.input_line for override in parsed if not override.is_sweep_override()]
+    return load_results(sweep_folder(compose_config(shared)))

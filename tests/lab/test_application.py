@@ -103,6 +103,12 @@ def test_a_sweep_from_python_takes_the_policies_of_a_folder_and_their_code_as_it
         assert {*read_examples(newest.folder)[0].token_ids} == {token}
 
 
+@pytest.mark.usefixtures("no_picture")
+def test_a_sweep_from_python_takes_every_list_of_values(base: list[str]) -> None:
+    found = bild_lab.run([*base, "policy=glob(vanil*)", "runtime.seed=range(0,2)"])
+    assert found["policy"].tolist() == ["vanilla"] * 2
+
+
 def test_what_the_command_refuses_is_an_exception_and_nothing_is_written(base: list[str]) -> None:
     for words, message in (
         ([*base, "policy.fallbck=1"], "did you mean policy.fallback"),
