@@ -72,7 +72,7 @@ def main() -> None:
                 faulthandler.cancel_dump_traceback_later()
                 rest = names[index + 1 :]
                 if rest:
-                    subprocess.run([sys.executable, sys.argv[0], *rest])
+                    subprocess.run([sys.executable, "-m", "bild_lab", "check_gpu", *rest])
                 raise UserError("the GPU was lost, after the findings marked WRONG above")
         gc.collect()
         torch.cuda.empty_cache()

@@ -97,5 +97,7 @@ def test_after_an_error_that_takes_the_gpu_a_fresh_process_checks_the_rest(
     gpu.lost = True
     printed = check("t5-large", "t5-small", "t5-large:t5-small")
     assert gpu.checked == ["t5-large"]
-    assert gpu.started == [[sys.executable, "check_gpu.py", "t5-small", "t5-large:t5-small"]]
+    assert gpu.started == [
+        [sys.executable, "-m", "bild_lab", "check_gpu", "t5-small", "t5-large:t5-small"]
+    ]
     assert printed.endswith("after the findings marked WRONG above")

@@ -479,7 +479,7 @@ def compiler_that(fails: str, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        (None, r"there is no C\+\+ compiler; install g\+\+"),
+        (None, r"there is no C\+\+ compiler; install g\+\+, or let CXX name a program, got CXX=no"),
         ('[ "$1" = -dumpversion ] && echo 9 && exit', r"they need g\+\+ 12 or newer"),
         (
             'case "$1" in -dump*) echo 13;; --v*) echo new;; *) echo broken >&2; exit 1;; esac',

@@ -138,9 +138,11 @@ def _compiler() -> str:
     """
     if sys.platform != "linux":
         raise KernelError(f"they are compiled on Linux only, not on {platform.system()}")
-    compiler = shutil.which(os.environ.get("CXX") or "g++")
+    named = os.environ.get("CXX")
+    compiler = shutil.which(named or "g++")
     if compiler is None:
-        raise KernelError("there is no C++ compiler; install g++")
+        corrected = f", or let CXX name a program, got CXX={named}" if named else ""
+        raise KernelError(f"there is no C++ compiler; install g++{corrected}")
     version = _answer(compiler, "-dumpversion").partition(".")[0]
     if not version.isdigit() or int(version) < LEAST_GCC:
         raise KernelError(f"they need g++ {LEAST_GCC} or newer, {compiler} is version {version}")
