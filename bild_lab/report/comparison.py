@@ -43,7 +43,7 @@ from bild_lab.report.paired_comparison import (
 from bild_lab.report.phrases import TIME_BATCHES_TWICE
 from bild_lab.report.provenance import scored_differently, unreliable
 from bild_lab.report.tables import TableCell, plain_table
-from bild_lab.report.terminal import WIDTH, latex_table
+from bild_lab.report.terminal import WIDTH, latex_table, widen
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed
 # of verdicts, in `report.css`
@@ -178,6 +178,7 @@ def comparison_table(compared: Sequence[PointComparison]) -> Table:
             a, _, difference, verdict = _quality_cells(metric_comparison)
             table.add_row(*(_text(cell) for cell in (*start, a, difference, verdict)))
     table.caption = Text(_LEGEND, style="dim", justify="left")
+    widen(table)
     return table
 
 

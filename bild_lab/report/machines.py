@@ -25,7 +25,7 @@ from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.groups import flat_setting, telling_knobs
 from bild_lab.report.matching import MatchedRuns, identity_columns, match_runs
 from bild_lab.report.provenance import disturbance
-from bild_lab.report.terminal import DISTURBED, WIDTH, speedup_text
+from bild_lab.report.terminal import DISTURBED, WIDTH, speedup_text, widen
 
 TABLE = "machines.csv"
 _MEDIAN = "\u25cf"
@@ -147,6 +147,7 @@ def machines_table(points: Sequence[PointRuns]) -> Table:
             table.add_row(_MEDIAN if is_median else "", *map(Text, cells))
         table.add_section()
     table.caption = Text(_LEGEND, style="dim", justify="left")
+    widen(table)
     return table
 
 

@@ -5,9 +5,11 @@ for a paper.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -46,6 +48,8 @@ from bild_lab.report.tables import (
 )
 
 WIDTH = 80
+_LEAST_NAME = 10  # letters of a line of a point's name
+_LONGEST_TITLE = 11  # letters of a line of a metric's name
 DISTURBED = "!"  # before a speed that cannot be relied on
 _ON_FRONT = "\u25cf"
 # the columns after the quality
@@ -109,7 +113,8 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
     groups = by_setting(results)
     metrics = {group.metric for group in groups}
     metric = metrics.pop() if len(metrics) == 1 else "quality"
-    titles = [metric, *(COLUMNS[name].short_title.replace("/", "/\n") for name in _NUMBERS)]
+    metric_title = "\n".join(textwrap.wrap(metric, _LONGEST_TITLE))
+    titles = [metric_title, *(COLUMNS[name].short_title.replace("/", "/\n") for name in _NUMBERS)]
     tested = is_tested(results)
     margin_title = non_inferiority_title(results)
     one_margin = margin_title != NO_WORSE
@@ -131,6 +136,7 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
     for failure in failures:
         knobs = knob_label(failure, telling_knobs(failure, failures), " ", failures)
         table.add_row(Text(TIMES), Text(f"{failure.policy} {knobs}"), Text("failed"), style="red")
+    widen(table)
     legend = f"{_LEGEND} {_TESTED}" if tested else _LEGEND
     table.caption = Text(f"{legend} {_precisions(results)}".strip(), style="dim", justify="left")
     if any(disturbance(result) for result in results):
@@ -141,6 +147,18 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
             message = f"{message[:_LONGEST_MESSAGE]}\u2026"
         table.caption.append(f"\n{TIMES} {message}", style="red")
     return table
+
+
+def widen(table: Table) -> None:
+    """Make the table as wide as its numbers and short lines of names need, at least `WIDTH`: in
+    fewer columns numbers would be cut.
+    """
+    needed = len(table.columns) + 1  # beside and between the columns
+    for column in table.columns:
+        cells = [str(cell) for cell in (column.header, *column.cells)]
+        widest = max(cell_len(line) for cell in cells for line in [*cell.splitlines(), ""])
+        needed += widest if column.no_wrap else min(widest, _LEAST_NAME)
+    table.width = max(WIDTH, needed)
 
 
 def _precisions(results: Sequence[Result]) -> str:

@@ -1,6 +1,7 @@
 """Tests of the table in the terminal."""
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -14,6 +15,8 @@ from tests.report.sample import (
     sample_result,
     sample_sweep,
     sample_tested_quality,
+    with_quality,
+    with_speedup,
 )
 
 
@@ -74,6 +77,15 @@ def test_what_the_machine_gives_to_drafts_is_said_beside_the_precision():
     assert "on cpu; memory read at 13.2 to 20.0 GB/s, eight rows cost 1.46 tokens." in words
     older = " ".join(line.strip() for line in rendered([sample_sweep()[0]], []))
     assert "Decoded in bfloat16 on cpu." in older
+
+
+def test_neither_a_name_nor_a_number_is_cut_where_the_numbers_are_wide():
+    wide = with_speedup(sample_result("bild", {"fallback": 0.3}, 16.34), low=10.12, high=100.98)
+    wide = replace(wide, latency_s=replace(wide.latency_s, median=123.456))
+    wide = with_quality(wide, metric="evaluate:rouge@rougeLsum")
+    text = "\n".join(rendered([wide], []))
+    assert "16.34 [10.12, 100.98] 123,456.0" in text and "100%" in text
+    assert "\u2026" not in text and "bild" in text and "fallback" in text
 
 
 def test_table_of_only_failures_renders():
