@@ -23,7 +23,7 @@ from matplotlib.transforms import Bbox
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.schemas import PICTURE_KINDS
-from bild_lab.lab.schema.formatting import MINUS, TIMES, counted, short_name
+from bild_lab.lab.schema.formatting import MINUS, TIMES
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import Group, Position, by_setting
 from bild_lab.report.pareto_layout import (
@@ -35,6 +35,8 @@ from bild_lab.report.pareto_layout import (
     caption_lines,
     free_place,
     front_list,
+    heading_lines,
+    inches_above,
     inches_below,
     numbered_places,
     shortened,
@@ -56,6 +58,7 @@ from bild_lab.report.style import (
 
 _LEADER = 12  # pixels, beyond which a line leads from a mark to its number
 _LONGEST_POLICY = 40  # letters of a policy in the legend
+_LONGEST_BESIDE = 9  # letters of a line's name, which a longer one has inside the axes
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,9 @@ def _draw_groups(
     kinds: Sequence[str],
 ) -> None:
     """One image: a panel for each setting, one below the other."""
-    heights = [look.height + inches_below(group, look) for group in groups]
+    heights = [
+        inches_above(group, look) + look.height + inches_below(group, look) for group in groups
+    ]
     with written_figure(path, (look.width, sum(heights)), kinds) as figure:
         rows = figure.subfigures(len(groups), squeeze=False, hspace=0, height_ratios=heights)
         for subfigure, group, height in zip(rows[:, 0], groups, heights, strict=True):
@@ -214,16 +219,15 @@ def _draw_baseline(panel: _Panel) -> None:
         (quality - 1, f"{MINUS}1 point", (0, (5, 4)), "top"),
     ):
         axes.axhline(level, color=MUTED, linewidth=1.0, linestyle=dashes, zorder=1.5)
-        offset = (6, 0)
-        if not look.titled:
-            offset = (-1, 1 if side == "bottom" else -1.5)
+        beside = look.titled and len(text) <= _LONGEST_BESIDE
+        offset = (6, 0) if beside else (-1, 1 if side == "bottom" else -1.5)
         axes.annotate(
             text,
             (1, level),
             xytext=offset,
             xycoords=("axes fraction", "data"),
             textcoords="offset points",
-            ha="left" if look.titled else "right",
+            ha="left" if beside else "right",
             va=side,
             color=MUTED,
             annotation_clip=False,
@@ -256,22 +260,17 @@ def _label_axes(panel: _Panel) -> None:
 
 def _draw_heading(panel: _Panel) -> None:
     """The title, what was measured, and what cannot be relied on."""
-    group, setting = panel.group, panel.group.setting
-    data = f"{short_name(setting.dataset)} ({setting.split})"
-    title = f"{short_name(setting.target)} on {data}: {group.metric} against latency"
-    drafter = f"drafter {short_name(setting.draft)}, " if setting.draft else ""
-    examples = counted(setting.n_examples, "example")
-    measured = f"{drafter}{examples}, {setting.dtype} on {setting.device}"
-    bars = f"speedup and difference in {group.metric}" if group.relative else group.metric
-    subtitle = f"{measured}. Bars: 95 % intervals of {bars}."
-    height = _height(panel.figure)
-    for inches, text, font in (
-        (0.24, title, {"size": 11.5, "weight": "bold"}),
-        (0.46, subtitle, {"color": MUTED}),
-        (0.64, caption(group.results), {"color": INK}),  # left of the upper axis' title
-    ):
+    title, subtitle = heading_lines(panel.group)
+    lines = [
+        *((line, {"size": 11.5, "weight": "bold"}) for line in title),
+        *((line, {"color": MUTED}) for line in subtitle),
+        (caption(panel.group.results), {"color": INK}),  # left of the upper axis' title
+    ]
+    height, inches = _height(panel.figure), 0.24
+    for place, (text, font) in enumerate(lines, start=1):
         if text:
             panel.figure.text(0.09, 1 - inches / height, text, va="center", **font)
+        inches += 0.22 if place == len(title) else panel.look.line
 
 
 def _draw_lines_below(panel: _Panel) -> None:

@@ -13,6 +13,7 @@ from itertools import product
 from matplotlib.path import Path as MatplotlibPath
 from matplotlib.transforms import Bbox
 
+from bild_lab.lab.schema.formatting import counted, short_name
 from bild_lab.lab.store.groups import FEW, Group, setting_title
 from bild_lab.report.phrases import front_in_words, model_sizes
 from bild_lab.report.provenance import caption
@@ -20,6 +21,7 @@ from bild_lab.report.style import COLUMN, beyond_axis
 
 XY = tuple[float, float]  # in pixels
 
+_TITLE_LETTERS, _SUBTITLE_LETTERS = 72, 108  # on a line of the heading
 _DISTANCES = (3, 6, 10, 15, 22, 30, 40, 52)  # pixels between a mark and its label
 _ANGLES = (225, 315, 135, 45, 270, 90, 180, 0, 200, 340, 160, 20)  # degrees
 
@@ -71,6 +73,27 @@ COLUMN_LOOK = PanelLook(
     line=0.125,
     letters=66,
 )
+
+
+def heading_lines(group: Group) -> tuple[list[str], list[str]]:
+    """The lines of a panel's title, and those that say below it what was measured."""
+    setting = group.setting
+    data = f"{short_name(setting.dataset)} ({setting.split})"
+    title = f"{short_name(setting.target)} on {data}: {group.metric} against latency"
+    drafter = f"drafter {short_name(setting.draft)}, " if setting.draft else ""
+    examples = counted(setting.n_examples, "example")
+    measured = f"{drafter}{examples}, {setting.dtype} on {setting.device}"
+    bars = f"speedup and difference in {group.metric}" if group.relative else group.metric
+    subtitle = f"{measured}. Bars: 95 % intervals of {bars}."
+    return textwrap.wrap(title, _TITLE_LETTERS), textwrap.wrap(subtitle, _SUBTITLE_LETTERS)
+
+
+def inches_above(group: Group, look: PanelLook) -> float:
+    """Inches that a heading takes beyond one line for the title and one below it."""
+    if not look.titled:
+        return 0.0
+    title, subtitle = heading_lines(group)
+    return look.line * (len(title) + len(subtitle) - 2)
 
 
 def inches_below(group: Group, look: PanelLook) -> float:

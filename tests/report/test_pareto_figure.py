@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,13 @@ from bild_lab.report import pareto_figure
 from bild_lab.report.pareto_figure import draw_pareto
 from bild_lab.report.pareto_layout import free_place
 from bild_lab.report.style import front_corners, log_ticks, speedup_ticks
-from tests.report.sample import ENVIRONMENT, sample_baseline, sample_result, sample_sweep
+from tests.report.sample import (
+    ENVIRONMENT,
+    sample_baseline,
+    sample_result,
+    sample_sweep,
+    with_quality,
+)
 
 BOUNDS = Bbox.from_extents(0, 0, 400, 300)
 LABEL = Bbox.from_bounds(0, 0, 60, 20)
@@ -88,6 +95,25 @@ def test_in_a_column_every_text_can_be_read_and_lies_inside_beside_the_others(
     assert "hf_generate_with_a_long_name" not in [
         one.get_text() for one in part.legends[0].get_texts()
     ]
+
+
+def test_on_a_screen_long_names_lie_inside_the_picture_and_cover_nothing(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    setting = {"target": "a-target-with-a-long-name.gguf", "draft": "a-drafter-with-a-long-name"}
+    setting |= {"dataset": "summaries_of_whole_books", "baseline": "hf_prompt_lookup"}
+    long = sample_result("bild", {}, 1.5, setting=setting)
+    draw_pareto([with_quality(long, metric="evaluate:rouge@rougeLsum")], tmp_path / "a", ["png"])
+    (figure,) = drawn
+    (part,) = figure.subfigs
+    for text in (*part.texts, *part.axes[0].texts):
+        box = text.get_window_extent()
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, text.get_text()
+    boxes = [text.get_window_extent() for text in part.texts]
+    axes = part.axes[0].get_tightbbox()
+    assert len(boxes) == 5  # two lines of the title, two below it, the front
+    assert not any(box.overlaps(axes) for box in boxes)
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 @pytest.mark.slow
