@@ -42,7 +42,7 @@ from bild_lab.report.paired_comparison import (
 )
 from bild_lab.report.phrases import TIME_BATCHES_TWICE
 from bild_lab.report.provenance import scored_differently, unreliable
-from bild_lab.report.tables import TableCell, plain_table
+from bild_lab.report.tables import TableCell, number_cell, plain_table
 from bild_lab.report.terminal import WIDTH, latex_table, widen
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed
@@ -313,7 +313,7 @@ def _point_cell(comparison: PointComparison, compared: Sequence[PointComparison]
 
 
 def _speedup_cell(speedup: Speedup) -> TableCell:
-    return TableCell(times(speedup.value), interval(speedup.low, speedup.high))
+    return TableCell(times(speedup.value), interval(speedup.low, speedup.high), speedup.value)
 
 
 def _ratio_cell(ratio: Speedup | None) -> TableCell:
@@ -330,7 +330,7 @@ def _quality_cells(metric: MetricComparison | None) -> list[TableCell]:
     """A metric of A and of B, the difference, and the verdict with its p-value."""
     if metric is None:
         return [TableCell(MISSING)] * 4
-    values = [TableCell(number(value)) for value in metric.values]
+    values = [number_cell(value) for value in metric.values]
     difference = metric.difference
     if difference is None:
         return [*values, TableCell(MISSING), _verdict_cell(metric.verdict)]

@@ -108,6 +108,11 @@ class Table:
         return bool(self.rows)
 
 
+def number_cell(value: float | None, digits: int = 2) -> TableCell:
+    """A number, by which the column is sorted: as a text 1,234 comes before 987."""
+    return TableCell(number(value, digits), "", value)
+
+
 def plain_table(rows: Sequence[Mapping[str, str | TableCell]]) -> Table:
     """A table whose rows name their columns."""
     cells = [
@@ -320,11 +325,11 @@ def _baseline_row(group: Group, columns: Sequence[TableColumn]) -> TableRow | No
         COLUMNS["latency_s_median"].title: TableCell(
             duration(latency_s), f"p95 {duration(p95_s)}", latency_s
         ),
-        COLUMNS["tokens_per_s"].title: TableCell(number(rate, 1), "", rate),
-        group.metric: TableCell(number(group.baseline_quality), "", group.baseline_quality),
+        COLUMNS["tokens_per_s"].title: number_cell(rate, 1),
+        group.metric: number_cell(group.baseline_quality),
     }
     for quality in beside[0].further_qualities.values():
-        cells[quality.metric] = TableCell(number(quality.baseline), "", quality.baseline)
+        cells[quality.metric] = number_cell(quality.baseline)
     return TableRow(
         [cells.get(column.title, TableCell(MISSING)) for column in columns], is_baseline=True
     )

@@ -9,6 +9,7 @@ bundle (scatter, bar and pie), compressed: the file of the npm package plotly.js
 from __future__ import annotations
 
 import gzip
+import html
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,11 @@ def plotly_js() -> Markup:
     No part of it comes from a result, so it is not escaped.
     """
     return Markup(gzip.decompress(_LIBRARY.read_bytes()).decode())
+
+
+def escape(text: str) -> str:
+    """A text without markup for a figure. plotly.js does not know `&quot;`, so quotes stay."""
+    return html.escape(text, quote=False)
 
 
 def scatter(places: Iterable[tuple[Any, Any]], mode: str, **look: Any) -> Trace:

@@ -8,7 +8,6 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from html import escape
 from itertools import count, pairwise
 from typing import Any
 
@@ -20,7 +19,7 @@ from bild_lab.lab.schema.formatting import interval, number, percent, signed
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import BatchCurve, Group
-from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
+from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, escape, figure_of, scatter
 from bild_lab.report.paired_comparison import (
     NOT_COMPARED,
     SAME,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import pandas as pd
@@ -26,12 +25,14 @@ from bild_lab.lab.schema.formatting import (
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import TOLERANCE
 from bild_lab.lab.store.groups import Group, telling_knobs, varying_knobs
-from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
+from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, escape, figure_of, scatter
 from bild_lab.report.screened_points import ScreenedPoint
 from bild_lab.report.style import COLOURS, MUTED, Mark
 from bild_lab.report.tables import Table, TableCell, folder_name, plain_table
 
 LOSSES = (0.0, 0.5, 1.0, 2.0)  # points of quality that the fastest screened points may lose
+# pixels of a map: a row of it on a narrow screen, a square at most, its letters, a square without
+_ROW, _SQUARE, _LETTERS, _TOO_SMALL = 390.0, 40.0, 12.5, 24.0
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ def _maps(
     if len(knobs) < 2:
         return []
     axes = {knob: _in_order([cell.knobs[knob] for cell in cells]) for knob in knobs[:2]}
+    # more values go up: the figure is as high as they need, and no wider than the page
+    axes = dict(sorted(axes.items(), key=lambda axis: len(axis[1])))
     by_choice: dict[str, list[MapPoint]] = {}  # by the values of the other knobs
     for cell in cells:
         choice = ", ".join(f"{knob} {cell.knobs[knob]}" for knob in knobs[2:])
@@ -114,7 +117,7 @@ def _maps(
         for hidden in traces[1:]:
             hidden["visible"] = False
         layout = _map_layout(f"{escape(policy)}: {escape(title)}", list(by_choice), axes)
-        height = 150 + 44 * len(axes[knobs[1]])
+        height = 150 + 44 * max(map(len, axes.values()))
         figures.append(figure_of(traces, layout, height=height))
     return figures
 
@@ -162,7 +165,8 @@ def _squares(
     axes: Mapping[str, list[str]],
     bounds: tuple[float, float],
 ) -> Trace:
-    """The cells as squares, in stronger colour the larger their number.
+    """The cells as squares, in stronger colour the larger their number. Where a row has too many
+    squares for letters in them, a mouse over one shows its number.
 
     index: of the number. bounds: its least and its largest size.
     """
@@ -177,13 +181,16 @@ def _squares(
         colours.append(COLOURS[1] if value < 0 else COLOURS[0])
         share = (abs(value) - smallest) / ((largest - smallest) or 1.0)
         opacities.append(round(0.08 + 0.6 * share, 3))
+    columns = min(map(len, axes.values()))
+    size = min(_SQUARE, _ROW / columns)
     return scatter(
         places,
-        "markers+text",
+        "markers" if size < _TOO_SMALL else "markers+text",
         text=texts,
+        textfont={"size": _LETTERS * size / _SQUARE},
         customdata=[cell.name for cell in known],
         hoverinfo="text",
-        marker={"symbol": "square", "size": 40, "color": colours, "opacity": opacities},
+        marker={"symbol": "square", "size": size, "color": colours, "opacity": opacities},
     )
 
 
@@ -343,12 +350,14 @@ def _fastest(points: Sequence[ScreenedPoint]) -> Table:
         if not allowed:
             continue
         best = max(allowed, key=lambda point: point.speedup)
-        measured = "not confirmed" if best.live is None else times(best.live.speedup.value)
+        measured = TableCell("not confirmed")
+        if best.live is not None:
+            measured = TableCell(times(best.live.speedup.value), "", best.live.speedup.value)
         rows.append(
             {
                 "allowed loss": TableCell(number(loss, 1), "", loss),
-                "predicted": times(best.speedup),
-                "difference": signed(best.difference),
+                "predicted": TableCell(times(best.speedup), "", best.speedup),
+                "difference": TableCell(signed(best.difference), "", best.difference),
                 "measured": measured,
                 "policy, knobs": point_label(best, telling_knobs(best, points), points),
             }

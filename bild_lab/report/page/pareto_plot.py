@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from statistics import median
 from typing import Any
 
@@ -22,7 +21,7 @@ from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.groups import Group, Position, flat_setting, varying_keys
 from bild_lab.lab.store.hashing import plain_numbers
 from bild_lab.report.matching import DERIVED_KEYS
-from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
+from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, escape, figure_of, scatter
 from bild_lab.report.style import (
     MUTED,
     Mark,

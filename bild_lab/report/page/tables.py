@@ -19,6 +19,7 @@ from bild_lab.report.tables import (
     TableRow,
     categories_of,
     column_of,
+    number_cell,
     plain_table,
     policy_column,
     quality_columns,
@@ -126,10 +127,10 @@ def _category_cells(result: Result, category: Category) -> list[TableCell]:
     rate_detail = "" if baseline_rate is None else number(baseline_rate, 1)
     tokens_per_call = category.tokens_per_target_call
     return [
-        TableCell(number(category.n_examples, 0), "", category.n_examples),
+        number_cell(category.n_examples, 0),
         speedup_cell(category.speedup, result),
         TableCell(number(category.tokens_per_s, 1), rate_detail, category.tokens_per_s),
-        TableCell(number(tokens_per_call), "", tokens_per_call),
+        number_cell(tokens_per_call),
         TableCell(percent(category.acceptance_rate, 1), "", category.acceptance_rate),
     ]
 
@@ -177,10 +178,10 @@ def batch_table(curves: Sequence[BatchCurve]) -> Table:
                     "policy": curve.label,
                     "batch": TableCell(str(result.setting.batch), "", result.setting.batch),
                     "speedup": speedup_cell(result.speedup, result),
-                    "tokens/s": number(result.tokens_per_s, 0),
-                    "baseline, tokens/s": number(result.baseline_tokens_per_s, 0),
-                    "median latency, ms": number(1000 * result.latency_s.median, 0),
-                    "p95, ms": number(1000 * result.latency_s.p95, 0),
+                    "tokens/s": number_cell(result.tokens_per_s, 0),
+                    "baseline, tokens/s": number_cell(result.baseline_tokens_per_s, 0),
+                    "median latency, ms": number_cell(1000 * result.latency_s.median, 0),
+                    "p95, ms": number_cell(1000 * result.latency_s.p95, 0),
                     "break-even batch": break_even,
                 }
             )

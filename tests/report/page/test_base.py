@@ -8,7 +8,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from bild_lab.report.page.base import error_bars, plotly_js, scatter
+from bild_lab.report.page.base import error_bars, escape, plotly_js, scatter
 from bild_lab.report.style import COLOURS, MUTED, STAGE_COLOURS, marks
 
 # of plotly-basic.min.js
@@ -32,6 +32,13 @@ def contrast(one: str, other: str) -> float:
 
 def test_the_library_is_the_published_one() -> None:
     assert hashlib.sha256(plotly_js().encode()).hexdigest() == BASIC_4_1_1
+
+
+def test_a_label_is_escaped_with_entities_that_the_library_knows() -> None:
+    label = escape("<b>\"quoted\"</b> & 'more'")
+    assert label == "&lt;b&gt;\"quoted\"&lt;/b&gt; &amp; 'more'"
+    known = re.search(r"\{mu:[^}]*\}", str(plotly_js())).group()
+    assert {"lt:", "gt:", "amp:"} <= set(re.findall(r"\w+:", known)) and "quot" not in known
 
 
 def test_marks_bars_and_lines_stand_out_by_three_to_one_on_both_pages() -> None:

@@ -14,6 +14,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import batch_curves, by_setting
 from bild_lab.report.matching import MatchedPoint
 from bild_lab.report.page import figures
+from bild_lab.report.page.tables import batch_table
 from bild_lab.report.paired_comparison import MetricComparison, PointComparison
 from bild_lab.report.style import COLOURS, MUTED, marks
 from bild_lab.report.tables import folder_name
@@ -100,6 +101,19 @@ def test_speedups_are_drawn_over_the_batch() -> None:
     (measured,) = figures.batch_figure(batch_curves(results), marks(["bild"]))["data"]
     assert (measured["x"], measured["y"]) == ([1, 4], [2.0, 0.5])
     assert measured["error_y"]["array"] == pytest.approx([0.05, 0.05])
+
+
+def test_the_numbers_of_batches_sort_by_their_size() -> None:
+    results = [
+        sample_drafted(
+            "bild", {}, 2.0, 0.0, (0.8, 1.0), setting={"batch": batch}, tokens_per_s=rate
+        )
+        for batch, rate in ((1, 987.0), (4, 1234.0))
+    ]
+    table = batch_table(batch_curves(results))
+    place = [column.title for column in table.columns].index("tokens/s")
+    cells = [row.cells[place] for row in table.rows]
+    assert [(cell.text, cell.order) for cell in cells] == [("987", 987.0), ("1,234", 1234.0)]
 
 
 def fitted() -> Result:

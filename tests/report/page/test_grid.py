@@ -60,6 +60,23 @@ def test_a_menu_chooses_the_values_of_other_knobs() -> None:
     assert [len(trace["x"]) for trace in speeds["data"]] == [4, 4]
 
 
+@pytest.mark.parametrize(("fallbacks", "rollbacks", "letters"), [(19, 10, True), (30, 20, False)])
+def test_squares_of_a_large_grid_lie_beside_one_another(
+    fallbacks: int, rollbacks: int, letters: bool
+) -> None:
+    results = [
+        sample_result("bild", {"fallback": fallback, "rollback": rollback}, 1.2)
+        for fallback in range(fallbacks)
+        for rollback in range(rollbacks)
+    ]
+    for drawn in maps(results):
+        layout, (trace,) = drawn["layout"], drawn["data"]
+        assert len(layout["xaxis"]["ticktext"]) == rollbacks  # as the picture grows in height alone
+        assert rollbacks * trace["marker"]["size"] <= 400  # pixels on a narrow screen
+        assert layout["height"] >= 40 * fallbacks
+        assert ("text" in trace["mode"]) is letters and len(trace["text"]) == len(results)
+
+
 def row(policy: str = "bild", place: int = 0, **knobs: object) -> Row:
     quality = {
         "quality": 40.0 + place,
@@ -148,6 +165,7 @@ def test_the_fastest_point_within_each_loss_is_named(folder: Path) -> None:
     cells = [[cell.text for cell in row.cells] for row in grid.fastest.rows]
     assert cells[0] == ["0.0", "2.00×", "0.00", "not confirmed", "bild (fallback 0.3, rollback 10)"]
     assert cells[2] == ["1.0", "2.10×", "−1.00", "not confirmed", "speculative"]
+    assert [cell.order for cell in grid.fastest.rows[2].cells[:3]] == [1.0, 2.1, -1.0]
 
 
 def test_a_point_whose_speed_was_not_predicted_is_left_out(tmp_path: Path) -> None:
