@@ -166,6 +166,18 @@ def test_a_table_that_is_cut_names_the_columns_out_of_sight(
 
 
 @pytest.mark.slow
+def test_a_long_name_of_a_point_does_not_cover_what_is_said_of_it(
+    dom_of: Dom, tmp_path: Path
+) -> None:
+    long = [replace(point, policy=f"{point.policy}_{'long' * 9}") for point in sample_sweep()]
+    write_html("first", long, [], tmp_path / "report.html")
+    script = "const fits = (name) => name.scrollWidth <= name.clientWidth;"
+    script += "document.title = [...document.querySelectorAll('dt')].every(fits);"
+    dom = dom_of(tmp_path / "report.html", script)
+    assert between(dom, "<title>", "</title>") == "true"
+
+
+@pytest.mark.slow
 def test_on_a_narrow_screen_the_marks_of_a_comparison_have_room(
     dom_of: Dom, tmp_path: Path
 ) -> None:
