@@ -96,9 +96,11 @@ def quality_claim(group: Group, result: Result) -> str:
 
 def quality_change(group: Group, result: Result) -> str:
     """The difference in quality and its interval: `BLEU +0.50, +0.05 to +1.00`, or `no change in
-    BLEU`.
+    BLEU`; without a baseline the quality itself.
     """
     quality = result.quality
+    if quality.difference is None:
+        return f"{group.metric} {number(quality.value)}"
     low, high = quality.difference_low, quality.difference_high
     if quality.difference == 0 and not low and not high:
         return f"no change in {group.metric}"

@@ -25,6 +25,7 @@ from tests.report.sample import (
     sample_result,
     sample_sweep,
     sample_tested_quality,
+    with_quality,
 )
 
 EXACT = {"agreement_with_target": 1.0}
@@ -398,6 +399,8 @@ def test_where_every_point_was_timed_under_load_counts_and_their_prediction_lead
     assert others[0] == "Do not rely on these speedups:" and "decodes 1.50×" in others[1]
     alone = replace(bild(1.5, **counted, **load), speedup=Speedup())
     assert "Do not rely on these times:" in headline_sentences([alone])
+    alone = with_quality(alone, difference=None, difference_low=None, difference_high=None)
+    assert "accepted), BLEU 41.00." in headline_sentences([alone])[0]
     few = headline_sentences([bild(1.5, **counted, **load, setting={"n_examples": 2})])
     assert "1.50×" not in few[0] and "too few" in few[-1]
     idle = bild(1.4, **EXACT, **counted)
