@@ -194,7 +194,7 @@ def overlay_figure(overlay: Overlay) -> Figure:
     policies = sorted({policy for setting in overlay.settings for policy in setting.group.policies})
     mark_of_policy = marks(policies)
     mark_of_setting = marks([setting.label for setting in overlay.settings])
-    traces = []
+    traces, baselines = [], []  # baselines: their places
     for setting in overlay.settings:
         label, group = escape(setting.label), setting.group
         colour = mark_of_setting[setting.label].colour
@@ -206,9 +206,9 @@ def overlay_figure(overlay: Overlay) -> Figure:
             traces += _points(group, group.of_policy(policy), front, name, symbol)
         if setting.baseline_s is not None and group.baseline_quality is not None:
             name = f"{group.setting.baseline}, {setting.label}"
-            place = (setting.baseline_s, group.baseline_quality)
-            traces.append(_baseline(place, colour, name, f"<b>{escape(name)}</b>"))
-    return _figure(overlay.all_points, traces)
+            baselines.append((setting.baseline_s, group.baseline_quality))
+            traces.append(_baseline(baselines[-1], colour, name, f"<b>{escape(name)}</b>"))
+    return _figure(overlay.all_points, traces, baselines)
 
 
 def hover_text(result: Result) -> str:
@@ -226,9 +226,13 @@ def hover_text(result: Result) -> str:
     return "<br>".join([f"<b>{escape(result.policy)}</b>", *known])
 
 
-def _figure(group: Group, traces: list[Trace]) -> Figure:
-    """The traces with axes, and the baseline where latencies are relative to it."""
-    horizontal, vertical = group.limits()
+def _figure(
+    group: Group, traces: list[Trace], baselines: Sequence[tuple[float, float]] = ()
+) -> Figure:
+    """The traces with axes, and the baseline where latencies are relative to it. baselines: places of
+    others, which the axes must reach.
+    """
+    horizontal, vertical = _reaching(group.limits(), baselines)
     unit = f"relative to {escape(group.setting.baseline)}" if group.relative else "in seconds"
     aside = "; ".join(filter(None, ["further left is faster", beyond_axis(group)]))
     layout = {
@@ -252,6 +256,18 @@ def _figure(group: Group, traces: list[Trace]) -> Figure:
         traces.append(scatter([(None, None)], "markers", xaxis="x2", showlegend=False))
         layout |= {"xaxis2": _speedup_axis(group), **_baseline_lines(name, quality)}
     return figure_of([trace for trace in traces if trace["x"]], layout, height=520)
+
+
+def _reaching(
+    limits: tuple[tuple[float, float], tuple[float, float]], places: Sequence[tuple[float, float]]
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Ranges of x and y, widened for places outside of them. A latency is positive."""
+    (left, right), (bottom, top) = limits
+    room = 0.05 * (top - bottom)
+    for x, y in places:
+        left, right = min(left, 0.95 * x), max(right, 1.05 * x)
+        bottom, top = min(bottom, y - room), max(top, y + room)
+    return (left, right), (bottom, top)
 
 
 def _points(

@@ -116,6 +116,19 @@ def test_settings_with_baselines_of_their_own_are_drawn_in_seconds() -> None:
     assert [trace["x"] for trace in crosses] == [[0.11], [0.11]]
 
 
+def test_the_baselines_of_several_settings_lie_inside_the_axes() -> None:
+    fast = [
+        sample_result("bild", {"fallback": fallback}, 2.0, 3.0, setting={"dtype": dtype})
+        for fallback in (0.3, 0.5)
+        for dtype in ("bfloat16", "float32")
+    ]
+    (picture,) = overlays(by_setting(fast))
+    figure = overlay_figure(picture)
+    left, right = figure["layout"]["xaxis"]["range"]
+    bottom, top = figure["layout"]["yaxis"]["range"]
+    assert left < 0.11 < right and bottom < 41.0 < top
+
+
 @pytest.mark.parametrize(
     "setting", [{"target": "t5-small"}, {"n_examples": 50}, {"device": "cuda"}]
 )
