@@ -39,6 +39,7 @@ from bild_lab.report.pareto_layout import (
     inches_above,
     inches_below,
     numbered_places,
+    setting_names,
     shortened,
 )
 from bild_lab.report.provenance import caption
@@ -56,6 +57,7 @@ from bild_lab.report.style import (
     written_figure,
 )
 
+_MARGIN = 2  # pixels beside an axis' title
 _LEADER = 12  # pixels, beyond which a line leads from a mark to its number
 _LONGEST_POLICY = 40  # letters of a policy in the legend
 _LONGEST_BESIDE = 9  # letters of a line's name, which a longer one has inside the axes
@@ -63,11 +65,12 @@ _LONGEST_BESIDE = 9  # letters of a line's name, which a longer one has inside t
 
 @dataclass(frozen=True)
 class _Panel:
-    """One setting's part of the image."""
+    """One setting's part of the image. setting_name: what tells it from the others."""
 
     figure: SubFigure
     axes: Axes
     group: Group
+    setting_name: str
     colours: dict[str, Mark]
     look: PanelLook
 
@@ -84,45 +87,51 @@ def draw_pareto(
     Raises:
         UserError: no result has both a latency and a quality.
     """
-    groups = [
-        group
-        for group in by_setting(results)
+    groups = by_setting(results)
+    named = [
+        (group, name)
+        for group, name in zip(groups, setting_names(groups), strict=True)
         if any(group.position(result) for result in group.results)
     ]
-    if not groups:
+    if not named:
         raise UserError(
             "a Pareto figure wants a point with latency and quality, got none; run a point first"
         )
-    colours = marks(sorted({policy for group in groups for policy in group.policies}))
+    colours = marks(sorted({policy for group, _ in named for policy in group.policies}))
     for look in (SCREEN_LOOK, COLUMN_LOOK):
         look_kinds = [kind for kind in kinds if (kind in VECTOR) is not look.titled]
         if look_kinds:
-            _draw_groups(groups, colours, look, path, look_kinds)
+            _draw_groups(named, colours, look, path, look_kinds)
 
 
 def _draw_groups(
-    groups: Sequence[Group],
+    named: Sequence[tuple[Group, str]],
     colours: dict[str, Mark],
     look: PanelLook,
     path: Path,
     kinds: Sequence[str],
 ) -> None:
-    """One image: a panel for each setting, one below the other."""
+    """One image: a panel for each setting, one below the other. named: each with what tells its
+    setting.
+    """
     heights = [
-        inches_above(group, look) + look.height + inches_below(group, look) for group in groups
+        inches_above(group, look, name) + look.height + inches_below(group, look, name)
+        for group, name in named
     ]
     with written_figure(path, (look.width, sum(heights)), kinds) as figure:
-        rows = figure.subfigures(len(groups), squeeze=False, hspace=0, height_ratios=heights)
-        for subfigure, group, height in zip(rows[:, 0], groups, heights, strict=True):
-            axes = subfigure.add_axes(_axes_area(group, look, height))
-            _draw_panel(_Panel(subfigure, axes, group, colours, look))
+        rows = figure.subfigures(len(named), squeeze=False, hspace=0, height_ratios=heights)
+        for subfigure, (group, name), height in zip(rows[:, 0], named, heights, strict=True):
+            axes = subfigure.add_axes(_axes_area(group, look, name, height))
+            _draw_panel(_Panel(subfigure, axes, group, name, colours, look))
 
 
-def _axes_area(group: Group, look: PanelLook, height: float) -> tuple[float, float, float, float]:
+def _axes_area(
+    group: Group, look: PanelLook, setting_name: str, height: float
+) -> tuple[float, float, float, float]:
     """Left, bottom, width and height of the axes, in shares of the panel."""
     left, bottom, width, axes_height = look.area
     beyond = look.line * len(beyond_lines(group, look))
-    bottom = bottom + inches_below(group, look) + beyond
+    bottom = bottom + inches_below(group, look, setting_name) + beyond
     axes_height = axes_height - beyond
     return (left / look.width, bottom / height, width / look.width, axes_height / height)
 
@@ -256,11 +265,23 @@ def _label_axes(panel: _Panel) -> None:
     lines = [latency, *beyond_lines(group, look)]
     panel.axes.set_xlabel("\n".join(lines), labelpad=0.9 * look.mark)
     panel.axes.set_ylabel(group.metric)
+    _keep_inside(panel)
+
+
+def _keep_inside(panel: _Panel) -> None:
+    """Begin the axes further right where their numbers are so long that the title of the vertical
+    axis would leave the image.
+    """
+    outside = panel.figure.bbox.x0 - panel.axes.get_tightbbox().x0
+    if outside > 0:
+        left, bottom, width, height = panel.axes.get_position().bounds
+        share = (outside + _MARGIN) / panel.figure.bbox.width
+        panel.axes.set_position((left + share, bottom, width - share, height))
 
 
 def _draw_heading(panel: _Panel) -> None:
     """The title, what was measured, and what cannot be relied on."""
-    title, subtitle = heading_lines(panel.group)
+    title, subtitle = heading_lines(panel.group, panel.setting_name)
     lines = [
         *((line, {"size": 11.5, "weight": "bold"}) for line in title),
         *((line, {"color": MUTED}) for line in subtitle),
@@ -276,7 +297,8 @@ def _draw_heading(panel: _Panel) -> None:
 def _draw_lines_below(panel: _Panel) -> None:
     """The list of the front, and below it what a caption must say."""
     group, look = panel.group, panel.look
-    captions, height = caption_lines(group, look), _height(panel.figure)
+    captions = caption_lines(group, look, panel.setting_name)
+    height = _height(panel.figure)
     left = 0.09 if look.titled else 0.02
     style = {"va": "bottom", "linespacing": 1.15, "size": "small" if look.titled else "medium"}
     if captions:
@@ -291,7 +313,8 @@ def _draw_legend(panel: _Panel) -> None:
     """The legend above the lines below a panel, with as few rows as fit into the image."""
     group, look = panel.group, panel.look
     handles = _legend_handles(panel)
-    text_lines = len(caption_lines(group, look)) + len(front_list(group, look))
+    captions = caption_lines(group, look, panel.setting_name)
+    text_lines = len(captions) + len(front_list(group, look))
     below = look.line * (0.5 + text_lines) / _height(panel.figure)
     for columns in range(len(handles), 0, -1):
         legend = panel.figure.legend(

@@ -14,13 +14,22 @@ from matplotlib.path import Path as MatplotlibPath
 from matplotlib.transforms import Bbox
 
 from bild_lab.lab.schema.formatting import counted, short_name
-from bild_lab.lab.store.groups import FEW, Group, setting_title
+from bild_lab.lab.store.groups import (
+    FEW,
+    Group,
+    differing_keys,
+    setting_title,
+    setting_value,
+)
+from bild_lab.report.headline import HASH_KEYS
 from bild_lab.report.phrases import front_in_words, model_sizes
 from bild_lab.report.provenance import caption
 from bild_lab.report.style import COLUMN, beyond_axis
 
 XY = tuple[float, float]  # in pixels
 
+# keys of the setting that every heading says
+_IN_HEADINGS = ("target", "draft", "dataset", "split", "metric", "n_examples", "dtype", "device")
 _TITLE_LETTERS, _SUBTITLE_LETTERS = 72, 108  # on a line of the heading
 _DISTANCES = (3, 6, 10, 15, 22, 30, 40, 52)  # pixels between a mark and its label
 _ANGLES = (225, 315, 135, 45, 270, 90, 180, 0, 200, 340, 160, 20)  # degrees
@@ -75,7 +84,22 @@ COLUMN_LOOK = PanelLook(
 )
 
 
-def heading_lines(group: Group) -> tuple[list[str], list[str]]:
+def setting_names(groups: Sequence[Group]) -> list[str]:
+    """What tells each setting from the others, with its number on the page: `setting 2, batch 4`;
+    empty where headings tell them apart.
+    """
+    headings = {str(heading_lines(group)) for group in groups}
+    if len(headings) == len(groups):
+        return [""] * len(groups)
+    keys = [key for key in differing_keys(groups) if key not in (*HASH_KEYS, *_IN_HEADINGS)]
+    names = []
+    for place, group in enumerate(groups, start=1):
+        words = [f"{key} {short_name(setting_value(group.setting, key))}" for key in keys]
+        names.append(", ".join([f"setting {place}", *words]))
+    return names
+
+
+def heading_lines(group: Group, setting_name: str = "") -> tuple[list[str], list[str]]:
     """The lines of a panel's title, and those that say below it what was measured."""
     setting = group.setting
     data = f"{short_name(setting.dataset)} ({setting.split})"
@@ -83,24 +107,29 @@ def heading_lines(group: Group) -> tuple[list[str], list[str]]:
     drafter = f"drafter {short_name(setting.draft)}, " if setting.draft else ""
     examples = counted(setting.n_examples, "example")
     measured = f"{drafter}{examples}, {setting.dtype} on {setting.device}"
+    measured = ": ".join(filter(None, [setting_name.capitalize(), measured]))
     bars = f"speedup and difference in {group.metric}" if group.relative else group.metric
     subtitle = f"{measured}. Bars: 95 % intervals of {bars}."
-    return textwrap.wrap(title, _TITLE_LETTERS), textwrap.wrap(subtitle, _SUBTITLE_LETTERS)
+    return (
+        textwrap.wrap(title, _TITLE_LETTERS, break_on_hyphens=False),
+        textwrap.wrap(subtitle, _SUBTITLE_LETTERS, break_on_hyphens=False),
+    )
 
 
-def inches_above(group: Group, look: PanelLook) -> float:
+def inches_above(group: Group, look: PanelLook, setting_name: str) -> float:
     """Inches that a heading takes beyond one line for the title and one below it."""
     if not look.titled:
         return 0.0
-    title, subtitle = heading_lines(group)
+    title, subtitle = heading_lines(group, setting_name)
     return look.line * (len(title) + len(subtitle) - 2)
 
 
-def inches_below(group: Group, look: PanelLook) -> float:
+def inches_below(group: Group, look: PanelLook, setting_name: str) -> float:
     """Inches below a panel: the axis' title, the legend, the list of the front and what a caption
     must say.
     """
-    text_lines = len(front_list(group, look)) + len(caption_lines(group, look))
+    captions = caption_lines(group, look, setting_name)
+    text_lines = len(front_list(group, look)) + len(captions)
     lines = 1.5 + 1.2 * _legend_rows(group, look) + text_lines
     return look.axis_title + look.line * lines
 
@@ -159,7 +188,7 @@ def beyond_lines(group: Group, look: PanelLook) -> list[str]:
     return textwrap.wrap(beyond_axis(group), look.letters - 8)
 
 
-def caption_lines(group: Group, look: PanelLook) -> list[str]:
+def caption_lines(group: Group, look: PanelLook, setting_name: str) -> list[str]:
     """Lines below a figure in a column: what was measured, and how far it can be relied on."""
     if look.titled:
         return []
@@ -167,6 +196,7 @@ def caption_lines(group: Group, look: PanelLook) -> list[str]:
     machine = setting.hardware or setting.device
     restriction = " of some points" if len(group.results) > look.bars else ""
     facts = [
+        setting_name,
         f"{setting_title(setting)}, {setting.dtype}, {machine}",
         model_sizes(group.results),
         f"bars: 95 % intervals{restriction}",

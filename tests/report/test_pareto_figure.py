@@ -125,6 +125,31 @@ def test_each_setting_gets_its_own_panel(tmp_path: Path) -> None:
     assert heights[1] == pytest.approx(2 * heights[0], abs=2)
 
 
+def test_each_panel_says_what_tells_its_setting_from_the_others(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    results = [
+        sample_result("bild", {}, 1.5, setting={"batch": batch, "seed": 7}) for batch in (1, 4)
+    ]
+    draw_pareto(results, tmp_path / "pareto", ["png", "pdf"])
+    for figure in drawn:
+        for place, part in enumerate(figure.subfigs):
+            words = " ".join(text.get_text() for text in part.texts).lower()
+            assert f"setting {place + 1}, batch {(1, 4)[place]}" in words and "seed" not in words
+    draw_pareto(results[:1], tmp_path / "alone", ["png"])
+    assert not any("setting" in text.get_text().lower() for text in drawn[-1].subfigs[0].texts)
+
+
+def test_in_a_column_the_title_of_long_numbers_lies_inside(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    tiny = with_quality(sample_result("bild", {}, 1.5, 0.001), value=-100.125, baseline=-100.126)
+    draw_pareto([tiny], tmp_path / "pareto", ["pdf"])
+    (figure,) = drawn
+    axes = figure.subfigs[0].axes[0]
+    assert axes.get_tightbbox().x0 >= figure.bbox.x0
+
+
 @pytest.mark.parametrize(
     "results",
     [
