@@ -103,13 +103,19 @@ def test_the_bild_notebook_reads_the_sweep_or_else_the_committed_results(
         (kept.set_index("policy")["quality"]["vanilla"], 41.0)
     )
     assert own["front"][0] == (1 / 1.83, pytest.approx(39.69))
+    assert committed["axes"].get_xlim()[1] < 1.2  # nothing far slower squeezes the plane
 
 
 def test_the_speculative_notebook_reads_the_sweep_or_else_the_committed_results(
     bare: Path, measured: Path
 ) -> None:
-    committed, own = (names_after("speculative", folder)["points"] for folder in (bare, measured))
+    names = [names_after("speculative", folder) for folder in (bare, measured)]
+    committed, own = (each["points"] for each in names)
     assert len(committed) == 12
+    told_by = ["draft", "temperature", "window"]
+    assert not committed.duplicated(told_by).any() and {*told_by[1:]} <= {
+        *names[0]["NAMES"].values()
+    }
     (last,) = committed.query("draft == 't5-small' and temperature == 1 and window == 7").to_dict(
         "records"
     )
