@@ -142,9 +142,12 @@ def _map_layout(
         }
         for label in choices
     ]
-    menu = {"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
+    # both by pixels from the top, however high the figure is
+    menu = {"buttons": buttons, "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+    menu |= {"pad": {"b": 2}}
+    above = {"x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 4}}
     layout = {
-        "title": {"text": title, "x": 0.01, "y": 0.98, "font": {"size": 14}},
+        "title": {"text": title, "font": {"size": 14}, **above},
         "showlegend": False,
         "updatemenus": [menu] if len(choices) > 1 else [],
     }

@@ -15,7 +15,7 @@ from bild_lab.lab.store.records import Sweep
 from bild_lab.report.comparison import write_comparison
 from bild_lab.report.page.html import write_html
 from bild_lab.report.page.index import write_index
-from tests.report.sample import sample_example, sample_sweep
+from tests.report.sample import sample_example, sample_result, sample_sweep
 from tests.report.test_comparison import compared
 
 Dom = Callable[[Path, str], str]
@@ -163,6 +163,25 @@ def test_a_table_that_is_cut_names_the_columns_out_of_sight(
     (hint,) = hints
     assert hint.startswith("→ scroll sideways for ") and ("acceptance" in hint or "more" in hint)
     assert "speedup" not in hint  # it is in sight, on a narrow screen too
+
+
+@pytest.mark.slow
+def test_the_menu_of_a_high_map_lies_below_its_title(dom_of: Dom, tmp_path: Path) -> None:
+    knobs = [
+        {"fallback": fallback, "rollback": rollback, "window": window}
+        for fallback in range(19)
+        for rollback in (1, 2)
+        for window in (4, 8)
+    ]
+    points = [sample_result("bild", each, 1.5, -0.1) for each in knobs]
+    write_html("first", points, [], tmp_path / "report.html")
+    script = """
+const menu = document.querySelector('.updatemenu-header');
+const title = menu.closest('.figure').querySelector('.gtitle');
+document.title = title.getBoundingClientRect().bottom <= menu.getBoundingClientRect().top;
+"""
+    dom = dom_of(tmp_path / "report.html", script)
+    assert between(dom, "<title>", "</title>") == "true"
 
 
 @pytest.mark.slow
