@@ -87,9 +87,11 @@ def notes(
     "A" or only "B" has. reason: why qualities could not be compared; empty if they could.
     """
     remarks = [f"{key}: A {a}, B {b}" for key, (a, b) in differing.items()]
-    speed_reasons = (comparison.not_compared_reason for comparison in compared)
-    for speed_reason in dict.fromkeys(filter(None, speed_reasons)):
-        remarks.append(f"Latencies are not compared: {speed_reason}.")
+    speed_reasons = Counter(comparison.not_compared_reason for comparison in compared)
+    for speed_reason, count in speed_reasons.items():
+        if speed_reason:
+            some = "" if count == len(compared) else f" of {count} of {len(compared)} points"
+            remarks.append(f"Latencies{some} are not compared: {speed_reason}.")
     if reason:
         remarks.append(f"Qualities are not compared, as the references cannot be read: {reason}")
     remarks += _drift(compared)

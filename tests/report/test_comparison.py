@@ -45,6 +45,14 @@ def test_a_side_that_was_timed_on_a_busy_machine_is_named() -> None:
     assert notes([compared()], {}, {}, "") == []
 
 
+def test_it_says_of_how_many_points_latencies_are_not_compared() -> None:
+    apart = replace(compared(), not_compared_reason="replayed texts were not timed")
+    (note,) = notes([apart, compared(), compared()], {}, {}, "")
+    assert note == "Latencies of 1 of 3 points are not compared: replayed texts were not timed."
+    (note,) = notes([apart, apart], {}, {}, "")
+    assert note == "Latencies are not compared: replayed texts were not timed."
+
+
 def test_sides_that_were_scored_in_two_ways_are_told() -> None:
     one = compared()
     newer = replace(one.pair.b.quality, signature="nrefs:1|version:2.6.0|bs:1000|seed:0")
