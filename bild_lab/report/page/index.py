@@ -34,6 +34,7 @@ from bild_lab.report.provenance import disturbance
 
 PAGE = "index.html"
 _TOO_FEW_EXAMPLES, _TIMED_ONCE = "too few examples", "batches timed once"
+_USUAL_BASELINE = "vanilla"
 _SPEEDUP_ENDS = ("speedup_low", "speedup_high")
 
 
@@ -214,7 +215,8 @@ def _points(rows: pd.DataFrame, folder: Path) -> list[pd.DataFrame]:
 def _best_words(
     best: pd.DataFrame, rows: pd.DataFrame, results: Sequence[Result], n_points: int
 ) -> str:
-    """A point with its speedup, and why its timing cannot be relied on.
+    """A point with its speedup, over which baseline if that is not the usual one, and why its timing
+    cannot be relied on.
 
     best: its rows, one for each seed. results: those of them that can be read. n_points: of how many
     it is the best.
@@ -230,6 +232,8 @@ def _best_words(
             texts = int(_counted_texts(best).iloc[0])
             low, high = speedup_interval_of_best(speedup, low, high, n_points, texts)
     words = f"{_label(first, rows)} {times(speedup)} {interval(low, high)}".strip()
+    baselines = dict.fromkeys(result.setting.baseline for result in results)
+    details += [f"over {baseline}" for baseline in baselines if baseline != _USUAL_BASELINE]
     doubts = dict.fromkeys(disturbance(result) for result in results)
     return ", ".join(filter(None, [words, *details, *doubts]))
 

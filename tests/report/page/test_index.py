@@ -234,3 +234,11 @@ def test_a_switch_as_in_the_policys_file_is_not_named(tmp_path: Path) -> None:
     knobs = {"fallback": 0.5, "rollback": 2.0, "window": 10, "verify_tail": True}
     write_run(tmp_path / "one", [sample_result("bild", knobs, 1.5)])
     assert run(tmp_path, "one").without_loss == "bild (fallback 0.5) 1.50× [1.45, 1.55]"
+
+
+def test_a_speedup_over_another_baseline_than_the_usual_one_names_it(tmp_path: Path) -> None:
+    over = {"setting": {"baseline": "hf_generate"}}
+    write_run(tmp_path / "first", [sample_result("bild", {}, 9.0, **over)])
+    write_run(tmp_path / "second", [sample_result("bild", {}, 1.5)])
+    assert run(tmp_path, "first").without_loss == "bild 9.00× [8.95, 9.05], over hf_generate"
+    assert run(tmp_path, "second").without_loss == "bild 1.50× [1.45, 1.55]"
