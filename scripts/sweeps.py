@@ -222,10 +222,11 @@ def print_points(folder: Path, latex: bool) -> None:
     """
     status_line.enter("loading libraries")
     # late: pandas takes seconds to load
-    from bild_lab.lab.store.groups import by_setting, setting_title
+    from bild_lab.lab.store.groups import by_setting
     from bild_lab.lab.store.records import Sweep
     from bild_lab.report.headline import headline
     from bild_lab.report.page.html import fixed_knobs
+    from bild_lab.report.phrases import setting_titles
     from bild_lab.report.provenance import notes
     from bild_lab.report.terminal import points_text
 
@@ -233,8 +234,9 @@ def print_points(folder: Path, latex: bool) -> None:
     status_line.leave()
     if not latex:
         print("\n\n".join([headline(results), *notes(results)]) + "\n")
-    for group in by_setting(results):
-        print(f"{'% ' if latex else ''}{setting_title(group.setting)}\n")
+    groups = by_setting(results)
+    for group, title in zip(groups, setting_titles(groups), strict=True):
+        print(f"{'% ' if latex else ''}{title}\n")
         print(points_text(group, latex) + "\n")
         if not latex and (fixed := fixed_knobs(group)):
             print(f"Knobs with a single value: {'; '.join(fixed)}\n")

@@ -35,6 +35,7 @@ from bild_lab.lab.store.groups import (
     telling_knobs,
 )
 from bild_lab.report.phrases import (
+    HASH_KEYS,
     TIME_BATCHES_TWICE,
     cautions,
     quality_change,
@@ -45,7 +46,6 @@ from bild_lab.report.phrases import (
 )
 from bild_lab.report.provenance import load_elsewhere, verdicts
 
-HASH_KEYS = ("code", "data", "weights")  # keys of the setting whose values mean nothing to a reader
 # the key of the setting that says whether passes ran as CUDA graphs, compiled, or kernel by kernel
 REGIME = "compile"
 APART = (

@@ -17,19 +17,14 @@ from bild_lab.lab.schema.formatting import counted, short_name
 from bild_lab.lab.store.groups import (
     FEW,
     Group,
-    differing_keys,
     setting_title,
-    setting_value,
 )
-from bild_lab.report.headline import HASH_KEYS
-from bild_lab.report.phrases import front_in_words, model_sizes
+from bild_lab.report.phrases import front_in_words, model_sizes, setting_words
 from bild_lab.report.provenance import caption
 from bild_lab.report.style import COLUMN, beyond_axis
 
 XY = tuple[float, float]  # in pixels
 
-# keys of the setting that every heading says
-_IN_HEADINGS = ("target", "draft", "dataset", "split", "metric", "n_examples", "dtype", "device")
 _TITLE_LETTERS, _SUBTITLE_LETTERS = 72, 108  # on a line of the heading
 _DISTANCES = (3, 6, 10, 15, 22, 30, 40, 52)  # pixels between a mark and its label
 _ANGLES = (225, 315, 135, 45, 270, 90, 180, 0, 200, 340, 160, 20)  # degrees
@@ -91,12 +86,10 @@ def setting_names(groups: Sequence[Group]) -> list[str]:
     headings = {str(heading_lines(group)) for group in groups}
     if len(headings) == len(groups):
         return [""] * len(groups)
-    keys = [key for key in differing_keys(groups) if key not in (*HASH_KEYS, *_IN_HEADINGS)]
-    names = []
-    for place, group in enumerate(groups, start=1):
-        words = [f"{key} {short_name(setting_value(group.setting, key))}" for key in keys]
-        names.append(", ".join([f"setting {place}", *words]))
-    return names
+    return [
+        ", ".join(filter(None, [f"setting {place}", words]))
+        for place, words in enumerate(setting_words(groups), start=1)
+    ]
 
 
 def heading_lines(group: Group, setting_name: str = "") -> tuple[list[str], list[str]]:

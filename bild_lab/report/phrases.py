@@ -14,19 +14,46 @@ from bild_lab.lab.schema.formatting import (
     number,
     number_range,
     percent,
+    short_name,
     signed,
     times,
 )
 from bild_lab.lab.schema.numbers import NonInferiority, Quality
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT, best_at_loss
-from bild_lab.lab.store.groups import Group
+from bild_lab.lab.store.groups import Group, differing_keys, setting_title, setting_value
 from bild_lab.report.provenance import disturbance
 
+HASH_KEYS = ("code", "data", "weights")  # keys of the setting whose values mean nothing to a reader
+# keys of the setting that every title or heading says
+_IN_TITLES = ("target", "draft", "dataset", "split", "n_examples")
+_IN_HEADINGS = (*_IN_TITLES, "metric", "dtype", "device")
 # what to do where no repeat says how far the clock of a batch is off
 TIME_BATCHES_TWICE = "set measure.repeats=2 or more, beside a baseline"
 # of the time of `vanilla`: from there on the loop itself shapes the speedups
 LARGE_LOOP_SHARE = 0.1
+
+
+def setting_titles(groups: Sequence[Group]) -> list[str]:
+    """The title of each setting, with what tells it from others of the same title: `t5-large drafted
+    by t5-tiny, multi30k test, 100 examples, batch 4`.
+    """
+    titles = [setting_title(group.setting) for group in groups]
+    if len(set(titles)) == len(titles):
+        return titles
+    words = setting_words(groups, _IN_TITLES)
+    return [", ".join(filter(None, named)) for named in zip(titles, words, strict=True)]
+
+
+def setting_words(groups: Sequence[Group], told: Sequence[str] = _IN_HEADINGS) -> list[str]:
+    """What tells each setting from the others: `batch 4, seed 1`. told: keys of the setting that are
+    told elsewhere.
+    """
+    keys = [key for key in differing_keys(groups) if key not in (*HASH_KEYS, *told)]
+    return [
+        ", ".join(f"{key} {short_name(setting_value(group.setting, key))}" for key in keys)
+        for group in groups
+    ]
 
 
 def timed_points(group: Group) -> list[Result]:

@@ -27,7 +27,7 @@ from bild_lab.lab.schema.formatting import duration
 from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import conversations_of, paired_speedup
-from bild_lab.lab.store.groups import by_setting, data_title, setting_title
+from bild_lab.lab.store.groups import by_setting, data_title
 from bild_lab.lab.store.inputs import stored_config
 from bild_lab.lab.store.progress import COMMANDS, read_commands
 from bild_lab.lab.store.records import RESULT, Sweep
@@ -35,6 +35,7 @@ from bild_lab.lab.store.table import table_content, write_table
 from bild_lab.report.headline import headline
 from bild_lab.report.page.base import page_environment
 from bild_lab.report.page.html import environments, write_html
+from bild_lab.report.phrases import setting_titles
 from bild_lab.report.provenance import notes
 from bild_lab.report.review import review_answers
 from bild_lab.report.screened_points import screened_points
@@ -143,7 +144,7 @@ def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:
 
 
 def _appendix(sweep: Sweep, folder: Path, results: Sequence[Result]) -> str:
-    screened = screened_points(sweep.folder, results)
+    screened, groups = screened_points(sweep.folder, results), by_setting(results)
     page = page_environment().overlay(autoescape=False).get_template("artifact.md.j2")
     return page.render(
         name=sweep.name,
@@ -157,12 +158,8 @@ def _appendix(sweep: Sweep, folder: Path, results: Sequence[Result]) -> str:
         megabytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6,
         total=duration(sum(result.total_s for result in results)),
         settings=[
-            (
-                setting_title(group.setting),
-                review_answers(group, screened),
-                points_text(group, latex=False),
-            )
-            for group in by_setting(results)
+            (title, review_answers(group, screened), points_text(group, latex=False))
+            for group, title in zip(groups, setting_titles(groups), strict=True)
         ],
         table=TABLE,
         hashes=HASHES,

@@ -19,7 +19,6 @@ from bild_lab.lab.store.groups import (
     batch_curves,
     by_setting,
     differing_keys,
-    setting_title,
     setting_value,
     telling_knobs,
 )
@@ -31,7 +30,7 @@ from bild_lab.report.page.examples import Stored, text_browser, traced_points
 from bild_lab.report.page.grid import grids, knob_maps
 from bild_lab.report.page.pareto_plot import overlay_figure, overlays, pareto_figure
 from bild_lab.report.page.tables import batch_table, setting_tables
-from bild_lab.report.phrases import front_in_words, reason_lines, timed_points
+from bild_lab.report.phrases import front_in_words, reason_lines, setting_titles, timed_points
 from bild_lab.report.provenance import notes, sources
 from bild_lab.report.review import review_answers
 from bild_lab.report.screened_points import screened_points
@@ -60,15 +59,15 @@ def write_html(
     policies |= {point.policy for point in screened}
     colours = marks(sorted(policies))
     sections, browsers, traces, unreadable = [], [], [], []
-    for group in groups:
+    for group, title in zip(groups, setting_titles(groups), strict=True):
         stored = _stored_examples(group, unreadable)
-        section = _section(group, colours, stored)
+        section = {**_section(group, colours, stored), "title": title}
         section["answers"] = review_answers(group, screened)
         sections.append(section)
         browser = text_browser(group, stored)
         if browser is not None:
-            browsers.append(browser)
-        prefix = f"{setting_title(group.setting)}: " if len(groups) > 1 else ""
+            browsers.append({**browser, "title": title})
+        prefix = f"{title}: " if len(groups) > 1 else ""
         traces += [
             {**traced_point, "label": prefix + traced_point["label"]}
             for traced_point in traced_points(group, stored)
@@ -151,7 +150,6 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
             details.append((f"{quality.metric} signature", quality.signature))
     return {
         "group": group,
-        "title": setting_title(group.setting),
         "details": details,
         "reasons": reason_lines(group),
         "points": points_table(group),

@@ -16,6 +16,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.headline import headline
+from bild_lab.report.phrases import setting_titles
 from bild_lab.report.terminal import points_text
 from bild_lab.report.trackers.wandb import SWEEP
 from bild_lab.report.trackers.wandb_panels import flat_metrics
@@ -91,10 +92,9 @@ class TensorBoardLogger:
         """Write the headline, the points as tables, and the picture."""
         results = sweep.results()
         writer = self.begin(SWEEP, sweep.name, {}, anew=True).writer
-        texts = [
-            headline(results),
-            *(points_text(group, latex=False) for group in by_setting(results)),
-        ]
+        texts, groups = [headline(results)], by_setting(results)
+        for group, title in zip(groups, setting_titles(groups), strict=True):
+            texts += [title, points_text(group, latex=False)]
         writer.add_text("sweep", "\n\n".join(texts))
         if (file := sweep.folder / "pareto.png").is_file():
             writer.add_image(

@@ -29,7 +29,7 @@ from bild_lab.lab.store.groups import (
     setting_value,
 )
 from bild_lab.lab.store.table import to_row
-from bild_lab.report.headline import HASH_KEYS
+from bild_lab.report.phrases import HASH_KEYS
 
 if TYPE_CHECKING:
     import wandb

@@ -105,6 +105,17 @@ def test_the_front_is_listed_with_its_knobs_and_every_point_opens(page):
     assert opened == {attrs["data-point"] for _, attrs in page.tags if "data-point" in attrs}
 
 
+def test_settings_of_one_title_say_what_tells_them_apart(tmp_path):
+    results = [
+        sample_result("bild", {}, 1.5, setting={"batch": batch, "data": f"{batch}a"})
+        for batch in (1, 4)
+    ]
+    text = report(tmp_path, results, []).text
+    assert "Setting 2: t5-large drafted by t5-tiny, multi30k test, 100 examples, batch 4" in text
+    alone = report(tmp_path, results[:1], []).text
+    assert "t5-large drafted by t5-tiny, multi30k test, 100 examples #" in alone
+
+
 def test_shares_of_time_cover_the_whole(page):
     table = page.text.split("Where the sweep\u2019s time went")[2].split("How it was measured")[0]
     assert sum(map(float, re.findall(r"([\d.]+) %", table))) == pytest.approx(100, abs=0.3)
