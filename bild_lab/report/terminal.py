@@ -1,5 +1,5 @@
-"""What a sweep found as text: tables of at most 80 columns in the terminal, in Markdown, in LaTeX
-for a paper.
+"""What a sweep found as text: tables in the terminal, of 80 columns or as many as their numbers
+need, in Markdown, in LaTeX for a paper.
 """
 
 from __future__ import annotations
