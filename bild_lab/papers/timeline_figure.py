@@ -20,7 +20,14 @@ from bild_lab.lab.schema.formatting import knob_label, number
 from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.store.groups import Group, by_setting, setting_title
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.style import MUTED, STAGE_COLOURS, add_panel, paper_figure
+from bild_lab.report.style import (
+    MUTED,
+    STAGE_COLOURS,
+    SUBTITLE_LINE,
+    add_panel,
+    paper_figure,
+    subtitle_lines,
+)
 
 MOST_LANES = 6
 
@@ -157,12 +164,14 @@ def draw_trace(timelines: Timelines, path: Path) -> None:
     .pdf or .svg.
     """
     setting, count = timelines.setting, len(timelines.lanes)
-    height, width = _HEADING + _LANE * count + _FOOT, _INCHES - _LEFT - _RIGHT
     sampling = f"temperature {setting.temperature:g}, {setting.dtype} on {setting.device}"
     subtitle = (
         f"Example {timelines.example} of {setting_title(setting)}, {sampling}; every stage waits"
         " for the device"
     )
+    more_lines = SUBTITLE_LINE * (len(subtitle_lines(subtitle, _INCHES)) - 1)
+    height = _HEADING + more_lines + _LANE * count + _FOOT
+    width = _INCHES - _LEFT - _RIGHT
     with paper_figure(
         path, (_INCHES, height), "Where the time of one text goes", subtitle, (path.suffix[1:],)
     ) as figure:
@@ -175,7 +184,7 @@ def draw_trace(timelines: Timelines, path: Path) -> None:
         axes.spines["left"].set_visible(False)
         for row, lane in enumerate(timelines.lanes):
             draw_lane(axes, row, lane, points_per_ms=width * 72 / end)
-        place = (0.48 / _INCHES, 1 - 0.68 / height)
+        place = (0.48 / _INCHES, 1 - (0.68 + more_lines) / height)
         look = {
             "frameon": False,
             "borderpad": 0,

@@ -65,6 +65,7 @@ VECTOR = ("pdf", "svg")
 _SMALL = 6.5  # points, the letters of a figure in a column
 _DPI = 150
 _LETTER = 0.06  # inches, as wide as a letter of the subtitle
+SUBTITLE_LINE = 0.14  # inches
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,11 @@ def written_figure(
             write_atomically(path.with_suffix(f".{kind}"), image.getvalue())
 
 
+def subtitle_lines(subtitle: str, width: float) -> list[str]:
+    """The lines of the subtitle of a figure of a width in inches, each `SUBTITLE_LINE` high."""
+    return textwrap.wrap(subtitle, int((width - 0.6) / _LETTER))
+
+
 @contextmanager
 def paper_figure(
     path: Path, inches: tuple[float, float], title: str, subtitle: str, kinds: Sequence[str] = ()
@@ -190,7 +196,7 @@ def paper_figure(
             return
         left = 0.45 / inches[0]
         figure.text(left, 1 - 0.24 / inches[1], title, va="center", size=11.5, weight="bold")
-        lines = textwrap.fill(subtitle, int((inches[0] - 0.6) / _LETTER))
+        lines = "\n".join(subtitle_lines(subtitle, inches[0]))
         figure.text(left, 1 - 0.42 / inches[1], lines, va="top", size=8, color=MUTED)
         yield figure
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.lab.store.records import Sweep
-from bild_lab.papers.timeline_figure import Lane, selected, timelines_of
+from bild_lab.papers.timeline_figure import Lane, draw_trace, selected, timelines_of
 from scripts import sweeps
 from tests.report.sample import (
     sample_baseline,
@@ -93,6 +94,14 @@ def lane_of(policy: str, row: MeasuredExample, folder: Path) -> Lane:
     sweep = write(Sweep(folder), (sample_drafted(policy, {}, 1.5, 0.0, (0.8, 1.0)), [row]))
     (lane,) = timelines_of(sweep).lanes
     return lane
+
+
+def test_a_heading_of_several_lines_has_room_above_the_legend(sweep: Sweep, tmp_path: Path) -> None:
+    usual, heights = timelines_of(sweep), []
+    for words in (1, 40):
+        draw_trace(replace(usual, example="a-name " * words), tmp_path / "trace.png")
+        heights.append(Image.open(tmp_path / "trace.png").size[1])
+    assert heights[1] - heights[0] >= 2 * 20  # pixels, of two lines more
 
 
 def test_a_tail_that_nobody_verified_ends_with_its_draft(tmp_path: Path) -> None:
