@@ -4,7 +4,6 @@ run together as fit into the free memory.
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,9 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import convert_outputs_to_fp32
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from bild_lab.engine.models.device import free_bytes
 from bild_lab.ranks import launched
@@ -29,47 +25,6 @@ if TYPE_CHECKING:
 MEMORY_SHARE = 0.9  # of what is free: kernels take buffers, and the allocator cannot use every gap
 
 Bytes = Mapping[torch.device, int]
-
-
-class Allocations(TorchDispatchMode):
-    """Counts the bytes of all tensors that operations make inside the block, by device.
-
-    Each storage counts once, from the operation that made it until it is freed. Views take nothing.
-    Tensors on the device `meta` count as if they were real.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live: Counter[torch.device] = Counter()
-        self.peak: Counter[torch.device] = Counter()
-        self._counted: set[int] = set()
-
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        result = operation(*args, **kwargs)
-        read = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
-        for tensor in _tensors(result):
-            storage = tensor.untyped_storage()
-            if storage._cdata not in read and storage._cdata not in self._counted:
-                self._count(storage, tensor.device)
-        return result
-
-    def _count(self, storage: torch.UntypedStorage, device: torch.device) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        self._counted.add(key)
-        self.live[device] += size
-        self.peak[device] = max(self.peak[device], self.live[device])
-        weakref.finalize(storage, self._forget, key, size, device)
-
-    def _forget(self, key: int, size: int, device: torch.device) -> None:
-        self._counted.discard(key)
-        self.live[device] -= size
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 @dataclass(frozen=True)
@@ -106,16 +61,14 @@ def rows_at_once(
     """
     share = recipe.batch_size // launched().count  # rows of a step in each process
     most = RowsAtOnce(share // recipe.accumulate, recipe.accumulate)
-    devices = (
-        [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-        if spread and device.type == "cuda"
-        else [device]
-    )
     if room_bytes(device) is None:
         return most
-    if not spread:
+    devices = [device]
+    if spread:
+        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    else:
         objective.model.to(device)
-    before = {place: _allocated(place) for place in devices}
+    before = {place: torch.cuda.memory_allocated(place) for place in devices}
     state = state_bytes(objective.model, recipe)
     rooms = {place: room_bytes(place) - state.get(place, 0) for place in devices}
     counted, peaks = counted_peaks(objective, recipe.in_bfloat16, rooms, most.rows)
@@ -126,9 +79,8 @@ def rows_at_once(
     estimates = [
         before[place] + state.get(place, 0) + peaks[place] * rows // counted for place in devices
     ]
-    if device.type == "cuda":  # what the training itself takes is compared with the estimate
-        for place in devices:
-            torch.cuda.reset_peak_memory_stats(place)
+    for place in devices:  # what the training itself takes is compared with the estimate
+        torch.cuda.reset_peak_memory_stats(place)
     return RowsAtOnce(rows, share // rows, fits, max(estimates))
 
 
@@ -179,13 +131,7 @@ def _twice_fits(peaks: Bytes, rooms: Bytes) -> bool:
 
 
 def peak_bytes(run: Callable[[], None], devices: Sequence[torch.device]) -> Bytes:
-    """The most bytes that were in use at a time in a run, above those before it, by device: as CUDA
-    counts them, or the tensors of a CPU.
-    """
-    if devices[0].type != "cuda":
-        with Allocations() as allocations:
-            run()
-        return {place: allocations.peak[place] for place in devices}
+    """The most bytes that were in use at a time in a run, above those before it, by GPU."""
     before = {}
     for place in devices:
         torch.cuda.synchronize(place)
@@ -226,10 +172,6 @@ def in_precision(model: torch.nn.Module, bfloat16: bool, device: torch.device) -
         yield
     finally:
         del model.forward
-
-
-def _allocated(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def memory_facts(divided: RowsAtOnce, device: torch.device) -> dict[str, Any]:

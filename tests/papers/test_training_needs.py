@@ -29,13 +29,13 @@ from bild_lab.papers.runs.training_needs import (
     training_memory,
 )
 from bild_lab.training.losses import LayerLoss, layer_weights
-from bild_lab.training.memory import Allocations
 from bild_lab.training.modules import layer_heads, medusa
 from bild_lab.training.modules.bita import BitaSpec
 from bild_lab.training.modules.layer_heads import LayerHeadsSpec
 from bild_lab.training.modules.medusa import MedusaSpec
 from bild_lab.training.modules.predictors import PredictionLoss
 from bild_lab.training.modules.states import ModuleSpec
+from tests.training.allocations import Allocations
 
 Pass = Callable[[int], torch.Tensor]
 HALVED = (torch.nn.functional.linear, torch.matmul, torch.addmm)

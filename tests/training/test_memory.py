@@ -20,6 +20,7 @@ from bild_lab.training.distillation import Teaching
 from bild_lab.training.finetune import finetune
 from bild_lab.training.modules.frozen import train_beside_frozen
 from bild_lab.training.start import FromCheckpoint
+from tests.training import allocations
 from tests.training.jobs import LLAMA, MICRO, T5, Kill, job, losses
 from tests.training.modules.frozen_jobs import frozen_job
 
@@ -31,7 +32,10 @@ Limit = Callable[[int], None]
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
-    """Gives a device so many free bytes."""
+    """Gives a CPU so many free bytes, and counts there as on a GPU."""
+    monkeypatch.setattr(memory, "peak_bytes", allocations.peak_bytes)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     return lambda size: monkeypatch.setattr(memory, "room_bytes", lambda device: size)
 
 
