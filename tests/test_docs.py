@@ -24,7 +24,7 @@ import bild_lab
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
-from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
@@ -146,9 +146,7 @@ def test_the_drafter_of_the_page_on_methods_is_lossless() -> None:
     drafted = DraftThenVerify(target, names["RepeatDrafter"](target, 4), ExactMatch()).decode(
         request, trace
     )
-    assert drafted == DraftThenVerify(target, NoDraft(target), ExactMatch()).decode(
-        request, Trace()
-    )
+    assert drafted == target_alone(target).decode(request, Trace())
     assert trace.accepted > 0
 
 

@@ -43,9 +43,8 @@ from bild_lab.engine.methods.hf_generation import (
     generate,
 )
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
-from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
-from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel, why_no_kernels
@@ -128,10 +127,10 @@ def bench_of(
         }
     methods: dict[str, Method] = {
         "hf_generate": HuggingFaceGenerate(hf),
-        "hf_loop": DraftThenVerify(hf, NoDraft(hf), ExactMatch()),
+        "hf_loop": target_alone(hf),
     }
     for name, model in (engines | quantized | files).items():
-        methods[name] = DraftThenVerify(model, NoDraft(model), ExactMatch())
+        methods[name] = target_alone(model)
     if drafts is not None:
         methods |= assisted_methods(hf, drafts[1])
         methods |= speculative_methods(engines, drafts[0])

@@ -22,7 +22,7 @@ from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.synthetic import SyntheticDrafter
 from bild_lab.engine.methods.speculative.theory import optimal_window, walltime_improvement
-from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.protocols import Drafter, Method
@@ -99,7 +99,7 @@ class DecodingCheck:
 
     def __init__(self, target: KernelCheck, draft: KernelCheck) -> None:
         self.target, self.draft = KernelModel(target), KernelModel(draft)
-        self.vanilla = DraftThenVerify(self.target, NoDraft(self.target), ExactMatch())
+        self.vanilla = target_alone(self.target)
         self.options = TimingOptions(
             synchronize=torch.cuda.synchronize if target.device.type == "cuda" else lambda: None,
             compiled_steps=lambda: target.kernels.captures + draft.kernels.captures,

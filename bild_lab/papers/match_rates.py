@@ -26,7 +26,6 @@ from torch import Tensor
 
 from bild_lab.engine.batch_decoding import auto_batch_size
 from bild_lab.engine.batch_scheduler import Batch
-from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.early_exit.layer_heads import (
     LayerHeads,
     LayerHeadsConfig,
@@ -34,8 +33,7 @@ from bild_lab.engine.methods.early_exit.layer_heads import (
     require_layers,
 )
 from bild_lab.engine.methods.ppd.pipeline import SHARED
-from bild_lab.engine.methods.speculative.exact_match import ExactMatch
-from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.models.checkpoint.gguf_file import recognized
 from bild_lab.engine.models.checkpoint.hub import commits_read
 from bild_lab.engine.models.checkpoint.precision import resolve_dtype
@@ -304,7 +302,7 @@ def measure_match_rates(
 
     target.load()
     loops = [lambda request=request: hits_of(request) for request in requests]
-    batch = Batch(auto_batch_size(alone(target), [target], requests))
+    batch = Batch(auto_batch_size(target_alone(target), [target], requests))
     hits = [text.result for text in batch.run(loops, lambda index: advance())]
     groups = -(-max(hit.shape[-1] for hit in hits) // spec.positions)
     matches = np.stack([grouped(hit, spec.positions, groups) for hit in hits])
@@ -312,10 +310,6 @@ def measure_match_rates(
         [grouped(np.ones(hit.shape[-1:], int), spec.positions, groups) for hit in hits]
     )
     return MatchRates(spec.heads, layers, spec.top_k, spec.positions, matches, counts)
-
-
-def alone(target: LoadedModel) -> DraftThenVerify:
-    return DraftThenVerify(target, NoDraft(target), ExactMatch())
 
 
 def with_sum(counts: Int[np.ndarray, " groups"]) -> list[int]:
@@ -343,7 +337,7 @@ def match_rates(cfg: DictConfig) -> None:
     target = target_of(cfg)
     dataset = for_model(dataset, target.checkpoint)
     stop = stop_strings(cfg.decoding.stop)
-    decoder = Decoder(target, alone(target), (target,), stop=stop)
+    decoder = Decoder(target, target_alone(target), (target,), stop=stop)
     examples = cut_sources(load_examples(dataset), dataset.max_source_tokens, decoder.prompt_length)
     settings = {
         "model.path": target.checkpoint.path,

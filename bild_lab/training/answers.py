@@ -21,10 +21,8 @@ from bild_lab.engine.batch_decoding import (
     longest,
 )
 from bild_lab.engine.batch_scheduler import Batch
-from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.hf_generation import HuggingFaceGenerate
-from bild_lab.engine.methods.speculative.exact_match import ExactMatch
-from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.models.checkpoint.chat import CompleteText
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.device import free_bytes
@@ -228,7 +226,7 @@ def greedy_answers(
     if model.engine == "hf":
         batch_size = min(batch_size, texts_that_fit(model, requests) or batch_size)
     else:
-        method = DraftThenVerify(model, NoDraft(model), ExactMatch())
+        method = target_alone(model)
         model.load()
         # fewer where their caches would not fit
         batch_size = auto_batch_size(method, [model], requests, batch_size)

@@ -13,7 +13,7 @@ from bild_lab.engine.batch_decoding import decode_batch
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
-from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.methods.vanilla import NoDraft, target_alone
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.request import Limits, Request, Source
@@ -30,10 +30,6 @@ def target_and_source(family: str) -> tuple[NativeModel, Source]:
         words = torch.tensor([[5, 9, 12, 7]])
         return in_memory(tiny_t5(1), "kernels"), Source((PAD,), words)
     return in_memory(tiny_llama(1), "kernels"), Source((START, 5, 9, 12))
-
-
-def vanilla(target: NativeModel) -> DraftThenVerify:
-    return DraftThenVerify(target, NoDraft(target), ExactMatch())
 
 
 class OnAccelerator:
@@ -89,7 +85,7 @@ def test_programs_decode_the_tokens_and_forwards_of_single_passes(
     family: str, end: int | None, passes: list[str]
 ) -> None:
     target, source = target_and_source(family)
-    method, prompt = vanilla(target), len(source.prompt)
+    method, prompt = target_alone(target), len(source.prompt)
     request = Request(source, Limits(prompt, NEW_TOKENS))
     if end is not None:
         text = token_by_token(method, request, Trace())[prompt:]
@@ -123,7 +119,7 @@ def test_a_text_ends_with_a_stop_string_that_no_program_knows(
     target, source = target_and_source("llama")
     limits = Limits(len(source.prompt), NEW_TOKENS, stop=LastToken(count))
     request = Request(source, limits)
-    expected = token_by_token(vanilla(target), request, expected_trace := Trace())
+    expected = token_by_token(target_alone(target), request, expected_trace := Trace())
     passes.clear()
     trace = Trace()
     assert on_accelerator(target).decode(request, trace) == expected
@@ -142,14 +138,14 @@ def test_who_reads_logits_or_samples_gets_each_token_by_itself(passes: list[str]
     sampled = Request(source, limits, Sampling(1.0), torch.Generator().manual_seed(0))
     on_accelerator(target).decode(sampled, Trace())
     # nor does a CPU, which waits for nobody
-    vanilla(target).decode(Request(source, limits), Trace())
+    target_alone(target).decode(Request(source, limits), Trace())
     assert passes == ["pass"] * 15
 
 
 def test_texts_of_a_batch_go_on_token_by_token(passes: list[str]) -> None:
     target, source = target_and_source("llama")
     requests = [Request(source, Limits(len(source.prompt), count)) for count in (3, 40)]
-    alone = [vanilla(target).decode(request, Trace()) for request in requests]
+    alone = [target_alone(target).decode(request, Trace()) for request in requests]
     passes.clear()
     texts = decode_batch(on_accelerator(target), requests, Batch(2))
     assert [[*source.prompt, *text.token_ids] for text in texts] == alone
@@ -159,7 +155,7 @@ def test_texts_of_a_batch_go_on_token_by_token(passes: list[str]) -> None:
 def test_a_session_without_programs_goes_on_token_by_token(passes: list[str]) -> None:
     target, source = target_and_source("t5")
     request = Request(source, Limits(1, 12))
-    expected = vanilla(target).decode(request, Trace())
+    expected = target_alone(target).decode(request, Trace())
     passes.clear()
     trace = Trace()
     assert on_accelerator(target.without_fused_drafting()).decode(request, trace) == expected

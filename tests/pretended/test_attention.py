@@ -9,9 +9,7 @@ import torch
 
 from bild_lab.engine.batch_decoding import decode_batch
 from bild_lab.engine.batch_scheduler import Batch
-from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.methods.speculative.exact_match import ExactMatch
-from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.models.native import NativeModel, attention
 from bild_lab.engine.request import Limits, Request, Source
 from tests.policies import in_memory
@@ -65,6 +63,6 @@ def test_heads_share_keys_where_there_is_no_mask(
 
 def test_no_head_of_a_batch_shares_keys(calls: list[tuple[bool, bool]], model: NativeModel) -> None:
     request = Request(Source(PROMPT, device=DEVICE), Limits(len(PROMPT), 3))
-    vanilla = DraftThenVerify(model, NoDraft(model), ExactMatch())
+    vanilla = target_alone(model)
     decode_batch(vanilla, [request] * 2, Batch(2))
     assert set(calls) == {(True, False)}

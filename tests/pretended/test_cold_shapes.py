@@ -14,7 +14,7 @@ import torch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
-from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
@@ -81,7 +81,7 @@ def test_a_rehearsal_leaves_no_shape_for_the_timed_part(
 
         target, draft = model(0), model(1)
         methods = {
-            "vanilla": Noting(DraftThenVerify(target, NoDraft(target), ExactMatch()), shapes),
+            "vanilla": Noting(target_alone(target), shapes),
             "speculative": Noting(
                 DraftThenVerify(target, ModelDrafter(draft, 3), ExactMatch()), shapes
             ),

@@ -15,10 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.ppd.pipeline import PredictivePipeline
-from bild_lab.engine.methods.speculative.exact_match import ExactMatch
-from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.attention import KeyValueCache
@@ -358,7 +356,7 @@ def test_the_two_streams_of_a_pipeline(
     source = Source((START, 14, 3))
     request = Request(source, Limits(len(source.prompt), 5, NEVER))
     vanilla = in_memory(module, "native")
-    expected = DraftThenVerify(vanilla, NoDraft(vanilla), ExactMatch()).decode(request, Trace())
+    expected = target_alone(vanilla).decode(request, Trace())
     model = in_memory(module.to(DEVICE), "kernels")
     pipeline = PredictivePipeline(model, top_k=2)
     request = replace(request, source=source.to(DEVICE))

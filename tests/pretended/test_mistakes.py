@@ -14,9 +14,8 @@ import torch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
-from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
-from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.models.native import attention, layers
 from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.request import Limits, Request
@@ -93,7 +92,7 @@ def test_a_window_of_one_graph_ends_where_a_step_ends_if_that_is_looked_for(
 
 def test_graphs_outlive_the_tables_that_a_longer_text_replaces(desk: Desk) -> None:
     model = desk.target.with_backend(compiled=True)
-    method = DraftThenVerify(model, NoDraft(model), ExactMatch())
+    method = target_alone(model)
     text = method.decode(desk.request, Trace())
     desk.target.decoder.reach(1000)  # of the same weights
     assert method.decode(desk.request, Trace()) == text

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, empty_draft
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.session import Model
 
@@ -18,3 +20,8 @@ class NoDraft(Drafter):
 
     def propose(self, tokens: list[int]) -> Draft:
         return self._draft
+
+
+def target_alone(target: Model) -> DraftThenVerify:
+    """The target's own text, the likeliest token after each."""
+    return DraftThenVerify(target, NoDraft(target), ExactMatch())

@@ -32,7 +32,7 @@ from bild_lab.engine.methods.speculative.tree_acceptance import (
     judged_nodes,
     output_of_trials,
 )
-from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.models.cached_session import CachedSession, ForwardPass, Layers
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Request, Source
@@ -307,7 +307,7 @@ def on_trained_models(family: str) -> Iterator[dict[str, object]]:
     decoded_by.load_weights()
     target, draft = decoded_by.models
     for shape in ("chains", "trees"):
-        vanilla = DraftThenVerify(target, NoDraft(target), ExactMatch())
+        vanilla = target_alone(target)
         for fault in (None, *TARGET_FAULTS, *OTHER_FAULTS):
             sampled, greedy = [], []
             for index, prompt in enumerate(prompts):

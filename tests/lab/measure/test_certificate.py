@@ -13,7 +13,7 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.methods.bild import Rollback
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
-from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
@@ -310,7 +310,7 @@ def test_each_context_is_scored_again_after_the_same_tokens_in_the_same_rows(
 
 def test_the_text_of_a_method_that_drafts_nothing_is_scored_in_one_forward() -> None:
     target = noting()
-    for method in (None, DraftThenVerify(target, NoDraft(target), ExactMatch())):
+    for method in (None, target_alone(target)):
         scored = verification(target, REQUEST, [0, 3, 4, 5], method)
         assert (scored.rows, scored.emitted, len(scored.together)) == (4, None, 1)
         assert torch.equal(scored.together[0], by_text([0, 3, 4, 5]))

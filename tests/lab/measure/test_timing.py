@@ -20,7 +20,7 @@ from bild_lab.engine.methods.lookup.token_recycling import TokenRecycling
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
-from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.methods.vanilla import NoDraft, target_alone
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Session
@@ -600,7 +600,7 @@ def test_the_loops_share_is_what_programs_of_the_same_tokens_do_not_take(
     drafting = Clocked(target, ModelDrafter(target, 3), ExactMatch())
     sampled = replace(request, sampling=Sampling(1.0))
     assert loop_share(drafting, request) is loop_share(vanilla, sampled) is None
-    without_programs = DraftThenVerify(target, NoDraft(target), ExactMatch())
+    without_programs = target_alone(target)
     assert loop_share(without_programs, request) is None
 
 

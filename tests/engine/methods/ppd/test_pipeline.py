@@ -15,10 +15,8 @@ import pytest
 import torch
 
 import bild_lab
-from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.ppd.pipeline import PredictivePipeline
-from bild_lab.engine.methods.speculative.exact_match import ExactMatch
-from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
@@ -71,7 +69,7 @@ def requests_of(family: str, count: int, longest: int = 20) -> list[Request]:
 
 def alone(target: LoadedModel, request: Request) -> list[int]:
     """The target's own text, by the loop that every policy is compared with."""
-    return DraftThenVerify(target, NoDraft(target), ExactMatch()).decode(request, Trace())
+    return target_alone(target).decode(request, Trace())
 
 
 def decoded(

@@ -10,10 +10,8 @@ from functools import cache
 import pytest
 import torch
 
-from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.ppd.pipeline import PredictivePipeline
-from bild_lab.engine.methods.speculative.exact_match import ExactMatch
-from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
@@ -40,7 +38,7 @@ def texts_of(family: str) -> tuple[NativeModel, list[tuple[Request, list[int]]]]
     target = load_model(
         str(SHARED / "models" / f"{family}-large"), None, "cpu", torch.float32, "native"
     )
-    vanilla = DraftThenVerify(target, NoDraft(target), ExactMatch())
+    vanilla = target_alone(target)
     found = []
     for line in (SHARED / "data" / "multi30k" / "test.jsonl").read_text().splitlines()[:SENTENCES]:
         source = target.source(TEMPLATES[family].format(json.loads(line)["de"]))
