@@ -16,7 +16,7 @@ from statistics import mean, median
 
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
-from bild_lab.lab.schema.formatting import MISSING, number, point_label, times
+from bild_lab.lab.schema.formatting import MISSING, markdown_table, number, point_label, times
 from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import flat_setting, varying_keys
@@ -74,9 +74,7 @@ def spec_bench_table(results: Sequence[Result]) -> str:
             "no point was timed beside a baseline; Spec-Bench's table compares with one:"
             " measure.baseline=vanilla"
         )
-    titles = ["policy", *TASKS, ACCEPTED, OVERALL]
-    lines = [titles, ["---"] * len(titles), *rows]
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    table = markdown_table(["policy", *TASKS, ACCEPTED, OVERALL], rows)
     return "\n\n".join([table, *notes])
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from bild_lab.errors import require_choice
-from bild_lab.lab.schema.formatting import MISSING, interval, number
+from bild_lab.lab.schema.formatting import MISSING, interval, markdown_table, number
 
 FOLDER = Path(__file__).parent / "published"
 SCALES = ("paper", "small")
@@ -283,24 +283,18 @@ def markdown(comparison: Comparison) -> str:
         for claim in comparison.claims
     ]
     tables = [
-        ("claim of the paper | panel | rows, none below the next | quantity | here", claims),
+        (("claim of the paper", "panel", "rows, none below the next", "quantity", "here"), claims),
         (
-            "panel | row | quantity | here | paper | tolerance | verdict",
+            ("panel", "row", "quantity", "here", "paper", "tolerance", "verdict"),
             [_texts(line) for line in comparison.lines],
         ),
     ]
-    return "\n\n".join(_table(head, rows) for head, rows in tables if rows)
+    return "\n\n".join(markdown_table(titles, rows) for titles, rows in tables if rows)
 
 
 def digits(value: float) -> int:
     """Decimals that a number of this size is written with."""
     return 3 if abs(value) < 1 else 2
-
-
-def _table(head: str, rows: Sequence[Sequence[str]]) -> str:
-    rule = " | ".join(["---"] * (head.count("|") + 1))
-    body = [" | ".join(text.replace("|", "\\|") for text in row) for row in rows]
-    return "\n".join(f"| {line} |" for line in (head, rule, *body))
 
 
 def _texts(line: ComparedNumber) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from bild_lab.lab.schema.formatting import (
     TIMES,
     interval,
     knob_label,
+    markdown_table,
     number,
     percent,
     short_name,
@@ -260,15 +261,11 @@ def points_text(group: Group, latex: bool) -> str:
     if latex:
         return latex_table(table, titles(_LATEX_COLUMNS), unreliable(group.results))
     column_titles = titles(_MARKDOWN_COLUMNS)
-    rows = [column_titles, ["---"] * len(column_titles)]
-    for cells in _columns_of(table, column_titles):
-        rows.append([_in_markdown(f"{cell.text} {cell.detail}".strip()) for cell in cells])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _in_markdown(text: str) -> str:
-    """A table's cell: a bar would end it, and a bracket begin a tag."""
-    return text.replace("|", r"\|").replace("<", "&lt;")
+    rows = [
+        [f"{cell.text} {cell.detail}".strip() for cell in cells]
+        for cells in _columns_of(table, column_titles)
+    ]
+    return markdown_table(column_titles, rows)
 
 
 def latex_table(table: tables.Table, titles: Sequence[str], remarks: Sequence[str] = ()) -> str:

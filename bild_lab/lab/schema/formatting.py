@@ -204,3 +204,10 @@ def point_label(result: Any, knobs: Sequence[str], among: Sequence[Any] = ()) ->
     """Write a result's policy with the named knobs: `bild (fallback 0.5, rollback 1)`."""
     label = knob_label(result, knobs, among=among)
     return f"{result.policy} ({label})" if label else result.policy
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown. In a cell, a bar would end it, and a bracket begin a tag."""
+    cells = ([cell.replace("|", r"\|").replace("<", "&lt;") for cell in row] for row in rows)
+    lines = [titles, ["---"] * len(titles), *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
