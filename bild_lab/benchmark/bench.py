@@ -46,6 +46,7 @@ from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.device import dtype_name
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel, why_no_kernels
 from bild_lab.engine.protocols import Method, Streams
@@ -93,7 +94,7 @@ class Bench:
         """The precision of the weights that the method decodes with."""
         method = self.methods[name]
         target = getattr(method, "target", self.native)
-        return precision_of(method, target, str(self.native.dtype).removeprefix("torch."))
+        return precision_of(method, target, dtype_name(self.native.dtype))
 
 
 @contextmanager

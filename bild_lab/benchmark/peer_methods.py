@@ -16,6 +16,7 @@ import torch
 from bild_lab.benchmark.peer_process import Worker, converted, package_versions
 from bild_lab.engine.models.checkpoint.gguf_file import SUFFIX, GgufCheckpoint
 from bild_lab.engine.models.checkpoint.vocabulary import same_vocabulary
+from bild_lab.engine.models.device import dtype_name
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
@@ -63,9 +64,9 @@ class Peer:
                 f"{self.engine} is run on a CPU, got {target.device}; set runtime.device=cpu"
             )
         if target.dtype not in self.precisions and (bits is None or target.dtype == torch.float16):
-            known = " and ".join(map(_plain, self.precisions))
+            known = " and ".join(map(dtype_name, self.precisions))
             raise UserError(
-                f"{self.engine} computes in {known} on a CPU, got {_plain(target.dtype)}; set"
+                f"{self.engine} computes in {known} on a CPU, got {dtype_name(target.dtype)}; set"
                 " runtime.dtype=float32"
             )
         self._target, self._cache = target, cache
@@ -100,7 +101,7 @@ class Peer:
     @property
     def precision(self) -> str:
         """The precision of the weights that it decodes with, such as float32 or int8."""
-        return _plain(self._target.dtype) if self.bits is None else f"int{self.bits}"
+        return dtype_name(self._target.dtype) if self.bits is None else f"int{self.bits}"
 
     @property
     def emission_s(self) -> list[float]:
@@ -153,7 +154,7 @@ class Peer:
             "model": str(model),
             "draft": None if draft is None else str(draft),
             "window": self._window,
-            "dtype": _plain(self._target.dtype),
+            "dtype": dtype_name(self._target.dtype),
             "bits": self.bits,
             "threads": self._threads,
         }
@@ -327,7 +328,3 @@ def decoding_s(worker: Worker, question: dict[str, Any]) -> float:
     started = time.perf_counter()
     worker.decode(question)
     return time.perf_counter() - started
-
-
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -37,7 +37,7 @@ from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.models.checkpoint.gguf_file import recognized
 from bild_lab.engine.models.checkpoint.hub import commits_read
 from bild_lab.engine.models.checkpoint.precision import resolve_dtype
-from bild_lab.engine.models.device import resolve_device
+from bild_lab.engine.models.device import dtype_name, resolve_device
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, OutputSpec, Rows, Session
@@ -349,7 +349,7 @@ def match_rates(cfg: DictConfig) -> None:
         "positions": spec.positions,
         "decoding.max_new_tokens": longest,
         **({"decoding.stop": sorted(stop)} if stop else {}),
-        "runtime.dtype": str(target.dtype).removeprefix("torch."),
+        "runtime.dtype": dtype_name(target.dtype),
         **{f"dataset.{key}": value for key, value in asdict(dataset).items()},
         "data": data_hash(examples),
     }

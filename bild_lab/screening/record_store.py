@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from bild_lab.engine.models.device import dtype_name
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 
@@ -139,7 +140,7 @@ class RecordStore:
         kinds = {
             row.kind: (
                 row.kind,
-                str(row.values.dtype).removeprefix("torch."),
+                dtype_name(row.values.dtype),
                 row.values.shape[1],
             )
             for row in rows

@@ -16,6 +16,7 @@ import transformers
 from jaxtyping import Int
 from torch import Tensor
 
+from bild_lab.engine.models.device import dtype_name
 from bild_lab.engine.request import Request, Source
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import (
@@ -95,7 +96,7 @@ class Records:
         """What a model's rows depend on."""
         return {
             "weights": model.checkpoint.fingerprint,
-            "precision": str(model.dtype).removeprefix("torch."),
+            "precision": dtype_name(model.dtype),
             **({} if model.bits is None else {"bits": model.bits}),
             "engine": model.engine,
             "compiled": model.compiled,

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from bild_lab.engine.methods.lookup.ngram import vocabulary_hash
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.hub import commits_read
-from bild_lab.engine.models.device import within_memory
+from bild_lab.engine.models.device import dtype_name, within_memory
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings, before_stop
 from bild_lab.errors import UserError, require_whole
@@ -80,7 +80,7 @@ class CalibrationJob:
     @cached_property
     def plan(self) -> dict[str, Any]:
         """Everything that decides the rows and how they are divided into parts."""
-        checkpoint, dtype = self.target.checkpoint, str(self.target.dtype).removeprefix("torch.")
+        checkpoint, dtype = self.target.checkpoint, dtype_name(self.target.dtype)
         stop = {"stop": sorted(self.stop)} if self.stop else {}
         return {
             "schema": 1,

@@ -30,6 +30,11 @@ CORES = 2  # that a process needs while it drives a GPU with the clock running
 CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # of Linux's control groups
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """As it is set: `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
 @dataclass(frozen=True)
 class MemoryFiles:
     """How a version of control groups names a limit, what is used of it, and the lines of

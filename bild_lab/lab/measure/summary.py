@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bild_lab.engine.models.device import dtype_name
 from bild_lab.engine.request import Request, Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import ReportedRounds, StageTrace, Trace
@@ -501,7 +502,7 @@ def require_no_nan(models: Iterable[LoadedModel], request: Request) -> None:
 
 def _require_number(model: LoadedModel, nan: bool) -> None:
     if nan:
-        dtype = str(model.dtype).removeprefix("torch.")
+        dtype = dtype_name(model.dtype)
         raise UserError(
             f"the checkpoint {model.checkpoint.path} scores a text with NaN in {dtype}: its weights"
             " are broken or its numbers overflow; set runtime.dtype=float32 or give another"

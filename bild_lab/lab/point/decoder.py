@@ -20,6 +20,7 @@ from bild_lab.engine.methods.hf_generation import require_plain
 from bild_lab.engine.models.checkpoint.chat import ChatSettings
 from bild_lab.engine.models.checkpoint.checkpoint import Prompt
 from bild_lab.engine.models.checkpoint.weight_files import in_folder
+from bild_lab.engine.models.device import dtype_name
 from bild_lab.engine.models.hf.admission import trained_positions
 from bild_lab.engine.protocols import (
     DecodesBatches,
@@ -86,7 +87,7 @@ class Decoder:
             f", draft={model.checkpoint.path}" for model in self.models if model is not self.target
         )
         policy = self.policy or type(self.method).__name__
-        precision = str(self.target.dtype).removeprefix("torch.")
+        precision = dtype_name(self.target.dtype)
         if self.target.bits is not None:
             precision = f"{precision}, weights={self.target.bits}"
         engine = f"engine={self.method.engine}, dtype={precision}"

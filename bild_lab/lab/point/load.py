@@ -23,7 +23,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.gguf_file import GgufCheckpoint, recognized
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.engine.models.checkpoint.precision import AUTO, resolve_dtype
-from bild_lab.engine.models.device import DTYPES, resolve_device
+from bild_lab.engine.models.device import DTYPES, dtype_name, resolve_device
 from bild_lab.engine.models.hf.model import (
     HuggingFaceModel,
     SpreadModel,
@@ -267,7 +267,7 @@ def resolve_auto(
         dtype = resolve_dtype(runtime.dtype, recognized(target), device)
     return replace(
         runtime,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype_name(dtype),
         compile=resolve_compile(runtime, policy, device),
     )
 

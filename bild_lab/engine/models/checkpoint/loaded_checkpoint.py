@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.device import dtype_name
 from bild_lab.errors import UserError
 
 
@@ -76,7 +77,7 @@ class LoadedCheckpoint(Checkpoint):
     def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
         if self.module.dtype != dtype:
             loaded_name, requested_name = (
-                str(precision).removeprefix("torch.") for precision in (self.module.dtype, dtype)
+                dtype_name(precision) for precision in (self.module.dtype, dtype)
             )
             raise UserError(
                 f"the loaded model is in {loaded_name}, and {requested_name} was asked for; set"
