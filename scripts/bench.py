@@ -109,8 +109,9 @@ def pair_bench(
     checkpoint = target[0].checkpoint
     checkpoint.check()
     dataset = for_model(typed(DatasetSpec, cfg.dataset, "dataset"), checkpoint)
-    count = lambda prompt: checkpoint.source(prompt).length  # noqa: E731
-    examples = cut_sources(load_examples(dataset), dataset.max_source_tokens, count)
+    examples = cut_sources(
+        load_examples(dataset), dataset.max_source_tokens, checkpoint.prompt_length
+    )
     draft = None
     if pair.draft is not None:
         draft = loaded(pair.draft, pair.draft_revision, device, dtype, runtime)

@@ -55,12 +55,11 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     """The configuration, checked; no weights are read. device: this process's own."""
     import torch
 
-    from bild_lab.engine.models.checkpoint.precision import resolve_dtype
     from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.data.prompts import cut_sources
     from bild_lab.lab.point.identity import sweep_folder
-    from bild_lab.lab.point.load import configured_checkpoint, load_model
+    from bild_lab.lab.point.load import configured_model
     from bild_lab.lab.store.records import require_writable
     from bild_lab.training.calibration import CalibrationJob
     from bild_lab.training.modules.states import BasePlacement
@@ -69,24 +68,16 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     folder = sweep_folder(cfg)
     require_writable(folder)
-    answering = configured_checkpoint(cfg)
     if cfg.runtime.threads is not None:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)
-    dtype = resolve_dtype(cfg.runtime.dtype, answering, device)
-    target = load_model(
-        answering.path,
-        answering.revision,
-        str(device),
-        dtype,
-        "auto",
-        device_map=BasePlacement(cfg.runtime.device_map).device_map,
-        allow_pickles=answering.allow_pickles,
-    )
+    device_map = BasePlacement(cfg.runtime.device_map).device_map
+    target = configured_model(cfg, device, cfg.runtime.dtype, device_map)
     target.checkpoint.check()
     dataset = for_model(dataset, target.checkpoint)
-    count = lambda prompt: target.checkpoint.source(prompt).length  # noqa: E731
-    examples = cut_sources(load_examples(dataset), dataset.max_source_tokens, count)
+    examples = cut_sources(
+        load_examples(dataset), dataset.max_source_tokens, target.checkpoint.prompt_length
+    )
     sizes = (cfg.decoding.max_new_tokens, cfg.batch_size, cfg.part_size)
     stop = stop_strings(cfg.decoding.stop)
     return CalibrationJob(target, dataset, examples, *sizes, folder, dataset_words(), stop)

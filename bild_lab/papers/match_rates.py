@@ -34,9 +34,7 @@ from bild_lab.engine.methods.early_exit.layer_heads import (
 )
 from bild_lab.engine.methods.ppd.pipeline import SHARED
 from bild_lab.engine.methods.vanilla import target_alone
-from bild_lab.engine.models.checkpoint.gguf_file import recognized
 from bild_lab.engine.models.checkpoint.hub import commits_read
-from bild_lab.engine.models.checkpoint.precision import resolve_dtype
 from bild_lab.engine.models.device import dtype_name, resolve_device
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
@@ -51,7 +49,7 @@ from bild_lab.lab.metrics.bootstrap import central_interval, resampled_sums
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.point.environment import environment
 from bild_lab.lab.point.identity import sweep_folder
-from bild_lab.lab.point.load import configured_checkpoint, load_model
+from bild_lab.lab.point.load import configured_model
 from bild_lab.lab.schema.formatting import short_name
 from bild_lab.lab.store.hashing import data_hash, file_hash
 from bild_lab.lab.store.records import require_writable
@@ -386,20 +384,10 @@ def require_same_rates(folder: Path, settings: Mapping[str, Any]) -> None:
 
 def target_of(cfg: DictConfig) -> LoadedModel:
     """The model whose layers are measured. No weights are read."""
-    checkpoint = configured_checkpoint(cfg)
     if cfg.runtime.threads is not None:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)
-    device = resolve_device(cfg.runtime.device)
-    dtype = resolve_dtype(cfg.runtime.dtype, recognized(checkpoint), device)
-    target = load_model(
-        checkpoint.path,
-        checkpoint.revision,
-        str(device),
-        dtype,
-        "auto",
-        allow_pickles=checkpoint.allow_pickles,
-    )
+    target = configured_model(cfg, resolve_device(cfg.runtime.device), cfg.runtime.dtype)
     target.checkpoint.check()
     target.require_layers("measuring match rates")
     return target

@@ -332,6 +332,22 @@ def configured_checkpoint(cfg: DictConfig) -> Checkpoint:
     return Checkpoint(cfg.model.path, cfg.model.revision, allow_pickles=cfg.runtime.allow_pickles)
 
 
+def configured_model(
+    cfg: DictConfig, device: torch.device, dtype: str, device_map: str | None = None
+) -> LoadedModel:
+    """The model of `configured_checkpoint`. dtype: as `runtime.dtype`. No weights are read."""
+    checkpoint = configured_checkpoint(cfg)
+    return load_model(
+        checkpoint.path,
+        checkpoint.revision,
+        str(device),
+        resolve_dtype(dtype, recognized(checkpoint), device),
+        "auto",
+        device_map=device_map,
+        allow_pickles=checkpoint.allow_pickles,
+    )
+
+
 @lru_cache(maxsize=4)
 def load_model(
     path: str,

@@ -18,7 +18,6 @@ from rich.markup import escape
 from transformers import TrainingArguments
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.engine.models.checkpoint.precision import resolve_dtype
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.config.console import output, status_line
 from bild_lab.lab.config.schemas import typed
@@ -26,7 +25,7 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import cut_sources
 from bild_lab.lab.point.identity import sweep_folder
-from bild_lab.lab.point.load import configured_checkpoint, load_model
+from bild_lab.lab.point.load import configured_checkpoint, configured_model, load_model
 from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.store.code import own_code_hash
 from bild_lab.lab.store.records import require_writable
@@ -309,23 +308,15 @@ def own_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
             " them as calibration=DIR"
         )
     dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), cfg.answers
-    answering = configured_checkpoint(cfg)
-    dataset = for_model(dataset, answering)
     folder = sweep_folder(cfg) / "calibration"
     status_line.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):
         device = process_group(recipe.on_cpu).device
-        target = load_model(
-            answering.path,
-            answering.revision,
-            str(device),
-            resolve_dtype(settings.dtype, answering, device),
-            "auto",
-            device_map=placed.device_map,
-            allow_pickles=answering.allow_pickles,
+        target = configured_model(cfg, device, settings.dtype, placed.device_map)
+        dataset = for_model(dataset, target.checkpoint)
+        examples = cut_sources(
+            load_examples(dataset), dataset.max_source_tokens, target.checkpoint.prompt_length
         )
-        count = lambda prompt: target.checkpoint.source(prompt).length  # noqa: E731
-        examples = cut_sources(load_examples(dataset), dataset.max_source_tokens, count)
         sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
         job = CalibrationJob(
             target, dataset, examples, *sizes, folder, dataset_words(), tuple(dataset.cut or ())

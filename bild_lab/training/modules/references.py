@@ -40,9 +40,7 @@ def reference_answers(
             tokenize_conversations(base, dataset.templates[0], examples, max_target_tokens)
         )
     else:
-        examples = cut_sources(
-            examples, dataset.max_source_tokens, lambda prompt: base.source(prompt).length
-        )
+        examples = cut_sources(examples, dataset.max_source_tokens, base.prompt_length)
         tokenized = tokenize(
             examples, base.tokenizer, base.encoder_decoder, None, max_target_tokens
         )
