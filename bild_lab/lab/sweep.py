@@ -89,7 +89,7 @@ def measure_point(cfg: DictConfig) -> float:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
         command_progress().reported.add(point.id)
         sweep.forget_failure(failure_hash(cfg))
-        _log(cfg, sweep, result)
+        _log(cfg, result)
     except Exception as error:  # the other points still run, and the exit code shows it
         record_failure(cfg, error)
         if not isinstance(error, UserError):
@@ -178,7 +178,7 @@ def title_of(point: Point, place: int, points: int, overrides: Sequence[str]) ->
     )
 
 
-def _log(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
+def _log(cfg: DictConfig, result: Result) -> None:
     """Log a stored point unless it was logged.
 
     If that fails, the point is kept, and the exit code shows it.

@@ -217,7 +217,7 @@ class Screening:
                 decoder.load_weights(status_line.enter)
         texts: list[list[ReplayedText]] = [[] for _ in requests]
         sources = [text_name(request.source) for request in requests]
-        text_log = self.text_log(candidates, decoders) if self.keep == TEXTS else None
+        text_log = self.text_log(candidates) if self.keep == TEXTS else None
         if text_log is not None:
             for index, logged in text_log.read(sources).items():
                 texts[index] = logged.texts
@@ -253,7 +253,7 @@ class Screening:
             for candidate, point_texts in zip(candidates, zip(*texts, strict=True), strict=True)
         ]
 
-    def text_log(self, candidates: Sequence[Candidate], decoders: Sequence[Decoder]) -> TextLog:
+    def text_log(self, candidates: Sequence[Candidate]) -> TextLog:
         """The log of what these points write, by everything that a text depends on."""
         specs = self.point.specs
         policies = {

@@ -133,7 +133,7 @@ def generate_calibration(
     ranks, missing = launched(), []
     if ranks.is_main:
         with writing(job.folder, _WHAT, _REMEDY):
-            keep_plan(job.folder, "answers", job.plan, _MOVED)
+            keep_plan(job.folder, job.plan, _MOVED)
         missing = [indices for indices in job.parts if _rows(job.file(indices)) != len(indices)]
         if missing:
             (job.folder / MANIFEST).unlink(missing_ok=True)  # it says that all parts are there

@@ -250,16 +250,14 @@ def require_same_settings(
             )
 
 
-def keep_plan(
-    folder: Path, what: str, plan: Mapping[str, Any], ignored: frozenset[str] = frozenset()
-) -> None:
-    """Write what is planned into the folder, or raise UserError if `what` it holds was made by
-    another plan.
+def keep_plan(folder: Path, plan: Mapping[str, Any], ignored: frozenset[str]) -> None:
+    """Write what is planned into the folder, or raise UserError if the answers that it holds were
+    made by another plan.
     """
     file = folder / "plan.json"
     if file.is_file():
         require_same_settings(
-            folder, what, json.loads(file.read_text(encoding="utf-8")), plan, ignored
+            folder, "answers", json.loads(file.read_text(encoding="utf-8")), plan, ignored
         )
     else:
         write_json(file, plan)

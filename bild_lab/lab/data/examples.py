@@ -323,7 +323,7 @@ def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
 
 def _turns(spec: DatasetSpec, where: str, row: Row) -> list[str]:
     """The source, or the user's text of each turn of a conversation."""
-    value = _required(spec, where, row, "source_column")
+    value = _required_source(spec, where, row)
     turns = list(value[: spec.turns]) if isinstance(value, (list, tuple)) and value else [value]
     for turn in turns:
         if not isinstance(turn, str) or not turn.strip():
@@ -458,18 +458,17 @@ def _text_of(value: object) -> str | None:
     return str(value) if isinstance(value, int) else None
 
 
-def _required(spec: DatasetSpec, where: str, row: Row, field: str) -> object:
-    columns = getattr(spec, field)
-    if not columns:
+def _required_source(spec: DatasetSpec, where: str, row: Row) -> object:
+    if not spec.source_column:
         raise UserError(
             f"{where} has columns {columns_of(row)}; choose one to decode from:"
-            f" dataset.{field}=COLUMN"
+            " dataset.source_column=COLUMN"
         )
-    present, value = first_value(row, columns)
+    present, value = first_value(row, spec.source_column)
     if not present:
-        column_names = " or ".join(columns)
+        column_names = " or ".join(spec.source_column)
         raise UserError(
-            f"{where}: dataset.{field} wants column {column_names}, got columns {columns_of(row)};"
+            f"{where}: dataset.source_column wants column {column_names}, got columns {columns_of(row)};"
             " set it to one"
         )
     return value
