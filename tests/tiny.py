@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,9 +23,18 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from bild_lab.engine.request import Source
+
 VOCABULARY = 40
 PAD, END, START = 0, 1, 2
 WORDS = [f"w{index}" for index in range(3, VOCABULARY)]
+
+
+def source_of(family: str, words: Sequence[int]) -> Source:
+    """A prompt of these words, as a tokenizer of the family ends or begins it."""
+    if family == "t5":
+        return Source((PAD,), torch.tensor([[*words, END]]))
+    return Source((START, *words))
 
 
 def tiny_t5(

@@ -34,7 +34,7 @@ from tests.engine.lossless.greedy import Models, table_of
 from tests.engine.lossless.test_random_models import models_of
 from tests.policies import FAMILIES, GREEDY_ONLY, RUNNABLE, is_peer, load
 from tests.sessions import needs_kernels
-from tests.tiny import END, PAD, START, VOCABULARY
+from tests.tiny import END, VOCABULARY, source_of
 
 ENGINES = ("native", "kernels")
 POLICIES = [(policy, family) for policy, family in RUNNABLE if not is_peer(policy)]
@@ -85,11 +85,7 @@ def requests_for(family: str, count: int, temperature: float) -> list[Request]:
     chance, made = random.Random(count), []
     for seed in range(count):
         words = chance.choices(range(3, VOCABULARY), k=chance.randint(1, LONGEST))
-        source = (
-            Source((PAD,), torch.tensor([[*words, END]]))
-            if family == "t5"
-            else Source((START, *words))
-        )
+        source = source_of(family, words)
         ends = frozenset([END, *chance.sample(range(3, VOCABULARY), chance.randint(0, 1))])
         limits = Limits(len(source.prompt), chance.randint(1, LONGEST), ends)
         generator = torch.Generator().manual_seed(seed) if temperature else None

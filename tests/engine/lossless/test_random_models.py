@@ -30,7 +30,7 @@ from tests.engine.lossless.greedy import (
 )
 from tests.policies import DECODER_ONLY, FAMILIES, WINDOWED, engines, in_memory, is_peer
 from tests.sessions import needs_kernels
-from tests.tiny import END, PAD, START, TINY, VOCABULARY, relative_of, scale_layer
+from tests.tiny import TINY, VOCABULARY, relative_of, scale_layer, source_of
 
 PAIRS = 8
 CASES = 25  # of each pair
@@ -53,10 +53,7 @@ def random_target(family: str, seed: int, layers: int = 3, **sizes: int) -> PreT
 def random_source(family: str, chance: random.Random) -> Source:
     words = chance.choices(range(3, VOCABULARY), k=chance.randint(1, 9))
     words *= chance.randint(1, 2)  # what repeats itself can be copied
-    source = (
-        Source((PAD,), torch.tensor([[*words, END]])) if family == "t5" else Source((START, *words))
-    )
-    return source.to(DEVICE)
+    return source_of(family, words).to(DEVICE)
 
 
 def models_of(

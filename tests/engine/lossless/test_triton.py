@@ -20,7 +20,7 @@ from bild_lab.engine.methods.early_exit.calm import Calm
 from bild_lab.engine.methods.early_exit.views import EarlyExit, LayerSkip
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.protocols import Acceptance
-from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ChainSpec, GrownTree
 from bild_lab.engine.trace import Trace
@@ -35,7 +35,7 @@ from tests.engine.lossless.greedy import (
 )
 from tests.engine.lossless.test_random_models import NEVER, random_target
 from tests.policies import DECODER_ONLY, FAMILIES, WINDOWED, in_memory, is_peer
-from tests.tiny import END, PAD, START, relative_of, tiny_llama
+from tests.tiny import relative_of, source_of, tiny_llama
 from tests.triton_interpreter import interpreter, needs_triton, tilings, triton_model  # noqa: F401
 
 pytestmark = [needs_triton, pytest.mark.usefixtures("interpreter")]
@@ -59,12 +59,6 @@ CASES = [
 ]
 ModelsOf = Callable[[str], Models]
 CasesOf = Callable[..., list[Case]]
-
-
-def source_of(family: str, words: list[int]) -> Source:
-    if family == "t5":
-        return Source((PAD,), torch.tensor([[*words, END]]))
-    return Source((START, *words))
 
 
 def request_of(

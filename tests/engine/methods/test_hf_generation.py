@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 
 import bild_lab
 from bild_lab.engine.methods.hf_generation import (
@@ -16,12 +15,12 @@ from bild_lab.engine.methods.hf_generation import (
     HuggingFacePromptLookup,
 )
 from bild_lab.engine.models.hf.model import HuggingFaceModel
-from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from tests.engine.vocabularies.foreign import foreign_module
 from tests.policies import FAMILIES, in_memory, shipped
-from tests.tiny import END, PAD, START, relative_of, save, tiny_llama, tiny_t5
+from tests.tiny import relative_of, save, source_of, tiny_llama, tiny_t5
 from tests.tiny_architectures import build, word_tokenizer
 
 
@@ -77,11 +76,7 @@ def test_a_drafter_of_another_vocabulary_is_refused(checkpoints: Path, tmp_path:
 def repetitive(family: str) -> tuple[HuggingFaceModel, Request]:
     """A model that repeats itself, and a prompt."""
     module = tiny_t5(2) if family == "t5" else tiny_llama(2)
-    source = (
-        Source((PAD,), torch.tensor([[5, 9, 5, 9, END]]))
-        if family == "t5"
-        else Source((START, 5, 9, 5, 9))
-    )
+    source = source_of(family, [5, 9, 5, 9])
     return in_memory(module), Request(source, Limits(len(source.prompt), 30))
 
 

@@ -43,18 +43,10 @@ from tests.engine.models.test_native import (
 )
 from tests.policies import in_memory
 from tests.sessions import native_session, needs_kernels, tree_rows
-from tests.tiny import PAD, START, TINY, VOCABULARY
+from tests.tiny import PAD, START, TINY, VOCABULARY, source_of
 
 pytestmark = needs_kernels
 CPU = torch.device("cpu")
-
-
-def source_of(family: str) -> Source:
-    return (
-        Source((PAD,), torch.tensor([[5, 9, 12, 1]]))
-        if family == "t5"
-        else Source((START, 5, 9, 12))
-    )
 
 
 @pytest.mark.fast(
@@ -107,7 +99,7 @@ def written(session: CachedSession) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("family", ["t5", "llama", "qwen3", "gemma3"])
 def test_a_branch_of_a_tree_is_a_chain_to_the_last_bit(family: str) -> None:
-    source = source_of(family)
+    source = source_of(family, [5, 9, 12])
     decoder = in_memory(TINY[family](0).bfloat16(), "kernels").decoder
     chain, tree = (native_session(decoder, source, 64, kernels=True) for _ in range(2))
     expected = chain.extend([source.prompt[-1], 7, 8, 20]).logits
@@ -173,7 +165,7 @@ def odd(family: str, seed: int = 0) -> PreTrainedModel:
 def test_odd_widths_are_as_on_pytorch_whatever_lies_behind_a_row(
     family: str, dtype: torch.dtype, bits: int | None
 ) -> None:
-    source, module = source_of(family), odd(family)
+    source, module = source_of(family, [5, 9, 12]), odd(family)
     exact = native_session(in_memory(module, "native").decoder, source, 64).extend(
         [source.prompt[-1], *range(5, 19)]
     )
@@ -243,7 +235,7 @@ def test_text_beside_a_prefix_scores_the_same_to_the_last_bit(name: str) -> None
 @pytest.mark.parametrize("family", ["t5", "llama", "qwen3", "gemma3"])
 def test_layers_in_two_ranges_are_all_of_them_to_the_last_bit(family: str) -> None:
     """As an early exit drafts: rounding the states between the ranges would change the logits."""
-    source = source_of(family)
+    source = source_of(family, [5, 9, 12])
     decoder = in_memory(TINY[family](0, layers=3).bfloat16(), "kernels").decoder
     whole, parts = (native_session(decoder, source, 64, kernels=True) for _ in range(2))
     tokens = [source.prompt[-1], 7, 8, 20]
@@ -299,7 +291,7 @@ def test_a_chain_in_one_program_is_that_of_the_loop(
     family: str, sampling: Sampling, stop: float | None
 ) -> None:
     whole = in_memory(TINY[family](1), "kernels")
-    source = source_of(family)
+    source = source_of(family, [5, 9, 12])
     ended = 0
 
     def drafts(model: NativeModel) -> list[tuple[object, ...]]:
@@ -374,7 +366,7 @@ def test_a_view_drafts_in_one_program_what_it_drafts_in_the_loop(
     family: str, view: str, sampling: Sampling, stop: float | None
 ) -> None:
     whole = in_memory(TINY[family](1, layers=3), "kernels")
-    source = source_of(family)
+    source = source_of(family, [5, 9, 12])
     rule = ExactMatch() if sampling.greedy else SpeculativeSampling()
 
     def decoded(target: NativeModel) -> tuple[list[int], Trace]:
@@ -403,7 +395,7 @@ def test_the_target_goes_on_from_rows_that_a_view_ran_in_several_chains() -> Non
 def test_hidden_states_and_layers_are_those_of_pytorch() -> None:
     for family in ("t5", "llama"):
         decoder = in_memory(TINY[family](2, layers=3), "kernels").decoder
-        source = source_of(family)
+        source = source_of(family, [5, 9, 12])
         ours, theirs = (native_session(decoder, source, 64, kernels=each) for each in (True, False))
         for output_spec in (
             OutputSpec(hidden=(0, 1, 2, 3), head_input=True),

@@ -22,11 +22,10 @@ import bild_lab
 from bild_lab.engine.models.native.cpu.panels import BLOCK, quantized
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
-from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 from bild_lab.screening.replay import Records
 from tests.sessions import native_session, needs_kernels
-from tests.tiny import PAD, START, VOCABULARY, save, untied
+from tests.tiny import PAD, VOCABULARY, save, source_of, untied
 
 pytestmark = needs_kernels
 BITS = pytest.mark.parametrize("bits", [8, 4])
@@ -66,8 +65,8 @@ def t5() -> PreTrainedModel:
 
 
 CASES = {
-    "llama": (llama, LlamaDecoder, Source((START, 5, 9, 12))),
-    "t5": (t5, T5Decoder, Source((PAD,), torch.tensor([[5, 9, 12, 1]]))),
+    "llama": (llama, LlamaDecoder, source_of("llama", [5, 9, 12])),
+    "t5": (t5, T5Decoder, source_of("t5", [5, 9, 12])),
 }
 
 

@@ -19,7 +19,7 @@ from bild_lab.errors import UserError
 from tests.policies import in_memory
 from tests.sessions import needs_kernels
 from tests.stubs import SESSION, NextLogits, StubModel, StubSession
-from tests.tiny import PAD, START, TINY
+from tests.tiny import START, TINY, source_of
 
 VOCABULARY = 6
 GREEDY, WARM = Sampling(), Sampling(0.7)
@@ -128,11 +128,7 @@ def test_a_tree_in_one_program_is_that_of_the_loop(
     family: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = in_memory(TINY[family](1), "kernels")
-    source = (
-        Source((PAD,), torch.tensor([[5, 9, 12, 1]]))
-        if family == "t5"
-        else Source((START, 5, 9, 12))
-    )
+    source = source_of(family, [5, 9, 12])
 
     def drafts() -> list[tuple[object, ...]]:
         found: list[tuple[object, ...]] = []

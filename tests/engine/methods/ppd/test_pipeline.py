@@ -17,7 +17,7 @@ import torch
 import bild_lab
 from bild_lab.engine.methods.ppd.pipeline import PredictivePipeline
 from bild_lab.engine.methods.vanilla import target_alone
-from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
@@ -26,7 +26,7 @@ from bild_lab.lab.measure.cost import total_cost
 from bild_lab.lab.measure.prediction import pipeline_log
 from tests.engine.methods.ppd.runs import compute_of_runs, latency_of_runs
 from tests.policies import FAMILIES, in_memory
-from tests.tiny import END, PAD, START, VOCABULARY, tiny_llama, tiny_t5
+from tests.tiny import VOCABULARY, source_of, tiny_llama, tiny_t5
 
 DEPTH = 5
 EXITS = (3, 4)
@@ -58,11 +58,7 @@ def requests_of(family: str, count: int, longest: int = 20) -> list[Request]:
     made = []
     for _ in range(count):
         words = chance.choices(range(3, VOCABULARY), k=chance.randint(1, 9))
-        source = (
-            Source((PAD,), torch.tensor([[*words, END]]))
-            if family == "t5"
-            else Source((START, *words))
-        )
+        source = source_of(family, words)
         made.append(Request(source, Limits(len(source.prompt), longest, NEVER)))
     return made
 
