@@ -18,8 +18,9 @@ from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.trace import Forward, StageTrace, Trace
+from bild_lab.engine.trace import StageTrace, Trace
 from tests.policies import in_memory
+from tests.sessions import forwards_of
 from tests.tiny import PAD, START, tiny_llama, tiny_t5
 
 NEW_TOKENS = 75  # more than two programs
@@ -54,10 +55,6 @@ def token_by_token(method: DraftThenVerify, request: Request, trace: Trace) -> l
         assert len(new_tokens) == 1
         tokens += new_tokens
     return tokens
-
-
-def forwards_of(trace: Trace) -> list[Forward]:
-    return [replace(forward, config=None) for forward in trace.forwards]
 
 
 @pytest.fixture

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import pytest
 from bild_lab.screening.candidates import as_overrides
 from scripts import screen as script
 from tests.checkpoints import write_data
+from tests.loopback_hub import REPOSITORY
 
 Command = Callable[..., tuple[int, str]]
 
@@ -47,3 +52,23 @@ def screen(command: Command, words: list[str]) -> Command:
     return lambda *others: command(
         script, *as_overrides([*words, *others], "screen.space"), config="screen"
     )
+
+
+@pytest.fixture
+def killed_screen(words: list[str]) -> Callable[..., None]:
+    """Runs scripts/screen.py in a process that kills itself. fault: a program that arranges it."""
+
+    def run(fault: str, *others: str) -> None:
+        program = (
+            f"{fault}\nimport runpy\nrunpy.run_path({script.__file__!r}, run_name='__main__')\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words, *others],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+
+    return run

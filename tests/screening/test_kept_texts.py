@@ -5,10 +5,6 @@ it goes on.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +13,6 @@ import pytest
 
 from bild_lab.screening import screen as screening
 from bild_lab.screening.text_log import FOLDER, texts_of_points
-from scripts import screen as script
-from tests.loopback_hub import REPOSITORY
 
 Command = Callable[..., tuple[int, str]]
 LISTS = ["policy=bild", "policy.fallback=0.2,0.9", "policy.rollback=0.5,3"]
@@ -56,28 +50,22 @@ def test_texts_are_kept_in_place_of_scores(
 
 
 _KILLED = """
-import os, runpy, signal, sys
+import os, signal
 from bild_lab.screening import text_log
 append = text_log.TextLog.append
 def once(self, logged):
     append(self, logged)
     os.kill(os.getpid(), signal.SIGKILL)
 text_log.TextLog.append = once
-runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
 @pytest.mark.slow
 def test_a_screening_that_was_killed_goes_on_after_the_examples_that_it_logged(
-    screen: Command, words: list[str], monkeypatch: pytest.MonkeyPatch
+    screen: Command, killed_screen: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = [*LISTS, *UNTIMED, "screen.keep=texts"]
-    program = ["-c", _KILLED.replace("sys.argv[1]", repr(script.__file__)), *words, *kept]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, *program], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    killed_screen(_KILLED, *kept)
     (log,) = logs_of("grid")
     assert log.read_bytes().count(b"\n") == 1 + 1
     decoded: list[str] = []

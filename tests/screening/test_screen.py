@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -39,8 +36,6 @@ from bild_lab.screening.rows import (
 from bild_lab.screening.screen import Screening
 from bild_lab.screening.screen_spec import ScreenSpec
 from bild_lab.screening.screened_sweep import confirmation, to_confirm
-from scripts import screen as script
-from tests.loopback_hub import REPOSITORY
 from tests.policies import load
 from tests.report.sample import sample_drafted
 
@@ -182,7 +177,7 @@ def test_a_grid_is_screened_confirmed_and_continued(screen: Command) -> None:
 
 
 _KILLED = """
-import os, runpy, signal, sys
+import os, signal
 from bild_lab.screening import record_store as store
 write_at, lines = store.write_at, []
 def half(file, start, content):
@@ -192,13 +187,12 @@ def half(file, start, content):
     write_at(file, start, [b"".join(content)[: len(b"".join(content)) // 2]])
     os.kill(os.getpid(), signal.SIGKILL)
 store.write_at = half
-runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
 @pytest.mark.slow
 def test_a_record_killed_while_it_is_written_keeps_every_finished_text(
-    screen: Command, words: list[str], monkeypatch: pytest.MonkeyPatch
+    screen: Command, killed_screen: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lists = [
         "policy=bild",
@@ -206,12 +200,7 @@ def test_a_record_killed_while_it_is_written_keeps_every_finished_text(
         "policy.rollback=0.5,3",
         "screen.confirmations=0",
     ]
-    program = ["-c", _KILLED.replace("sys.argv[1]", repr(script.__file__)), *words, *lists]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, *program], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    killed_screen(_KILLED, *lists)
     cut = {file: file.read_bytes() for file in Path("outputs/grid/record").glob("*/index.jsonl")}
     whole = {file: content[: content.rfind(b"\n") + 1] for file, content in cut.items()}
     assert sum(content.count(b"\n") for content in whole.values()) == 3 and whole != cut

@@ -35,6 +35,7 @@ from tests.engine.lossless.greedy import (
 )
 from tests.engine.lossless.test_random_models import NEVER, random_target
 from tests.policies import DECODER_ONLY, FAMILIES, WINDOWED, in_memory, is_peer
+from tests.sessions import rounds_of
 from tests.tiny import relative_of, source_of, tiny_llama
 from tests.triton_interpreter import interpreter, needs_triton, tilings, triton_model  # noqa: F401
 
@@ -170,13 +171,6 @@ DRAFTINGS = {
     "first layer": Drafting(lambda target: EarlyExit(target, 1)),
     "without blocks": Drafting(lambda target: LayerSkip(target, [], [0], [1])),
 }
-
-
-def rounds_of(trace: Trace) -> list[tuple[object, ...]]:
-    return [
-        (round_.drafted, round_.accepted, round_.next_token, round_.stats.get("fallback"))
-        for round_ in trace.rounds
-    ]
 
 
 @pytest.mark.fast("llama-model, unread")

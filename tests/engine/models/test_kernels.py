@@ -8,7 +8,6 @@ import copy
 import ctypes
 import logging
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,13 +35,13 @@ from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ChainSpec, OutputSpec, Prefix, Rows, Scores, for_draft
-from bild_lab.engine.trace import Forward, Trace
+from bild_lab.engine.trace import Trace
 from tests.engine.models.test_native import ARCHITECTURES, build
 from tests.engine.models.test_native import (
     test_logits_are_those_of_transformers_in_float32 as compare_in_float32,
 )
 from tests.policies import in_memory
-from tests.sessions import native_session, needs_kernels, tree_rows
+from tests.sessions import forwards_of, native_session, needs_kernels, rounds_of, tree_rows
 from tests.tiny import PAD, START, TINY, VOCABULARY, source_of
 
 pytestmark = needs_kernels
@@ -331,17 +330,6 @@ def test_a_chain_in_one_program_is_that_of_the_loop(
                 torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
         ended += draft.calls == len(draft)
     assert ended
-
-
-def rounds_of(trace: Trace) -> list[tuple[object, ...]]:
-    return [
-        (one.drafted, one.accepted, one.next_token, one.stats.get("fallback"))
-        for one in trace.rounds
-    ]
-
-
-def forwards_of(trace: Trace) -> list[Forward]:
-    return [replace(one, config=None) for one in trace.forwards]
 
 
 VIEWS = {
