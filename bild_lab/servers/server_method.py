@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import httpx
 
 from bild_lab.engine.methods.replayed_answers import written_answer
-from bild_lab.engine.models.device import DTYPES
+from bild_lab.engine.models.device import dtype_name
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
@@ -90,7 +90,7 @@ class Server:
             require_finite("policy.arrival_rate", arrival_rate, 0, above=True)
         self.arrival_rate = arrival_rate
         self.target, self.url, self.launch = target, url, launch
-        self.precision = precision or _name(target)
+        self.precision = precision or dtype_name(target.dtype)
         self._model, self._chat, self._body = model, chat, dict(body or {})
         self._stall_s, self._attempts, self._key_variable = stall_s, attempts, key_variable
         self._answered, self._answering_model = False, None
@@ -324,8 +324,3 @@ def _require_url(name: str, url: Any) -> None:
             f"policy.{name} has a password, which would be stored with the results; leave it out,"
             " and name the environment variable with the server's key, policy.key_variable=NAME"
         )
-
-
-def _name(target: LoadedModel) -> str:
-    """The precision of the target's weights, such as bfloat16."""
-    return next(name for name, dtype in DTYPES.items() if dtype == target.dtype)
