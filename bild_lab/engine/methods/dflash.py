@@ -23,10 +23,10 @@ from transformers import LlamaConfig
 from bild_lab.engine.draft import Draft, Verdict, empty_draft
 from bild_lab.engine.methods.drafter_fields import (
     are_layers,
+    fitted,
     is_count,
     is_switch,
     layer_config,
-    require_inner_layers,
     require_known,
     require_tokens_of,
 )
@@ -37,7 +37,6 @@ from bild_lab.engine.methods.module_folder import (
     fill_module,
     read_tensors,
     released_folder,
-    require_made_for,
 )
 from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, fused_attention
@@ -300,15 +299,8 @@ def load_dflash(target: LoadedModel, path: FilePath | None) -> DFlash:
     """
     if path is None:
         raise UserError(f"policy {DFLASH} needs a trained drafter; {KIND.remedy}")
-    folder = released_folder(path, KIND, (KIND.weights,))
-    dflash = read_dflash(folder)
-    config, checkpoint = dflash.config, target.checkpoint
-    noun = f"the DFlash drafter {path}"
-    text = checkpoint.config.get_text_config(decoder=True)
-    sizes = {"target_size": text.hidden_size, "vocabulary": text.vocab_size}
-    require_made_for(checkpoint, config, sizes, noun)
-    require_inner_layers(config.target_layers, checkpoint.depth, noun)
-    return dflash.to(target.device, target.dtype).eval().requires_grad_(False)
+    dflash = read_dflash(released_folder(path, KIND, (KIND.weights,)))
+    return fitted(dflash, target, f"the DFlash drafter {path}")
 
 
 def read_dflash(folder: Path) -> DFlash:

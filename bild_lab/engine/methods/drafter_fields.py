@@ -1,20 +1,25 @@
-"""The fields of a released drafter's config.json that must have a known form, so that none runs
-otherwise than it was trained.
+"""The fields of a released drafter's config.json that must have a known form, and the target that it
+must fit, so that none runs otherwise than it was trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from bild_lab.engine.methods.module_folder import FolderKind
+from bild_lab.engine.methods.module_folder import FolderKind, require_made_for
 from bild_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from bild_lab.engine.session import LoadedModel
+
+StateDrafter = TypeVar("StateDrafter", bound=nn.Module)
 
 LAYER_KEYS = (
     "vocab_size",
@@ -102,12 +107,19 @@ def require_tokens_of(vocabulary: int, d2t: Tensor, path: Path, kind: FolderKind
         )
 
 
-def require_inner_layers(layers: Sequence[int], depth: int, noun: str) -> None:
-    """Raise UserError for a drafter that reads states after the target's last layer, or beyond it:
-    Transformers gives those of the last one normed. depth: how many layers the target has.
+def fitted(drafter: StateDrafter, target: LoadedModel, noun: str) -> StateDrafter:
+    """A drafter that reads the target's states, in its precision and on its device.
+
+    Raises UserError for another target than it was trained for, and for a drafter that reads states
+    after the target's last layer, or beyond it: Transformers gives those of the last one normed.
     """
-    if layers and max(layers) >= depth:
+    checkpoint, layers = target.checkpoint, drafter.config.target_layers
+    text = checkpoint.config.get_text_config(decoder=True)
+    sizes = {"target_size": text.hidden_size, "vocabulary": text.vocab_size}
+    require_made_for(checkpoint, drafter.config, sizes, noun)
+    if layers and max(layers) >= checkpoint.depth:
         raise UserError(
             f"{noun} reads states after the layers {list(layers)} of its target, but these must lie"
-            f" before the last of {depth}; choose the model that it was trained for"
+            f" before the last of {checkpoint.depth}; choose the model that it was trained for"
         )
+    return drafter.to(target.device, target.dtype).eval().requires_grad_(False)

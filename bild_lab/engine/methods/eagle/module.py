@@ -27,10 +27,10 @@ from transformers import LlamaConfig
 
 from bild_lab.engine.methods.drafter_fields import (
     are_layers,
+    fitted,
     is_count,
     is_switch,
     layer_config,
-    require_inner_layers,
     require_known,
     require_tokens_of,
 )
@@ -40,7 +40,6 @@ from bild_lab.engine.methods.module_folder import (
     fill_module,
     read_tensors,
     released_folder,
-    require_made_for,
     write_module,
 )
 from bild_lab.engine.models.checkpoint.vocabulary import biased
@@ -346,20 +345,11 @@ def load_eagle(target: LoadedModel, path: FilePath | None, variant: str) -> Eagl
             f"policy {variant} needs a trained layer; {KIND.remedy}, as"
             " policy.heads=outputs/eagle/heads"
         )
-    checkpoint = target.checkpoint
-    eagle = read_eagle(released_folder(path, KIND, WEIGHTS), checkpoint.depth)
-    config, noun = eagle.config, f"the EAGLE {path}"
-    if config.variant != variant:
-        raise UserError(
-            f"{noun} is of the variant {config.variant}, got policy={variant}; use"
-            f" policy={config.variant}"
-        )
-    text = checkpoint.config.get_text_config(decoder=True)
-    require_made_for(
-        checkpoint, config, {"target_size": text.hidden_size, "vocabulary": text.vocab_size}, noun
-    )
-    require_inner_layers(config.target_layers, checkpoint.depth, noun)
-    return eagle.to(target.device, target.dtype).eval().requires_grad_(False)
+    eagle = read_eagle(released_folder(path, KIND, WEIGHTS), target.checkpoint.depth)
+    noun, own = f"the EAGLE {path}", eagle.config.variant
+    if own != variant:
+        raise UserError(f"{noun} is of the variant {own}, got policy={variant}; use policy={own}")
+    return fitted(eagle, target, noun)
 
 
 def read_eagle(folder: Path, depth: int) -> Eagle:
