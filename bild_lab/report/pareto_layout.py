@@ -13,12 +13,8 @@ from itertools import product
 from matplotlib.path import Path as MatplotlibPath
 from matplotlib.transforms import Bbox
 
-from bild_lab.lab.schema.formatting import counted, short_name
-from bild_lab.lab.store.groups import (
-    FEW,
-    Group,
-    setting_title,
-)
+from bild_lab.lab.schema.formatting import counted, short_name, shortened
+from bild_lab.lab.store.groups import FEW, Group, setting_title
 from bild_lab.report.phrases import front_in_words, model_sizes, setting_words
 from bild_lab.report.provenance import caption
 from bild_lab.report.style import COLUMN, beyond_axis
@@ -158,11 +154,6 @@ def _list_entry(label: str, numbers: str, letters: int) -> list[str]:
     if len(label) + len(numbers) + 2 <= letters:
         return [f"{label}: {numbers}"]
     return [shortened(f"{label}:", letters), shortened(f"     {numbers}", letters)]
-
-
-def shortened(line: str, letters: int) -> str:
-    """The line, with an ellipsis at its end if it has more letters."""
-    return line if len(line) <= letters else f"{line[: letters - 1]}…"
 
 
 def numbered_places(group: Group, look: PanelLook) -> list[int]:

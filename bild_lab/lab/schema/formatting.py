@@ -88,7 +88,12 @@ def short_name(name: str, limit: int = 28) -> str:
     """
     *folders, base_name = str(name).rstrip("/").split("/")
     base_name = folders[-1] if base_name in TRAINED and folders else base_name
-    return base_name if len(base_name) <= limit else f"{base_name[: limit - 1]}{ELLIPSIS}"
+    return shortened(base_name, limit)
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text, with an ellipsis at its end if it has more letters."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}{ELLIPSIS}"
 
 
 def knob_value(value: object) -> str:

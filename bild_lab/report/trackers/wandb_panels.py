@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bild_lab.lab.config.policies import changed_knobs
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.schema.examples import MeasuredExample
-from bild_lab.lab.schema.formatting import knob_label, point_label, short_name
+from bild_lab.lab.schema.formatting import knob_label, point_label, short_name, shortened
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import pareto_front
 from bild_lab.lab.store.groups import (
@@ -69,7 +69,7 @@ Corners = list[tuple[float, float]]  # of a line: latency and quality
 def run_title(result: Result) -> str:
     """The policy with the knobs that differ from its file: `bild (fallback 0.5, rollback 2)`."""
     label = point_label(result, changed_knobs(result.policy, result.knobs))
-    return label if len(label) <= LONGEST_TITLE else f"{label[: LONGEST_TITLE - 1]}…"
+    return shortened(label, LONGEST_TITLE)
 
 
 def run_config(result: Result, config: Mapping[str, Any]) -> dict[str, Any]:
