@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bild_lab.errors import UserError
+from bild_lab.lab.schema.columns import knob_columns
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import flat_setting, varying_keys
 from bild_lab.lab.store.hashing import canonical_text, plain_numbers
@@ -200,12 +201,9 @@ def point_text(result: Result) -> str:
 
 def identity_columns(result: Result, distinct: Mapping[str, Any]) -> dict[str, Any]:
     """What names a point in a table: its policy, its knobs, and the values of the setting that tell
-    it from others. A knob that has the name of such a value is called knob_NAME.
+    it from others.
     """
-    knobs = {
-        f"knob_{knob}" if knob in distinct else knob: value for knob, value in result.knobs.items()
-    }
-    return {"policy": result.policy, **knobs, **distinct}
+    return {"policy": result.policy, **knob_columns(result.knobs, distinct), **distinct}
 
 
 def _point_list(results: Collection[Result]) -> str:

@@ -17,6 +17,7 @@ import pandas as pd
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.policies import flat_values
+from bild_lab.lab.schema.columns import knob_columns
 from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.statistics import pareto_front
 
@@ -77,14 +78,11 @@ class Row:
     non_inferiority_p_value: float | None = None
 
     def to_columns(self) -> dict[str, Any]:
-        """A flat row. A knob that has the name of a number is called knob_NAME."""
+        """A flat row."""
         fields = {
             name: value for name, value in vars(self).items() if name not in ("policy", "knobs")
         }
-        knobs = {
-            f"knob_{knob}" if knob in fields else knob: value for knob, value in self.knobs.items()
-        }
-        return {"policy": self.policy, **knobs, **fields}
+        return {"policy": self.policy, **knob_columns(self.knobs, fields), **fields}
 
 
 def with_front(rows: Sequence[Row]) -> list[Row]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bild_lab.lab.schema.formatting import number, percent, times
+
+T = TypeVar("T")
 
 SHARE, TIMES = "share", "times"  # units: a fraction of 1, and a ratio to the baseline's
 POINTS, NATS = "points", "nats/token"
@@ -128,7 +130,12 @@ def columns_of(kind: type, prefix: str = "", path: str = "") -> Iterator[Column]
             yield from columns_of(group_type, field.metadata["prefix"], f"{path}{field.name}.")
 
 
-T = TypeVar("T")
+def knob_columns(knobs: Mapping[str, T], taken: Container[str]) -> dict[str, T]:
+    """Knobs by their own names as columns of a table, or knob_NAME where it has another column with
+    that name, such as `acceptance_rate`.
+    """
+    return {f"knob_{knob}" if knob in taken else knob: value for knob, value in knobs.items()}
+
 
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}  # JSON has no infinities
 
