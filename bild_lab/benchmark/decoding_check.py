@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
@@ -24,6 +25,7 @@ from bild_lab.engine.methods.speculative.synthetic import SyntheticDrafter
 from bild_lab.engine.methods.speculative.theory import optimal_window, walltime_improvement
 from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.models.cached_session import CachedSession
+from bild_lab.engine.models.device import wait_for
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.protocols import Drafter, Method
 from bild_lab.engine.request import Limits, Request, Source
@@ -101,7 +103,7 @@ class DecodingCheck:
         self.target, self.draft = KernelModel(target), KernelModel(draft)
         self.vanilla = target_alone(self.target)
         self.options = TimingOptions(
-            synchronize=torch.cuda.synchronize if target.device.type == "cuda" else lambda: None,
+            synchronize=partial(wait_for, target.device),
             compiled_steps=lambda: target.kernels.captures + draft.kernels.captures,
             rehearses=True,
         )

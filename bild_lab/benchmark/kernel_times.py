@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from bild_lab.benchmark.kernel_check import (
     attempted,
 )
 from bild_lab.engine.models.cached_session import CachedSession
+from bild_lab.engine.models.device import wait_for
 from bild_lab.engine.session import ChainSpec, GrownTree, TreeSpec
 from bild_lab.lab.measure.machine import median_s
 
@@ -170,10 +171,9 @@ def replay_ms(check: KernelCheck, session: CachedSession, length: int, rows: int
 
 def median_ms(check: KernelCheck, work: Callable[[], Any]) -> float:
     """The median of some runs, after as many that are not counted."""
-    synchronize = torch.cuda.synchronize if check.device.type == "cuda" else lambda: None
     for _ in range(3):
         work()
-    return 1000 * median_s(work, synchronize, 21)
+    return 1000 * median_s(work, partial(wait_for, check.device), 21)
 
 
 def listed_ms(milliseconds: dict[str, float]) -> str:

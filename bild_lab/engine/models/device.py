@@ -35,6 +35,12 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has finished all queued work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 @dataclass(frozen=True)
 class MemoryFiles:
     """How a version of control groups names a limit, what is used of it, and the lines of

@@ -10,11 +10,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
+from bild_lab.engine.models.device import wait_for
 from bild_lab.engine.protocols import External
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import LoadedModel
@@ -54,12 +55,7 @@ def read_gb_per_s(device: torch.device, synchronize: Callable[[], None], runs: i
 @lru_cache
 def _bandwidth(device: torch.device, threads: int) -> float:
     """`read_gb_per_s`, measured once in a process. threads: that PyTorch has."""
-
-    def synchronize() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    return round(read_gb_per_s(device, synchronize, FEWEST_RUNS), 1)
+    return round(read_gb_per_s(device, partial(wait_for, device), FEWEST_RUNS), 1)
 
 
 def bandwidth_facts(decoder: Decoder) -> Mapping[str, float]:
