@@ -46,10 +46,6 @@ TRACED = {
     "prompt": "ein rotes Auto",
     "spans": [["prefill", 0, 0.001], ["draft", 0.001, 0.002], ["verify", 0.002, 0.004]],
 }
-PRESS = (
-    "const press = (key) => document.querySelector('.viewer').dispatchEvent(new"
-    " KeyboardEvent('keydown', {key}));"
-)
 
 
 @pytest.fixture
