@@ -5,10 +5,6 @@ from.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -16,6 +12,7 @@ import pytest
 from bild_lab.engine.trace import ReportedRounds
 from bild_lab.servers.acceptance_reports import over_all_forwards, reported_rounds
 from bild_lab.servers.completions import CompletionsClient, RequestError, ServerAnswer
+from tests.servers.byte_server import sending
 from tests.servers.fake_server import dialogue
 
 IDS = [11, 12, 13, 14, 15, 16, 2]
@@ -28,33 +25,10 @@ TOLD = {  # text, tokens, how it ended, tokens of prompt and text, drafting
 }
 
 
-@contextmanager
-def replaying(events: list[Any]) -> Iterator[str]:
-    """A server that answers every request with these objects. Yields the URL, with /v1."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.end_headers()
-            for event in events:
-                data = event if isinstance(event, str) else json.dumps(event)
-                self.wfile.write(f": a comment\n\ndata: {data}\n\n".encode())
-
-    http = HTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=http.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{http.server_port}/v1"
-    finally:
-        http.shutdown()
-        http.server_close()
-
-
 def answered(events: list[Any]) -> ServerAnswer:
-    with replaying(events) as url:
+    data = (event if isinstance(event, str) else json.dumps(event) for event in events)
+    chunks = [f": a comment\n\ndata: {text}\n\n".encode() for text in data]
+    with sending(chunks) as url:
         return CompletionsClient(url, stall_s=5).complete({"prompt": [1, 5, 9]})
 
 
