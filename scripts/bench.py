@@ -317,7 +317,7 @@ def main() -> None:
     import torch  # late: it takes seconds to load
 
     from bild_lab.benchmark.bench import why_without_peers
-    from bild_lab.engine.models.device import DTYPES, resolve_device
+    from bild_lab.engine.models.device import DTYPES, resolve_device, wait_for
     from bild_lab.lab.measure.machine import read_gb_per_s
 
     runtime = typed(RuntimeSpec, compose_config([*DEFAULTS, *overrides]).runtime, "runtime")
@@ -336,7 +336,7 @@ def main() -> None:
     cfg = configuration(shapes, overrides, long)
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
+    synchronize = partial(wait_for, device)
     if (lacking := why_without_peers(device, dtype)) is not None:
         console.print(f"no peers: {lacking}")
     busy = busy_percent()

@@ -12,9 +12,12 @@ import pandas as pd
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.policies import flat_values
+from bild_lab.lab.schema.columns import knob_columns
 from bild_lab.lab.schema.result import IDENTITY, TABLE, Result, Setting
 from bild_lab.lab.store.hashing import plain_numbers
 from bild_lab.lab.store.records import Sweep
+
+_TAKEN = frozenset(column.name for column in TABLE)  # columns that every table has
 
 
 def load_results(*folders: str | Path) -> pd.DataFrame:
@@ -52,10 +55,10 @@ def to_row(result: Result) -> dict[str, Any]:
     numbers.
     """
     row = {column.name: column.of(result) for column in TABLE} | _further(result)
-    knobs = {
-        _knob_column(knob): math.inf if value == "inf" else value
-        for knob, value in result.knobs.items()
-    }
+    knobs = knob_columns(
+        {knob: math.inf if value == "inf" else value for knob, value in result.knobs.items()},
+        _TAKEN,
+    )
     return {**{column.name: row.pop(column.name) for column in IDENTITY}, **knobs, **row}
 
 
@@ -65,7 +68,7 @@ def to_frame(results: Sequence[Result]) -> pd.DataFrame:
     The last columns are the keys of the setting in which these points differ, without those that
     every table has.
     """
-    knobs = dict.fromkeys(_knob_column(knob) for result in results for knob in result.knobs)
+    knobs = knob_columns(dict.fromkeys(knob for result in results for knob in result.knobs), _TAKEN)
     identity_columns, measured_columns = TABLE[: len(IDENTITY)], TABLE[len(IDENTITY) :]
     further = dict.fromkeys(name for result in results for name in _further(result))
     columns = [
@@ -99,9 +102,8 @@ def _further(result: Result) -> dict[str, float | None]:
     baseline's.
     """
     row: dict[str, float | None] = {}
-    table_names = {column.name for column in TABLE}
     for name, quality in result.further_qualities.items():
-        if name in table_names:  # the log-probability by the target is a column of every point
+        if name in _TAKEN:  # the log-probability by the target is a column of every point
             continue
         row |= {name: quality.value, f"{name}_low": quality.low, f"{name}_high": quality.high}
         bounds = (quality.difference, quality.difference_low, quality.difference_high)
@@ -119,10 +121,3 @@ def write_table(results: Sequence[Result], path: Path) -> None:
 def table_content(results: Sequence[Result]) -> bytes:
     """The content of `sweep.csv`."""
     return to_frame(results).to_csv(index=False).encode()
-
-
-def _knob_column(knob: str) -> str:
-    """The knob's own name, or knob_NAME if a measured number has that name, such as
-    `acceptance_rate`.
-    """
-    return f"knob_{knob}" if knob in {column.name for column in TABLE} else knob
