@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from bild_lab.engine.models.cached_session import CachedSession
+from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
 from bild_lab.engine.models.hf import admission
 from bild_lab.engine.models.hf import model as hf
 from bild_lab.engine.models.hf.admission import (
@@ -31,12 +32,18 @@ from bild_lab.engine.models.hf.slot_cache import SNAPSHOTS, SlotCache, Snapshots
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import DraftShape, Scores
 from bild_lab.errors import UserError
+from bild_lab.lab.config.compose import compose_policy
 from bild_lab.lab.point.load import load
 from tests.models_tried import try_architecture
 from tests.policies import shipped
 from tests.stubs import uncached
 from tests.tiny_architectures import ALL, BART, VOCABULARY, build, word_tokenizer
 
+BY_LAYERS = {  # policies that run some of the layers, and emit the target's own text
+    "early_exit_speculative": {"exit_layer": 3},
+    "layer_skip": {"skipped_layers": [3]},
+    "calm": {"measure": "softmax", "threshold": 1.0, "temperature": 0},
+}
 FEEDS = {
     "gemma3_text": DraftShape.TREES,  # two kinds of windows, each with its rotation
     "llama4_text": DraftShape.TREES,  # chunks
@@ -226,6 +233,32 @@ def test_layers_with_a_state_run_all_together() -> None:
         UserError, match="a mamba2 has layers whose state holds all rows that ran, so they all run"
     ):
         load((build("mamba2"), word_tokenizer()), policy="early_exit_speculative", exit_layer=2)
+
+
+def test_layers_that_raise_one_by_one_are_refused() -> None:
+    for name in ("umt5", "longt5"):
+        decoder = load(
+            (build(name), word_tokenizer()), policy="early_exit_speculative", exit_layer=1
+        )
+        with pytest.raises(
+            UserError, match=rf"\({name}\) do not give the same one by one as all together"
+        ):
+            decoder.load_weights()
+
+
+@pytest.mark.fast("early_exit_speculative", "calm")
+@pytest.mark.parametrize("policy", BY_LAYERS)
+def test_a_decoder_may_be_less_deep_than_its_architecture_is_elsewhere(policy: str) -> None:
+    """A Bart has 12 layers where its configuration names none."""
+    config = AutoConfig.for_model("bart", **{**BART, "decoder_layers": 4})
+    assert decoder_depth(config) == 4
+    pair = (AutoModelForSeq2SeqLM.from_config(config).eval(), word_tokenizer())
+    vanilla, by_layers = (
+        load(pair, policy=composed)
+        for composed in (shipped("vanilla"), compose_policy(policy, BY_LAYERS[policy]))
+    )
+    text = vanilla.generate([5, 9, 12], 8).token_ids
+    assert by_layers.generate([5, 9, 12], 8).token_ids == text
 
 
 @pytest.mark.slow

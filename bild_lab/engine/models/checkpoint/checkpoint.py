@@ -580,5 +580,6 @@ def quantization(config: PreTrainedConfig) -> str | None:
 
 def decoder_depth(config: PreTrainedConfig) -> int:
     text = config.get_text_config(decoder=True)
-    layers = getattr(text, "num_decoder_layers", None) or getattr(text, "decoder_layers", None)
+    layers = getattr(text, "num_decoder_layers", None)
+    # Transformers writes `decoder_layers` there, and leaves the class's default under its own name
     return layers if config.is_encoder_decoder and layers else text.num_hidden_layers
