@@ -5,6 +5,7 @@ catches its fault.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,12 +26,12 @@ from bild_lab.engine.models.hf.admission import (
     Outcome,
     check,
 )
-from bild_lab.engine.models.hf.layer_control import Branches
+from bild_lab.engine.models.hf.layer_control import Branches, decoder_layers
 from bild_lab.engine.models.hf.model import open_session
 from bild_lab.engine.models.hf.module_layers import ModuleLayers, cache_name
 from bild_lab.engine.models.hf.slot_cache import SNAPSHOTS, SlotCache, Snapshots
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import DraftShape, Scores
+from bild_lab.engine.session import DraftShape, OutputSpec, Rows, Scores
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_policy
 from bild_lab.lab.point.load import load
@@ -259,6 +260,19 @@ def test_a_decoder_may_be_less_deep_than_its_architecture_is_elsewhere(policy: s
     )
     text = vanilla.generate([5, 9, 12], 8).token_ids
     assert by_layers.generate([5, 9, 12], 8).token_ids == text
+
+
+@pytest.mark.fast("falcon/rotary", "led")
+@pytest.mark.parametrize("name", ["falcon/rotary", "led", "bloom", "gptj", "gpt_neo", "mpt"])
+def test_layers_that_answer_with_tuples_are_left_out(name: str) -> None:
+    module, alone = build(name), build(name)
+    del decoder_layers(alone)[1:]
+    tokens, source = hf.probe_tokens(module)
+    open_session(module, source).extend(tokens)  # by all layers
+    rows = Rows(tokens, position=0)
+    logits = open_session(module, source).extend(rows, OutputSpec(layers=(0,))).logits
+    expected = admission.uncached_logits(alone, replace(source, prompt=tuple(tokens)))
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow

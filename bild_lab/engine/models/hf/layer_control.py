@@ -225,21 +225,20 @@ def _skipping(
 
     It answers in the form that it last answered in.
     """
-    form = 1  # how many values; T5's parts return the residual stream itself
+    width: int | None = None  # of a tuple; T5's parts return the residual stream itself
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        nonlocal form
+        nonlocal width
         plan = _plan.get()
         if plan is None or not plan.skipped or not left_out(plan.skipped):
             result = run(*args, **kwargs)
-            form = len(result) if isinstance(result, tuple) else 1
+            width = tuple_width(result)
             return result
         states = args[0] if args else kwargs["hidden_states"]
         attention = _relative_attention(layer)
         if attention is None:
-            result = torch.zeros_like(states)
-            return result if form == 1 else (result, *[None] * (form - 1))
-        if form == 1:
+            return as_tuple(torch.zeros_like(states), width)
+        if width is None:
             return states
         bias = kwargs.get("position_bias")
         if "key_value_states" not in kwargs:
@@ -252,10 +251,18 @@ def _skipping(
 def _following_plan(
     layer: nn.Module, run: Callable[..., Any], index: int, is_last: bool
 ) -> Callable[..., Any]:
+    width: int | None = None  # of the tuple that it last answered with
+
+    def run_layer(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        nonlocal width
+        result = run(hidden_states, *args, **kwargs)
+        width = tuple_width(result)
+        return result
+
     def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         plan = _plan.get()
         if plan is None or plan.idle:
-            return run(hidden_states, *args, **kwargs)
+            return run_layer(hidden_states, *args, **kwargs)
         layers = range(index + 1) if plan.layers is None else plan.layers
         reads = index == layers[0] if len(layers) else is_last
         if reads and plan.states is not None:
@@ -263,13 +270,13 @@ def _following_plan(
         if index == 0 and 0 in plan.hidden:
             plan.outputs[0] = hidden_states[0]
         if index in layers and not plan.fill:
-            result = run(hidden_states, *args, **kwargs)
+            result = run_layer(hidden_states, *args, **kwargs)
             hidden_states = result[0] if isinstance(result, tuple) else result
         else:
             if index in layers:
                 with suppress(KeysStored):
                     run(hidden_states, *args, **kwargs)
-            result = _passed_on(layer, hidden_states, args, kwargs)
+            result = _passed_on(layer, hidden_states, width, args, kwargs)
         if index + 1 in plan.hidden:
             plan.outputs[index + 1] = hidden_states[0]
         if (
@@ -324,11 +331,30 @@ def _bias_by_plan(attention: nn.Module, compute: Callable[..., Tensor]) -> Calla
     return bias
 
 
-def _passed_on(layer: nn.Module, hidden_states: Tensor, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The output of a skipped layer: its input, and in T5 also the position biases."""
+def tuple_width(answer: Any) -> int | None:
+    """How many values an answer has; None for one that is no tuple."""
+    return len(answer) if isinstance(answer, tuple) else None
+
+
+def as_tuple(states: Tensor, width: int | None) -> Any:
+    """The states, first of a tuple of so many values; None: the states themselves."""
+    return states if width is None else (states, *[None] * (width - 1))
+
+
+def _passed_on(
+    layer: nn.Module,
+    hidden_states: Tensor,
+    width: int | None,
+    args: tuple,
+    kwargs: dict[str, Any],
+) -> Any:
+    """The output of a skipped layer: its input, and in T5 also the position biases.
+
+    width: as in `as_tuple`, of what the layer answers with when it runs.
+    """
     attention = _relative_attention(layer)
     if attention is None:
-        return hidden_states
+        return as_tuple(hidden_states, width)
     bias = _position_bias(
         attention, hidden_states, args[1] if len(args) > 1 else kwargs.get("position_bias")
     )
