@@ -264,6 +264,8 @@ def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
     """
     try:
         same = same_by_layers(module)
+    except (UserError, torch.OutOfMemoryError):
+        raise
     except Exception:  # whatever a module raises is its answer
         same = False
     if not same:
