@@ -85,7 +85,7 @@ def point_runs(sweeps: Mapping[str, Sequence[Result]]) -> list[PointRuns]:
             "no point was timed beside a baseline, so there are no speedups to lay side by side;"
             " measure with measure.baseline=vanilla"
         )
-    matched = match_runs(machines_apart(timed))
+    matched = match_runs(machines_apart(timed), timed.values())
     all_results = [result for results in timed.values() for result in results]
     return [
         PointRuns(_label(runs, all_results), _slowest_first(runs), runs.distinct)

@@ -14,6 +14,8 @@ from bild_lab.lab.store.hashing import canonical_text, plain_numbers
 
 # keys of the setting that the user does not choose, so they never distinguish two points of a sweep
 DERIVED_KEYS = ("data", "weights", "code", "hardware")
+# and those that a machine has of its own
+MACHINE_KEYS = (*DERIVED_KEYS, "threads")
 _LISTED_POINTS = 4  # points that a message names at most
 
 
@@ -78,15 +80,18 @@ class MatchedRuns:
     distinct: dict[str, Any]
 
 
-def match_runs(sweeps: Mapping[str, Sequence[Result]]) -> list[MatchedRuns]:
+def match_runs(
+    sweeps: Mapping[str, Sequence[Result]], merged: Iterable[Sequence[Result]] = ()
+) -> list[MatchedRuns]:
     """The points of all sweeps, in the order in which they are met, each with its result in every
     sweep that has it.
 
-    sweeps: by their names, each with its results, oldest first. Points match as in `match_points`,
-    of equal points in one sweep the newest counts. Raises UserError if matching points have other
-    datasets or metrics.
+    sweeps: by their names, each with its results, oldest first. merged: the results of sweeps that
+    stand here as one for each of their machines; values that vary within those, but for the
+    machines' own, tell points apart, too. Points match as in `match_points`, of equal points in one
+    sweep the newest counts. Raises UserError if matching points have other datasets or metrics.
     """
-    identity = _identity_over(list(sweeps.values()))
+    identity = _identity_over(list(sweeps.values()), list(merged))
     points: dict[str, MatchedRuns] = {}
     for name, results in sweeps.items():
         for result in results:
@@ -121,13 +126,16 @@ class _PointIdentity:
         return canonical_text([result.policy, matched_knobs, self.distinct(result)])
 
 
-def _identity_over(sweeps: Sequence[Sequence[Result]]) -> _PointIdentity:
+def _identity_over(
+    sweeps: Sequence[Sequence[Result]], merged: Sequence[Sequence[Result]] = ()
+) -> _PointIdentity:
     # in their order
     varying = dict.fromkeys(
         key
-        for results in sweeps
+        for group, left_out in ((sweeps, DERIVED_KEYS), (merged, MACHINE_KEYS))
+        for results in group
         for key in varying_keys([flat_setting(result) for result in results])
-        if key not in DERIVED_KEYS
+        if key not in left_out
     )
     policies = {result.policy for results in sweeps for result in results}
     knobs = {policy: _matched_knobs(policy, sweeps) for policy in policies}

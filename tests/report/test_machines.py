@@ -171,3 +171,24 @@ def test_two_devices_of_one_machine_are_two_points() -> None:
         for device, hardware in (("cpu", "EPYC"), ("cuda", "H200"))
     ]
     assert [list(point.results) for point in point_runs({"a": both})] == [["a"], ["a"]]
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("batch", (1, 8)),
+        ("target", ("t5-small", "t5-large")),
+        ("dataset", ("wmt14", "iwslt2017")),
+        ("device", ("cpu", "cuda")),
+    ],
+)
+def test_what_differs_between_machines_of_a_folder_tells_points_apart(
+    key: str, values: tuple[object, object]
+) -> None:
+    """Fault: each machine was a sweep of its own, in which nothing differs."""
+    merged = [
+        run(1.5, hardware=machine, setting={key: value})
+        for machine, value in zip(("EPYC", "Xeon"), values, strict=True)
+    ]
+    merged.append(run(1.2, hardware="A100", setting={key: values[1]}))
+    assert len(point_runs({"all": merged})) == 2

@@ -530,14 +530,19 @@ def total_variation(p: Distribution, q: Distribution) -> float:
 
 def judge_together(certificates: Sequence[Certificate]) -> list[Certificate]:
     """The certificates of a point's sampled texts. Those that find the target's distribution are
-    defects instead if their tokens, all together, were not drawn from it, whatever the rule
-    declares.
+    defects instead if the texts' tokens, all together, were not drawn from what the rule declares.
+
+    Texts in which it declares another distribution than the target's, or none, count too: which
+    texts these are depends on their tokens. Those with another defect do not.
     """
 
     def agrees(certificate: Certificate) -> bool:
         return certificate.verdict in (EXACT, ROUNDING)
 
-    if are_by_chance(sum_of(one.deviations for one in filter(agrees, certificates))):
+    judged = [
+        one for one in certificates if agrees(one) or one.verdict == NO_FORM or one.check == OUTPUT
+    ]
+    if are_by_chance(sum_of(one.deviations for one in judged)):
         return list(certificates)
     return [
         replace(one, verdict=DEFECT, check=RULE) if agrees(one) else one for one in certificates

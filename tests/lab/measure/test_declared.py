@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -17,6 +19,8 @@ from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure.certificate import (
     DEFECT,
     EXACT,
+    NO_FORM,
+    OUTPUT,
     RULE,
     Certificate,
     certify_sampled,
@@ -105,3 +109,15 @@ def test_texts_that_are_not_the_targets_say_nothing_of_the_others(
     lossy = certificates(SpeculativeSampling(0.2))
     assert {one.verdict for one in lossy} == {DEFECT}
     assert judge_together([*sound, *lossy]) == [*sound, *lossy]
+
+
+def test_which_texts_agree_depends_on_their_tokens(sound: list[Certificate]) -> None:
+    """Fault: texts of a truthful lossy rule in which nothing was drafted, and so few tokens repeat,
+    were judged without those in which something was.
+    """
+    undrafted = [replace(one, deviations={"likely": (-10.0, 10.0)}) for one in sound]
+    drafted = replace(sound[0], verdict=DEFECT, check=OUTPUT, deviations={"likely": (118.0, 9.0)})
+    assert {one.check for one in judge_together(undrafted)} == {RULE}
+    assert judge_together([*undrafted, drafted]) == [*undrafted, drafted]
+    without_form = replace(drafted, verdict=NO_FORM, check=None)
+    assert judge_together([*undrafted, without_form]) == [*undrafted, without_form]
