@@ -540,12 +540,15 @@ def judge_together(certificates: Sequence[Certificate]) -> list[Certificate]:
         return certificate.verdict in (EXACT, ROUNDING)
 
     judged = [
-        one for one in certificates if agrees(one) or one.verdict == NO_FORM or one.check == OUTPUT
+        certificate
+        for certificate in certificates
+        if agrees(certificate) or certificate.verdict == NO_FORM or certificate.check == OUTPUT
     ]
-    if are_by_chance(sum_of(one.deviations for one in judged)):
+    if are_by_chance(sum_of(certificate.deviations for certificate in judged)):
         return list(certificates)
     return [
-        replace(one, verdict=DEFECT, check=RULE) if agrees(one) else one for one in certificates
+        replace(certificate, verdict=DEFECT, check=RULE) if agrees(certificate) else certificate
+        for certificate in certificates
     ]
 
 

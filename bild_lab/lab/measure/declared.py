@@ -43,8 +43,8 @@ def sum_of(
 ) -> dict[str, tuple[float, float]]:
     """The sums of deviations and variances, by the name of the values."""
     sums: dict[str, tuple[float, float]] = {}
-    for one in deviations:
-        for name, (above, variance) in one.items():
+    for deviations_by_name in deviations:
+        for name, (above, variance) in deviations_by_name.items():
             before = sums.get(name, (0.0, 0.0))
             sums[name] = before[0] + above, before[1] + variance
     return sums
