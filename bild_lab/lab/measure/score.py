@@ -83,7 +83,7 @@ def result_of(
     """
     decoder = point.decoders[METHOD]
     with stopwatch.phase("trace"):
-        stages_s, spans = _traced(point, requests, timed)
+        stages_s, traces = _traced(point, requests, timed)
         baseline_loop_share = _baseline_loop_share(point, requests, timed)
     with stopwatch.phase("certify"):
         certificates = _certified(point, requests, timed) if _certifies(point) else None
@@ -121,7 +121,7 @@ def result_of(
             baseline_loop_share=baseline_loop_share,
             stages_s=stages_s,
             cost=cost,
-            **_stage_findings(point, timed, stages_s, spans, summary),
+            **_stage_findings(point, timed, stages_s, traces, summary),
             environment=Environment({**environment_facts, "code": point.code}),
             seconds={},
         )
@@ -131,7 +131,7 @@ def result_of(
         examples, timed, texts, certificates or (), scores_by_example, likelihoods
     )
     for index, example in enumerate(examples[: point.measure.traced_examples]):
-        spans_of_example = spans[index] if index < len(spans) else ()
+        spans_of_example = traces[index].spans if index < len(traces) else ()
         rows[index] = with_trace(rows[index], example.prompt, spans_of_example, decoder.pieces)
     return result, rows
 
@@ -250,8 +250,8 @@ def parameters_of(decoder: Decoder) -> dict[str, int]:
     return counts
 
 
-# seconds of each stage, None if unknown; the spans of each traced example, in order
-Stages = tuple[dict[str, float] | None, list[list[Span]]]
+# seconds of each stage, None if unknown; the trace of each traced example
+Stages = tuple[dict[str, float] | None, list[StageTrace]]
 
 
 def precision_of(method: Method, target: LoadedModel, dtype: str) -> str:
@@ -302,53 +302,66 @@ def _baseline_loop_share(
 
 
 def stages_of(
-    traces: Iterable[tuple[StageTrace, float]], reads_prompt_in_rounds: bool = False
+    timed_traces: Iterable[tuple[StageTrace, float]], reads_prompt_in_rounds: bool = False
 ) -> Stages:
-    """The seconds in prefill, draft, verify and host over all examples, and the stages of each
+    """The seconds in prefill, draft, verify and host over all examples, and the trace of each
     example.
 
-    traces: each with the seconds of its whole example. reads_prompt_in_rounds: the models are
+    timed_traces: each with the seconds of its whole example. reads_prompt_in_rounds: the models are
     decoder-only, so that prefill is also the part of drafting and verification that reads the
     prompt. Host code is the time between the stages.
     """
     stages_s = {"prefill": 0.0, "draft": 0.0, "verify": 0.0, "host": 0.0}
-    spans = []
-    for trace, example_s in traces:
+    traces = []
+    for trace, example_s in timed_traces:
         for stage, seconds in trace.stages_s.items():
             stages_s[stage] += seconds
         stages_s["host"] += example_s - sum(trace.stages_s.values())
-        spans.append(trace.spans)
-        for stage, seconds in prompt_s(trace.spans).items() if reads_prompt_in_rounds else ():
+        traces.append(trace)
+        for stage, seconds in prompt_s(trace).items() if reads_prompt_in_rounds else ():
             stages_s[stage] -= seconds
             stages_s["prefill"] += seconds
-    return stages_s, spans
+    return stages_s, traces
 
 
-def prompt_s(spans: Iterable[Span]) -> dict[str, float]:
+def prompt_s(trace: StageTrace) -> dict[str, float]:
     """The seconds in which the drafter and the target read a decoder-only prompt, which runs with
-    the first rows of each: how much longer its stage was then than in the median of the other
-    rounds.
+    the first rows of each: how much longer that took than such rows do in the other rounds.
 
-    A drafter that continues the target's states reads it in the second round.
+    Nothing where no stage drafts: CALM reads the prompt before its first token.
     """
-    seconds_by_stage: dict[str, list[float]] = {"draft": [], "verify": []}
-    for stage, start, end in spans:
-        if stage in seconds_by_stage:
-            seconds_by_stage[stage].append(end - start)
+    drafts_s, verifications_s = (
+        [end - start for name, start, end in trace.spans if name == stage]
+        for stage in ("draft", "verify")
+    )
+    if not drafts_s:
+        return {}
     reading_s = {}
-    for stage, seconds in seconds_by_stage.items():
-        if len(seconds) > 1:
-            longer, shorter = max(seconds[:2]), min(seconds[:2])
-            reading_s[stage] = max(0.0, longer - median([shorter, *seconds[2:]]))
+    if len(verifications_s) > 1:
+        first_s, *later_s = verifications_s
+        usual_s = median(later_s)
+        if trace.target_calls > len(verifications_s):  # a program decodes several tokens
+            usual_s = sum(later_s) / (trace.target_calls - 1)
+        reading_s["verify"] = max(0.0, first_s - usual_s)
+    forwards = [decoding_round.draft_calls for decoding_round in trace.rounds]
+    if not any(forwards):  # tables draft without them
+        forwards = [1] * len(forwards)
+    # programs draft nothing, so the rounds that have a draft come first
+    drafts = [(s, count) for s, count in zip(drafts_s, forwards, strict=False) if count]
+    if len(drafts) > 1:
+        (first_s, count), *later = drafts  # a drafter may begin in a later round
+        forward_s = median(s / later_count for s, later_count in later)
+        reading_s["draft"] = max(0.0, first_s - count * forward_s)
     return reading_s
 
 
-def drafter_prompt_s(spans: Iterable[Span]) -> float:
-    """How long the drafter read a decoder-only prompt: of two models the target takes longer. A part
-    of the target reads it for both.
+def drafter_prompt_s(trace: StageTrace, part_of_target: bool) -> float:
+    """How long the drafter read a decoder-only prompt. part_of_target: it is no model of its own,
+    and the target, too, needs what the drafter's layers read.
     """
-    reading_s = prompt_s(spans)
-    return min(reading_s.get("draft", 0.0), reading_s.get("verify", 0.0))
+    reading_s = prompt_s(trace)
+    drafter_s = reading_s.get("draft", 0.0)
+    return min(drafter_s, reading_s.get("verify", 0.0)) if part_of_target else drafter_s
 
 
 def _certified(point: Point, requests: list[Request], timed: TimedTexts) -> list[Certificate]:
@@ -377,7 +390,7 @@ def _stage_findings(
     point: Point,
     timed: TimedTexts,
     stages_s: dict[str, float] | None,
-    spans: list[list[Span]],
+    traces: Sequence[StageTrace],
     summary: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Fields of a Result: what follows from seconds by stage, such as the predictions of theory,
@@ -385,19 +398,22 @@ def _stage_findings(
 
     summary: fields of the Result that are known.
     """
-    prediction, checkpoint = None, point.decoders[METHOD].target.checkpoint
+    decoder, prediction = point.decoders[METHOD], None
+    checkpoint = decoder.target.checkpoint
     if stages_s is not None and BASELINE in timed:
         prediction = predict(
-            timed[METHOD][: len(spans)],
-            timed[BASELINE][: len(spans)],
+            timed[METHOD][: len(traces)],
+            timed[BASELINE][: len(traces)],
             stages_s,
             summary["counts"].acceptance_rate,
             checkpoint.end_tokens,
-            0.0 if checkpoint.encoder_decoder else sum(map(drafter_prompt_s, spans)),
+            0.0
+            if checkpoint.encoder_decoder
+            else sum(drafter_prompt_s(trace, len(decoder.models) == 1) for trace in traces),
         )
     first_verify_ends = []
-    for spans_of_example in spans:
-        verify_ends = (end for stage, _, end in spans_of_example if stage == "verify")
+    for trace in traces:
+        verify_ends = (end for stage, _, end in trace.spans if stage == "verify")
         first_verify_ends += itertools.islice(verify_ends, 1)
     first_token_s = median(first_verify_ends) if first_verify_ends else None
     if (streamed := summary.get("streamed")) is not None:
@@ -405,7 +421,7 @@ def _stage_findings(
     return {
         "first_token_s": first_token_s,
         "prediction": prediction,
-        "pipeline": pipeline_summary(timed, stages_s, len(spans)),
+        "pipeline": pipeline_summary(timed, stages_s, len(traces)),
     }
 
 

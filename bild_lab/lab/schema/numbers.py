@@ -472,4 +472,4 @@ class Pipeline:
         " compete for memory."
     )
     host: float | None = ratio("The one before, with the time of host code.")
-    prefill: float | None = ratio("The one before, with the encoder.")
+    prefill: float | None = ratio("The one before, with the encoder or prompt.")

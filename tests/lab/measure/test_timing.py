@@ -24,7 +24,7 @@ from bild_lab.engine.methods.vanilla import NoDraft, target_alone
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Session
-from bild_lab.engine.trace import EngineReport, Span, StageTrace, Trace
+from bild_lab.engine.trace import EngineReport, Round, Span, StageTrace, Trace
 from bild_lab.errors import warn_once
 from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.measure import timing
@@ -58,17 +58,17 @@ def test_the_spans_of_an_example_are_its_rounds_in_turn_and_add_up_to_the_stages
     method = DraftThenVerify(next_number(), ModelDrafter(next_number(), 3), ExactMatch())
     lengths = (8, 4)
     requests = [Request(Source((0,)), Limits(1, length)) for length in lengths]
-    seconds, spans_of_all = stages_of(traced_pass(method, requests, TimingOptions()))
+    seconds, traces = stages_of(traced_pass(method, requests, TimingOptions()))
     # a round emits four tokens: three that were drafted and the target's own
-    assert [[stage for stage, _, _ in spans] for spans in spans_of_all] == [
+    assert [[stage for stage, _, _ in trace.spans] for trace in traces] == [
         ["prefill", *["draft", "verify"] * (length // 4)] for length in lengths
     ]
-    for spans in spans_of_all:
-        moments = [moment for _, start, end in spans for moment in (start, end)]
+    for trace in traces:
+        moments = [moment for _, start, end in trace.spans for moment in (start, end)]
         assert 0 < moments[0] and moments == sorted(moments)
     for stage in ("prefill", "draft", "verify"):
         parts = [
-            end - start for spans in spans_of_all for name, start, end in spans if name == stage
+            end - start for trace in traces for name, start, end in trace.spans if name == stage
         ]
         assert seconds[stage] == pytest.approx(sum(parts))
     assert seconds["host"] > 0
@@ -376,10 +376,10 @@ def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(
         lambda synchronize: StageTrace(synchronize=synchronize, started=now[0]),
     )
     requests = noted(temperature=1.0, examples=2)[2]
-    seconds, spans_of_all = stages_of(traced_pass(Staged(), requests, TimingOptions(seed=5)))
+    seconds, traces = stages_of(traced_pass(Staged(), requests, TimingOptions(seed=5)))
     assert seconds == {"prefill": 2, "draft": 8, "verify": 8, "host": 64}
     assert seen == [(7,), 5 * 1_000_003, (8,), 5 * 1_000_003 + 1]  # prepared, then decoded
-    assert [spans[0] for spans in spans_of_all] == [("prefill", 8, 9)] * 2
+    assert [trace.spans[0] for trace in traces] == [("prefill", 8, 9)] * 2
 
 
 def of_seconds(*stages: tuple[str, float]) -> list[Span]:
@@ -388,19 +388,56 @@ def of_seconds(*stages: tuple[str, float]) -> list[Span]:
     return [(name, end - seconds, end) for (name, seconds), end in zip(stages, ends, strict=True)]
 
 
+def traced(*stages: tuple[str, float], draft_calls: Sequence[int] = ()) -> StageTrace:
+    """A trace of these spans, and a round for each of these numbers of drafter forwards."""
+    rounds = [Round(next_token=7, draft_calls=calls) for calls in draft_calls]
+    return StageTrace(spans=of_seconds(*stages), rounds=rounds)
+
+
 def test_a_prompt_that_runs_with_the_first_rows_is_prefill() -> None:
     rounds = [("draft", 3.0), ("verify", 9.0), *[("draft", 1.0), ("verify", 2.0)] * 3]
-    trace = StageTrace(spans=of_seconds(("prefill", 0.5), *rounds))
-    assert prompt_s(trace.spans) == {"draft": 2.0, "verify": 7.0}
-    assert drafter_prompt_s(trace.spans) == 2.0
+    trace = traced(("prefill", 0.5), *rounds, draft_calls=[0] * 4)
+    assert prompt_s(trace) == {"draft": 2.0, "verify": 7.0}
+    assert drafter_prompt_s(trace, part_of_target=True) == 2.0
     decoder_only, _ = stages_of([(trace, 22.0)], reads_prompt_in_rounds=True)
     assert decoder_only == {"prefill": 9.5, "draft": 4.0, "verify": 8.0, "host": 0.5}
     encoded, _ = stages_of([(trace, 22.0)])
     assert encoded == {"prefill": 0.5, "draft": 6.0, "verify": 15.0, "host": 0.5}
     # a drafter that begins in the second round; its last draft is short
     late = [("draft", 0.0), ("draft", 5.0), ("draft", 1.0), ("draft", 1.0), ("draft", 0.5)]
-    assert prompt_s(of_seconds(*late)) == {"draft": 4.25}
-    assert prompt_s(of_seconds(("prefill", 1.0), ("draft", 3.0))) == {}
+    assert prompt_s(traced(*late, draft_calls=[0, 2, 2, 2, 1])) == {"draft": 4.0}
+    assert prompt_s(traced(("prefill", 1.0), ("draft", 3.0), draft_calls=[3])) == {}
+
+
+def test_a_first_draft_that_is_longer_or_shorter_reads_no_more_of_the_prompt() -> None:
+    calls = [7, 2, 1, 9, 2]
+    drafts = [("draft", 0.5 * count) for count in calls]
+    assert prompt_s(traced(*drafts, draft_calls=calls)) == {"draft": 0.0}
+    drafts = [("draft", 4.0 + 0.5), *drafts[:-1]]
+    assert prompt_s(traced(*drafts, draft_calls=[1, *calls[:-1]])) == {"draft": 4.0}
+
+
+def test_a_later_verification_that_is_longer_reads_no_prompt() -> None:
+    rounds = [("draft", 0.0), ("verify", 1.0), ("draft", 0.0), ("verify", 3.0)]
+    assert prompt_s(traced(*rounds, draft_calls=[0, 0]))["verify"] == 0.0
+
+
+def test_a_program_of_several_tokens_is_no_prompt() -> None:
+    programs = [("verify", 32.0), ("verify", 8.0)]
+    trace = traced(("draft", 0.0), ("verify", 6.0), *programs, draft_calls=[0] * 41)
+    assert prompt_s(trace) == {"verify": 5.0}
+
+
+def test_a_prompt_that_was_read_before_the_first_token_is_not_counted_again() -> None:
+    trace = traced(("prefill", 9.0), ("verify", 2.0), ("verify", 1.0), draft_calls=[0, 0])
+    assert prompt_s(trace) == {}
+
+
+def test_a_draft_models_own_reading_is_its_own_where_the_target_reads_faster() -> None:
+    rounds = [("draft", 9.0), ("verify", 4.0), *[("draft", 1.0), ("verify", 2.0)] * 2]
+    trace = traced(*rounds, draft_calls=[2, 2, 2])
+    assert drafter_prompt_s(trace, part_of_target=False) == 8.0
+    assert drafter_prompt_s(trace, part_of_target=True) == 2.0
 
 
 @pytest.mark.parametrize("repeats", [1, 2, 3])
