@@ -33,6 +33,7 @@ ANSWER_KEYS = (
     "processors",
     "stop",
     "complete_prompts",
+    "chat_template_kwargs",
     "source_language",
     "target_language",
     "weight_bits",
@@ -132,6 +133,8 @@ def greedy_history(
         for example_id, generation in zip(ids, generations, strict=True):
             answer = generation.text.strip()
             if isinstance(complete[example_id].prompt, CompleteText):  # in its own chat template
-                answer = answer_in_history(checkpoint.tokenizer, checkpoint.path, answer)
+                answer = answer_in_history(
+                    checkpoint.tokenizer, checkpoint.path, answer, vanilla.chat
+                )
             answers[example_id] = answer
     return answers

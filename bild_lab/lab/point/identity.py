@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from bild_lab.engine.methods import bita, medusa
 from bild_lab.engine.methods.eagle import module as eagle
 from bild_lab.engine.methods.early_exit import layer_heads
+from bild_lab.engine.models.checkpoint.chat import ChatSettings
 from bild_lab.engine.models.checkpoint.hub import commits_read
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.protocols import External
@@ -130,8 +131,10 @@ def setting_of(
     examples: tuple[Example, ...],
     decoders: Mapping[str, Decoder],
     policies: Mapping[str, dict[str, Any]],
+    chat: ChatSettings,
 ) -> dict[str, Any]:
-    """Everything that two points must share to be compared.
+    """Everything that two points must share to be compared. chat: what the model's own chat template
+    is told.
 
     A key that has its usual value in most settings is left out then.
     """
@@ -139,12 +142,15 @@ def setting_of(
     device, decoding = resolve_device(runtime.device), asdict(specs.decoding)
     packages = [f"{package} {package_version(package)}" for package in PACKAGES]
     target = decoders.get(BASELINE, decoders[METHOD]).target
+    continues = any(example.continues for example in examples)
     unusual = {
         "stop": (sorted(decoding.pop("stop")), []),
         "tokenize": (dataset.tokenize, None),
         "language": (dataset.language, None),
         # to other texts of the same words the tokenizer adds its special tokens
         "complete_prompts": (dataset.has_own_template, False),
+        # what the template is told is in its texts, but not what it keeps of answers
+        "chat_template_kwargs": (dict(chat.values) if continues else {}, {}),
         "compile_drafter": (runtime.compile_drafter, "auto"),
         "batch": (runtime.batch, 1),
         "precision": (measure.precision, None),

@@ -103,6 +103,7 @@ def prepare(cfg: DictConfig) -> Point:
     resolved_policies = {role: resolved_policy(policy) for role, policy in policies.items()}
     decoders = {role: specs.decoder(policy) for role, policy in policies.items()}
     method_policy, method_decoder = resolved_policies[METHOD], decoders[METHOD]
+    chat = specs.dataset.chat
     specs = replace(specs, dataset=for_model(specs.dataset, method_decoder.target.checkpoint))
     whole_examples = cached_examples(specs.dataset)
     examples = cut_sources(
@@ -113,7 +114,7 @@ def prepare(cfg: DictConfig) -> Point:
         _require_decodable(decoder, specs)
     _require_same_arrivals(decoders)
     contents = contents_of(resolved_policies)
-    setting = setting_of(specs, whole_examples, decoders, resolved_policies)
+    setting = setting_of(specs, whole_examples, decoders, resolved_policies, chat)
     code = code_of(method_policy, specs)
     return Point(
         id=point_id(specs, scoring, examples, decoders, contents, setting, code),
@@ -127,7 +128,7 @@ def prepare(cfg: DictConfig) -> Point:
         same_as_baseline=contents.get(BASELINE) == contents[METHOD],
         config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
         decoders=decoders,
-        vanilla=specs.decoder(compose_policy("vanilla")),
+        vanilla=replace(specs.decoder(compose_policy("vanilla")), chat=chat),
         examples=examples,
         scoring=scoring,
         specs=specs,

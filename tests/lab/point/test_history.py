@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 import bild_lab
-from bild_lab.engine.models.checkpoint.chat import CompleteText, answer_in_history
+from bild_lab.engine.models.checkpoint.chat import (
+    ChatSettings,
+    CompleteText,
+    answer_in_history,
+)
 from bild_lab.errors import UserError
 from bild_lab.lab.data.conversations import conversation
 from bild_lab.lab.data.dataset_spec import Template
@@ -68,9 +72,38 @@ def test_an_answer_is_continued_as_the_models_own_chat_template_keeps_it(
 def test_an_answer_stays_whole_in_a_template_that_writes_the_rest_otherwise(vanilla) -> None:
     tokenizer = copy.copy(vanilla.target.checkpoint.tokenizer)
     tokenizer.chat_template = "{{ messages[1].content | length }}{{ messages[1].content }}"
-    assert answer_in_history(tokenizer, "tiny", " w7") == " w7"
+    kept = lambda answer: answer_in_history(tokenizer, "tiny", answer, ChatSettings())  # noqa: E731
+    assert kept(" w7") == " w7"
     tokenizer.chat_template = "{% for m in messages %}{{ m.content | trim }};{% endfor %}"
-    assert answer_in_history(tokenizer, "tiny", " w7 question;\n") == "w7 question;"
+    assert kept(" w7 question;\n") == "w7 question;"
+    # an answer that is left out ends where the next question begins
+    tokenizer.chat_template = (
+        "{% for m in messages if m.content != 'w9' %}{{ m.content }};{% endfor %}"
+    )
+    assert kept("w9") == "w9"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content or raise_exception('empty') }}{% endfor %}"
+    )
+    assert kept("") == ""
+
+
+def test_thinking_alone_is_left_out_by_a_template_with_no_space_before_no_answer(vanilla) -> None:
+    tokenizer = copy.copy(vanilla.target.checkpoint.tokenizer)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% set rest = m.content.split('/')[-1] %}"
+        "{{ ' ' + rest if rest }};{% endfor %}"
+    )
+    kept = answer_in_history(tokenizer, "tiny", "w7/", ChatSettings())
+    assert kept == ""
+
+
+def test_an_answer_is_kept_as_the_template_is_told(vanilla, turns, monkeypatch) -> None:
+    template = KEEPS_THE_END.replace("m.content.split", "m.content if whole else m.content.split")
+    monkeypatch.setattr(vanilla.target.checkpoint.tokenizer, "chat_template", template)
+    first = replace(turns[0], prompt=CompleteText("w5 w6"))
+    told = replace(vanilla, chat=ChatSettings(values={"whole": True}))
+    answers = greedy_history([first, turns[1]], told, LIMIT)
+    assert answers == {"a": vanilla.generate(first.prompt, LIMIT).text}
 
 
 def test_the_answers_are_to_prompts_cut_as_the_measured_ones(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -42,6 +43,29 @@ def name_of(*words: str) -> str:
     """The name of the point that these overrides give."""
     module.cached_examples.cache_clear()
     return prepare(compose_config(list(words))).id
+
+
+def test_what_a_template_keeps_of_answers_is_part_of_the_setting_and_told_to_the_target(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    target, rows = tmp_path / "chats", tmp_path / "rows.jsonl"
+    shutil.copytree(checkpoints / "llama", target)
+    (target / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content if whole or m.role == 'user' else m.content[:9] }} "
+        "{% endfor %}"
+    )
+    rows.write_text(json.dumps({"prompt_id": 1, "category": "writing", "prompt": ["w5", "w6"]}))
+    words = [f"pair.target={target}", "template=chat", f"dataset.path={rows}", "policy=vanilla"]
+    words += ["dataset=mt_bench", "dataset.limit=1"]
+    told = "+dataset.chat_template_kwargs={whole: true}"
+    plain_point, point = (
+        prepare(compose_config(all_words)) for all_words in (words, [*words, told])
+    )
+    assert point.vanilla.chat.values == {"whole": True}
+    assert point.setting["chat_template_kwargs"] == {"whole": True}
+    assert "chat_template_kwargs" not in plain_point.setting and point.id != plain_point.id
+    alone = prepare(compose_config([*words, told, "dataset.turns=1"]))
+    assert "chat_template_kwargs" not in alone.setting  # its text says all
 
 
 @pytest.mark.parametrize(

@@ -100,23 +100,34 @@ def chat_text(
         ) from error
 
 
-def answer_in_history(tokenizer: PreTrainedTokenizerBase, path: str, answer: str) -> str:
+def answer_in_history(
+    tokenizer: PreTrainedTokenizerBase, path: str, answer: str, chat: ChatSettings
+) -> str:
     """An answer as the tokenizer's template writes it before a later question, such as without its
     thinking, or without spaces around it.
 
-    It stays as it is where the template writes what is around it otherwise.
+    It stays as it is where the template refuses it, as some do an empty one, or writes what is
+    around it otherwise.
     """
 
     def written(text: str) -> str:
         question = {"role": "user", "content": QUESTION}
         messages = [question, {"role": "assistant", "content": text}, question]
-        return chat_text(tokenizer, path, messages, ChatSettings())
+        return chat_text(tokenizer, path, messages, chat)
 
     before, _, after = written(ANSWER).partition(ANSWER)
-    conversation = written(answer)
-    if not (conversation.startswith(before) and conversation.endswith(after)):
+    try:
+        conversation = written(answer)
+    except UserError:
         return answer
-    return conversation.removeprefix(before).removesuffix(after)
+    # around an empty answer some templates write fewer spaces
+    for start, end in ((before, after), (before.rstrip(), after.lstrip())):
+        around = len(start) + len(end)
+        if around <= len(conversation) and (
+            conversation.startswith(start) and conversation.endswith(end)
+        ):
+            return conversation[len(start) : len(conversation) - len(end)]
+    return answer
 
 
 def dated(template: str, day: date, name: str) -> str:
