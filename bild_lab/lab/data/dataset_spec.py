@@ -350,7 +350,8 @@ def own_template(checkpoint: Checkpoint, chat: ChatSettings) -> tuple[str, str |
     """A tokenizer's chat template as the texts of `Template`, and whether it trims questions; None
     for later turns that do not continue the first.
 
-    The system prompt is the template's own. What it does to answers `answer_in_history` says.
+    The system prompt is the template's own. What it does to the target's own answers
+    `answer_in_history` says; those of `history` and of a conversation stay as they are.
     """
     tokenizer = checkpoint.tokenizer
     if tokenizer.chat_template is None:
