@@ -146,7 +146,9 @@ def test_prompts_in_a_models_own_template_have_the_tokens_that_it_writes_and_no_
     assert [tokenized.prompt.tolist()] == prompt_tokens(tokenizer, [cut.prompt])
 
 
-@pytest.mark.parametrize("asked", [" {source} ", "Asked:\n{source}\n", "{source}"])
+@pytest.mark.parametrize(
+    "asked", [" {source} ", "Asked:\n{source}\n", "{source}", "{source}|{source} or {source}"]
+)
 @pytest.mark.parametrize(
     "content", ["one.content", "one.content | trim", "' ' + one.content.strip()"]
 )
