@@ -366,8 +366,8 @@ def own_template(checkpoint: Checkpoint, chat: ChatSettings) -> tuple[str, str |
         for turns in ([question], [question, answer, question])
     )
     next_turn = two_turns.removeprefix(one_turn) if two_turns.startswith(one_turn) else None
-    apart = {**question, "content": f"\t{question['content']}\t"}
-    trims = apart["content"] not in chat_text(tokenizer, checkpoint.path, [apart], chat)
+    apart = {**question, "content": f"\n\t {question['content']} \t\n"}
+    trims = chat_text(tokenizer, checkpoint.path, [apart], chat) == one_turn
     return one_turn, next_turn, trims
 
 

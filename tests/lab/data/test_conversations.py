@@ -173,6 +173,15 @@ def test_questions_have_spaces_around_them_where_the_models_own_template_keeps_t
         )
 
 
+@pytest.mark.parametrize(
+    "content", ["one.content.rstrip()", "one.content.strip('\\n')", "one.content | tojson"]
+)
+def test_a_template_that_keeps_some_of_the_spaces_does_not_trim(content: str) -> None:
+    chats = Chats(TURNS.replace("one.content", content))
+    (template,) = for_model(chat_spec(), chats).templates
+    assert not template.trims
+
+
 def test_a_template_of_the_users_own_leaves_the_start_token_to_the_tokenizer(
     tmp_path: Path,
 ) -> None:
