@@ -63,6 +63,14 @@ def test_a_long_prompt_is_not_scored_with_the_text(engine: str, checkpoints: Pat
     assert text_logits(target, request, []).shape == logits[:1].shape
 
 
+@pytest.mark.parametrize("engine", ["kernels", "native", "hf"])
+def test_a_text_has_no_more_scores_than_tokens(engine: str, checkpoints: Path) -> None:
+    target = load(str(checkpoints / "llama"), policy="vanilla", engine=engine).target
+    with torch.inference_mode():
+        every_row, more = (target.text_logits(Source((5, 9, 12)), count) for count in (None, 7))
+    assert more.shape == every_row.shape and torch.equal(more, every_row)
+
+
 @pytest.mark.parametrize("policy", ["vanilla", "hf_generate"])
 def test_a_token_that_breaks_a_model_is_found_in_the_text_that_has_it(
     policy: str, checkpoints: Path, tmp_path: Path

@@ -179,7 +179,8 @@ class NativeModel:
 
     def text_logits(self, text: Source, count: int | None = None) -> Float[Tensor, "n vocab"]:
         length = len(text.prompt)
-        output_spec = OutputSpec(logits=length if count is None else count, prompt=True)
+        rows = length if count is None else min(count, length)
+        output_spec = OutputSpec(logits=rows, prompt=True)
         return self.start(text, 1).extend([text.prompt[-1]], output_spec).logits
 
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
