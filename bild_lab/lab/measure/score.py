@@ -356,8 +356,9 @@ def prompt_s(trace: StageTrace) -> dict[str, float]:
 
 
 def drafter_prompt_s(trace: StageTrace, part_of_target: bool) -> float:
-    """How long the drafter read a decoder-only prompt. part_of_target: it is no model of its own,
-    and the target, too, needs what the drafter's layers read.
+    """How long the drafter alone read a decoder-only prompt. part_of_target: it is no model of its
+    own. Layers of the target that draft let it read the prompt for both, in the first draft, and
+    modules read less than it.
     """
     reading_s = prompt_s(trace)
     drafter_s = reading_s.get("draft", 0.0)
