@@ -30,6 +30,7 @@ from bild_lab.lab.config.entrypoint import (
     Stopped,
     plain_message,
     refuse,
+    require_same_folder,
 )
 from bild_lab.lab.config.policies import changed_knobs, policy_label
 from bild_lab.lab.measure.runner import run_point
@@ -245,6 +246,7 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Check the points, and decide what they share, before the first is measured."""
         keep_search_path(config.hydra.searchpath)
+        refusing_points(lambda: require_same_folder(config.hydra))
         jobs = refusing_points(lambda: swept_values(config))
         total = None if jobs is None else math.prod(map(len, jobs))
         if total == 0:

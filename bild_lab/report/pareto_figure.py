@@ -229,7 +229,9 @@ def _draw_baseline(panel: _Panel) -> None:
     ):
         axes.axhline(level, color=MUTED, linewidth=1.0, linestyle=dashes, zorder=1.5)
         beside = look.titled and len(text) <= _LONGEST_BESIDE
-        offset = (6, 0) if beside else (-1, 1 if side == "bottom" else -1.5)
+        # a name within the axes stands above the baseline's own mark, which may be at their edge
+        above_mark = look.mark if side == "bottom" and look.titled else 0.0
+        offset = (6, 0) if beside else (-1, 1 + above_mark if side == "bottom" else -1.5)
         axes.annotate(
             text,
             (1, level),

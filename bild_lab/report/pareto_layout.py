@@ -96,7 +96,8 @@ def heading_lines(group: Group, setting_name: str = "") -> tuple[list[str], list
     drafter = f"drafter {short_name(setting.draft)}, " if setting.draft else ""
     examples = counted(setting.n_examples, "example")
     measured = f"{drafter}{examples}, {setting.dtype} on {setting.device}"
-    measured = ": ".join(filter(None, [setting_name.capitalize(), measured]))
+    capitalized = setting_name[:1].upper() + setting_name[1:]  # names keep their letters
+    measured = ": ".join(filter(None, [capitalized, measured]))
     bars = f"speedup and difference in {group.metric}" if group.relative else group.metric
     subtitle = f"{measured}. Bars: 95 % intervals of {bars}."
     return (

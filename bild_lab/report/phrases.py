@@ -19,7 +19,7 @@ from bild_lab.lab.schema.formatting import (
     times,
 )
 from bild_lab.lab.schema.numbers import NonInferiority, Quality
-from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT, best_at_loss
 from bild_lab.lab.store.groups import Group, differing_keys, setting_title, setting_value
 from bild_lab.report.provenance import disturbance
@@ -39,10 +39,14 @@ def setting_titles(groups: Sequence[Group]) -> list[str]:
     by t5-tiny, multi30k test, 100 examples, batch 4`.
     """
     titles = [setting_title(group.setting) for group in groups]
-    if len(set(titles)) == len(titles):
-        return titles
-    words = setting_words(groups, _IN_TITLES)
-    return [", ".join(filter(None, named)) for named in zip(titles, words, strict=True)]
+    numbers = [f"setting {number}" for number in range(1, len(groups) + 1)]
+    # numbers where a hash tells them apart, such as the code's, or the end of a long value
+    for further_words in (setting_words(groups, _IN_TITLES), numbers):
+        if len(set(titles)) < len(titles):
+            titles = [
+                ", ".join(filter(None, named)) for named in zip(titles, further_words, strict=True)
+            ]
+    return titles
 
 
 def setting_words(groups: Sequence[Group], told: Sequence[str] = _IN_HEADINGS) -> list[str]:
@@ -51,9 +55,14 @@ def setting_words(groups: Sequence[Group], told: Sequence[str] = _IN_HEADINGS) -
     """
     keys = [key for key in differing_keys(groups) if key not in (*HASH_KEYS, *told)]
     return [
-        ", ".join(f"{key} {short_name(setting_value(group.setting, key))}" for key in keys)
+        ", ".join(f"{key} {short_name(one_line(group.setting, key))}" for key in keys)
         for group in groups
     ]
+
+
+def one_line(setting: Setting, key: str) -> str:
+    """A value of the setting as text without line breaks."""
+    return " ".join(str(setting_value(setting, key)).split())
 
 
 def timed_points(group: Group) -> list[Result]:

@@ -50,7 +50,7 @@ from bild_lab.report.tables import (
 
 WIDTH = 80
 _LEAST_NAME = 8  # letters of a line of a point's name
-_LONGEST_TITLE = 8  # letters of a line of a metric's name
+_LONGEST_TITLE = 9  # letters of a line of a metric's name
 DISTURBED = "!"  # before a speed that cannot be relied on
 _ON_FRONT = "\u25cf"
 # the columns after the quality

@@ -88,6 +88,11 @@ def test_neither_a_name_nor_a_number_is_cut_where_the_numbers_are_wide():
     assert "\u2026" not in text and "bild" in text and "fallback" in text
 
 
+def test_the_metric_that_needs_no_references_stands_on_one_line():
+    agreeing = with_quality(sample_result("bild", {"fallback": 0.3}, 1.6), metric="agreement")
+    assert any("agreement" in line for line in rendered([agreeing], []))
+
+
 def test_table_of_only_failures_renders():
     assert any("failed" in line for line in rendered([], [sample_failure()]))
 

@@ -212,7 +212,12 @@ def point_label(result: Any, knobs: Sequence[str], among: Sequence[Any] = ()) ->
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown. In a cell, a bar would end it, and a bracket begin a tag."""
-    cells = ([cell.replace("|", r"\|").replace("<", "&lt;") for cell in row] for row in rows)
+    """A table in Markdown. In a cell, a bar or a line break would end it, and a bracket begin a
+    tag.
+    """
+    cells = (
+        [" ".join(cell.split()).replace("|", r"\|").replace("<", "&lt;") for cell in row]
+        for row in rows
+    )
     lines = [titles, ["---"] * len(titles), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -493,6 +493,10 @@ BAD_INPUT = {
         ["-m", "name=of_${policy.name}", "policy=bild,vanilla"],
         "all points of a sweep go to one folder and one report, got name=of_vanilla",
     ),
+    "another working directory of a sweep": (
+        ["-m", "policy=bild,vanilla", "hydra.job.chdir=true"],
+        "hydra.job.chdir=true would put results where no report and no later command finds them",
+    ),
     "another working directory": (
         ["hydra.job.chdir=true"],
         "hydra.job.chdir=true would put results where no report",

@@ -7,6 +7,7 @@ import pytest
 from bild_lab.lab.schema.formatting import (
     duration,
     knob_value,
+    markdown_table,
     number,
     number_range,
     point_label,
@@ -122,3 +123,8 @@ def test_names_lose_their_folders_and_owners():
     assert short_name("/home/someone/models/t5-large/") == "t5-large"
     assert short_name("a" * 40) == "a" * 27 + "\u2026"
     assert short_name("outputs/mine/checkpoint") == "mine" and short_name("heads") == "heads"
+
+
+def test_a_cell_of_a_markdown_table_ends_no_row_and_begins_no_tag():
+    table = markdown_table(["name"], [["a|b"], ["two\nlines"], ["<b>"]])
+    assert table.splitlines()[2:] == [r"| a\|b |", "| two lines |", "| &lt;b> |"]

@@ -116,6 +116,14 @@ def test_settings_of_one_title_say_what_tells_them_apart(tmp_path):
     assert "t5-large drafted by t5-tiny, multi30k test, 100 examples #" in alone
 
 
+def test_settings_that_nothing_readable_tells_apart_are_numbered(tmp_path):
+    """Fault: of a sweep that went on after a change of the code two sections had one title."""
+    results = [sample_result("bild", {}, 1.5, setting={"code": code}) for code in ("1a", "2b")]
+    text = report(tmp_path, results, []).text
+    for number in (1, 2):
+        assert f"t5-large drafted by t5-tiny, multi30k test, 100 examples, setting {number}" in text
+
+
 def test_shares_of_time_cover_the_whole(page):
     table = page.text.split("Where the sweep\u2019s time went")[2].split("How it was measured")[0]
     assert sum(map(float, re.findall(r"([\d.]+) %", table))) == pytest.approx(100, abs=0.3)
