@@ -187,3 +187,16 @@ def own_configurations() -> list[str]:
     ]
     search_paths = [word for word in hydra.overrides.hydra if word.startswith("hydra.searchpath=")]
     return [*(word for folder in folders for word in ("--config-dir", folder)), *search_paths]
+
+
+def without_configurations(words: Sequence[str], replacing: Sequence[str]) -> list[str]:
+    """The words without those of `own_configurations` that others replace: a command takes one
+    folder, and one search path.
+    """
+    kept = list(words)
+    if "--config-dir" in kept and "--config-dir" in replacing:
+        place = kept.index("--config-dir")
+        del kept[place : place + 2]
+    if any(word.startswith("hydra.searchpath=") for word in replacing):
+        kept = [word for word in kept if not word.startswith("hydra.searchpath=")]
+    return kept

@@ -53,6 +53,7 @@ from bild_lab.training.reports import (
     print_closing,
     print_decoding,
     training_logger,
+    without_configurations,
 )
 from bild_lab.training.run import TrainingJob, TrainingRun, isolated
 from bild_lab.training.start import require_no_languages, require_room
@@ -154,10 +155,12 @@ class FrozenJob(TrainingJob):
         )
         pair = [f"pair.target={self.base.path}", *revision, "pair.draft=null"]
         words = self.spec.words(self.folder / self.spec.result_name)
-        said = [*words, *pair, *self.base.switches, *self.calibration.dataset_words]
-        own = own_configurations()
-        if not set(own) <= set(said):
+        dataset_words, own = list(self.calibration.dataset_words), own_configurations()
+        said = [*words, *pair, *self.base.switches]
+        if not set(own) <= set(dataset_words):
             said = [*own, *said]
+            dataset_words = without_configurations(dataset_words, own)
+        said += dataset_words
         return f"python run.py {shlex.join(said)}"
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,34 @@ def test_a_command_finds_the_configurations_that_the_training_found(
     answered = replace(job, calibration=replace(job.calibration, manifest=manifest))
     assert answered.command.startswith("python run.py -m policy=bita ")
     assert answered.command.endswith(" --config-dir mine dataset=pairs")
+
+
+@pytest.mark.parametrize(
+    "of_answers",
+    [
+        ["--config-dir", "theirs", "hydra.searchpath=[file://a]"],
+        ["hydra.searchpath=[file://a]"],
+        [],
+    ],
+    ids=["both", "search path", "none"],
+)
+def test_a_command_finds_one_folder_of_configurations_that_of_the_training(
+    of_answers: list[str],
+    tmp_path: Path,
+    checkpoints: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fault: two were printed, of which a command takes the last, that of the answers."""
+    own = ["--config-dir", "mine", "hydra.searchpath=[file://mine]"]
+    monkeypatch.setattr(frozen, "own_configurations", lambda: own)
+    job = frozen_job(tmp_path, checkpoints / "llama")
+    manifest = {**job.calibration.manifest, "dataset_words": [*of_answers, "dataset=pairs"]}
+    answered = replace(job, calibration=replace(job.calibration, manifest=manifest))
+    words = shlex.split(answered.command)
+    assert words[:5] == ["python", "run.py", *own]
+    assert words[-1] == "dataset=pairs"
+    assert words.count("--config-dir") == 1 and "theirs" not in words
+    assert sum(word.startswith("hydra.searchpath=") for word in words) == 1
 
 
 @pytest.mark.fast("3")
