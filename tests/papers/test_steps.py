@@ -220,6 +220,25 @@ def test_data_of_ones_own_may_take_the_place_of_one(overrides: list[str]) -> Non
     assert any("dataset.path=mine" in command for command in commands)
 
 
+def test_only_models_that_steps_decode_with_are_replaced() -> None:
+    """Fault: the drafter of `generate`, which has none, and the pair that trainings have by default
+    counted as others that one's own model would take the place of.
+    """
+    commands = [step.command for step in steps_of("bild/fig8", overrides=["pair.draft=mine"])]
+    assert any("pair.draft=mine" in command for command in commands)
+    with pytest.raises(UserError, match=r"of each of \S+vicuna-7b\S+, \S+13b\S+, \S+33b\S+ in"):
+        steps_of("bita_fig7", overrides=["pair.target=mine"])
+
+
+def test_a_model_that_no_choice_makes_the_only_one_is_left_out() -> None:
+    """Fault: the message said to choose a pair where one was chosen."""
+    told = (
+        r"each of .*mT5-large.*, .*mT5-small.* in bild/fig10; leave it out, and run it with python"
+    )
+    with pytest.raises(UserError, match=told):
+        steps_of("bild/fig10", overrides=["pair=mt5_iwslt2017", "pair.target=mine"])
+
+
 def test_an_override_that_no_step_has_and_an_unknown_scale_are_refused() -> None:
     with pytest.raises(UserError, match="no step of spec_tab4 has the key dataset.limits"):
         steps_of("spec_tab4", "small", ["dataset.limits=6"])

@@ -217,21 +217,38 @@ def _require_one_replaced(name: str, graph: Mapping[str, Step], overrides: Seque
     replaced by, each under its own name.
     """
     for key in [word.partition("=")[0] for word in overrides]:
+        group = key.partition(".")[0]
         replaced: dict[str, None] = {}
-        for command in graph if key in NAMING_KEYS else ():
-            words = tuple(shlex.split(command))
+        choices: set[str] = set()
+        for step in graph.values() if key in NAMING_KEYS else ():
+            words = tuple(shlex.split(step.command))
             unchanged = tuple(word for word in words if word.partition("=")[0] != key)
-            if unchanged != words:
+            if unchanged != words and _reads(step, key):
                 values = [
                     OmegaConf.select(cfg, NAMING_KEYS[key]) for cfg in configurations(unchanged)
                 ]
-                replaced |= dict.fromkeys(str(value) for value in values)
+                # a pair without a draft model has none to be replaced
+                replaced |= dict.fromkeys(str(value) for value in values if value is not None)
+                choices.update(lists_of(words).get(group, ()))
         if len(replaced) > 1:
-            group = key.partition(".")[0]
-            raise UserError(
-                f"{key} would take the place of each of {', '.join(replaced)} in {name}; choose one"
-                f" with {group}=NAME"
+            remedy = (
+                f"choose one with {group}=NAME"
+                if len(choices) > 1
+                else f"leave it out, and run it with python run.py {key}=…"
             )
+            raise UserError(
+                f"{key} would take the place of each of {', '.join(replaced)} in {name}; {remedy}"
+            )
+
+
+def _reads(step: Step, key: str) -> bool:
+    """Whether a step reads what the key names. Of a pair, trainings and answers read nothing that
+    is measured, and a command that times `generate` the target alone.
+    """
+    if not key.startswith("pair."):
+        return True
+    times_generate = TIMES_GENERATE.search(step.command) is not None
+    return step.work is StepKind.DECODING and (key == "pair.target" or not times_generate)
 
 
 def _chosen(item_commands: Sequence[str], overrides: Sequence[str]) -> Sequence[str]:
