@@ -148,11 +148,23 @@ class IntersectionSession(SessionOver):
 
     def fits(self, rows: Sequence[int], drafted: int) -> bool:
         """Whether the draft model has positions for these tokens and so many drafted ones."""
+        left = self._left_behind(rows)
+        return left is None or drafted <= left
+
+    def room(self, rows: Sequence[int]) -> int | None:
+        """How many tokens have positions behind these, whatever tokens they are; negative where
+        these have none themselves, None for any number.
+        """
+        left = self._left_behind(rows)
+        return None if left is None else left // self._overlap.most_draft_tokens
+
+    def _left_behind(self, rows: Sequence[int]) -> int | None:
+        """How many of the draft model's positions are left behind these tokens."""
         if self._positions is None:
-            return True
+            return None
         places = enumerate(rows, start=len(self._ends))
         more = sum(len(self._draft_tokens_of(token, place)) for place, token in places)
-        return self._session.length + more + drafted <= self._positions
+        return self._positions - self._session.length - more
 
     def _require_positions(self, more: int) -> None:
         if self._positions is not None and self._session.length + more > self._positions:
@@ -178,6 +190,10 @@ class WithinPositions(SessionOver):
         self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
         return self._session.extend(rows, output_spec)
+
+    def room(self, rows: Sequence[int]) -> int | None:
+        """`IntersectionSession.room`, for a drafter that feeds tokens of another one."""
+        return self._translated.room(rows)
 
     def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         return None if self._translated.fits(rows, chain.steps) else ChainResult()

@@ -95,6 +95,13 @@ class VocabularyOverlap:
         ) or [self._placeholder]
 
     @cached_property
+    def most_draft_tokens(self) -> int:
+        """The most tokens of the draft model that a target token takes."""
+        return max(
+            (len(self.draft_tokens(token)) for token in self.target.pieces.written), default=1
+        )
+
+    @cached_property
     def _placeholder(self) -> int:
         """Stands for a token that the draft model cannot write."""
         unknown = self.draft.tokenizer.unk_token_id

@@ -14,6 +14,7 @@ from transformers import LogitsProcessorList
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Tree
+from bild_lab.engine.methods.lookup.prompt_lookup import PromptLookup
 from bild_lab.engine.methods.speculative.combined_drafters import SpeculativeDrafter
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter
@@ -41,6 +42,8 @@ class Fake:
 
     shared, width = SHARED, 4
     draft = SimpleNamespace(path="small")
+
+    most_draft_tokens = 3
 
     def draft_tokens(self, token: int) -> list[int]:
         return STANDING[token]
@@ -142,10 +145,18 @@ def small_model() -> TranslatedModel:
     return TranslatedModel(Small(by_context(DRAFT)), Fake())
 
 
+def short_hierarchy() -> SpeculativeDrafter:
+    """Its middle model's positions end within a text, for the inner drafter's longer tokens first."""
+    middle = small_model()
+    middle.model.session_positions = 6
+    return SpeculativeDrafter(middle, ModelDrafter(StubModel(by_context(TARGET)), 1), 2)
+
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "fixed": lambda: ModelDrafter(small_model(), 2),
     "confidence": lambda: ModelDrafter(small_model(), 3, 0.55),
     "hierarchy": lambda: SpeculativeDrafter(small_model(), ModelDrafter(small_model(), 1), 2),
+    "short hierarchy": short_hierarchy,
 }
 
 
@@ -191,11 +202,11 @@ def test_drafts_are_drawn_from_the_shared_tokens_alone() -> None:
 
 
 @pytest.mark.parametrize("processors", [None, LogitsProcessorList()], ids=["none", "processed"])
-@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize("shape", ["chain", "tree", "hierarchy", "hierarchy of copies"])
 def test_nothing_is_drafted_where_the_draft_models_positions_end(
     shape: str, processors: LogitsProcessorList | None
 ) -> None:
-    """Fault: with processors the text ended there in a refusal."""
+    """Fault: with processors, and in a hierarchy, the text ended there in a refusal."""
     small = Small(mixed(2))
     small.session_positions = 14
     target = StubModel(mixed(3))
@@ -203,6 +214,12 @@ def test_nothing_is_drafted_where_the_draft_models_positions_end(
     drafter: Drafter = ModelDrafter(translated, 3)
     if shape == "tree":
         drafter = ModelTreeDrafter(translated, nodes=3, window=3, width=1, children=1)
+    elif shape == "hierarchy":
+        inner_model = TranslatedModel(Small(mixed(5)), Fake())
+        drafter = SpeculativeDrafter(translated, ModelDrafter(inner_model, 2), 3)
+    elif shape == "hierarchy of copies":
+        copies = PromptLookup(translated, 3, longest_match=2)
+        drafter = SpeculativeDrafter(translated, copies, 3)
     source = Source((0, 3), processors=processors)
     trace, request = Trace(), Request(source, Limits(2, 30))
     text = DraftThenVerify(target, drafter, SpeculativeSampling()).decode(request, trace)

@@ -122,3 +122,9 @@ def test_a_pair_that_shares_hardly_a_piece_is_refused(monkeypatch: pytest.Monkey
         UserError, match="words .*byte_level .* share 0 pieces; .*choose another draft model"
     ):
         require_shared(apart)
+
+
+def test_the_most_tokens_of_the_draft_model_that_a_token_takes() -> None:
+    both = overlap("byte_fallback", "metaspace")
+    counts = {token: len(both.draft_tokens(token)) for token in range(both.width)}
+    assert both.most_draft_tokens == max(counts.values()) > 1

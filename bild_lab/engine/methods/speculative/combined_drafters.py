@@ -22,6 +22,7 @@ from bild_lab.engine.session import (
     for_draft,
     on_device,
 )
+from bild_lab.engine.vocabularies.intersection import WithinPositions
 from bild_lab.errors import UserError, require_whole
 
 
@@ -36,7 +37,8 @@ class SpeculativeDrafter(Drafter):
     given the text before it. That distribution is therefore the q of each drafted token, whether it
     was an accepted inner draft or a correction, and the outer acceptance stays lossless. When the
     target rejects a token, the middle model's cache and the inner drafter both roll back to the
-    accepted text (see `bild_lab.engine.protocols.Drafter`). Raises UserError for an inner drafter
+    accepted text (see `bild_lab.engine.protocols.Drafter`). Where the positions of a middle model
+    of another vocabulary end, it drafts nothing. Raises UserError for an inner drafter
     that drafts trees, and for one that reads more than the logits of the model it drafts for.
     """
 
@@ -79,7 +81,10 @@ class SpeculativeDrafter(Drafter):
         longest = len(tokens) + self._window
         text, probs, calls = tokens, [], 0
         while len(text) < longest and not limits.reached(text):
-            emitted, scores, inner_calls = self._round(text)
+            room = self._room(text)
+            if room is not None and room < 0:
+                break
+            emitted, scores, inner_calls = self._round(text, room)
             calls += 1 + inner_calls
             if not sampling.greedy:
                 probs.append(sampling.probs(scores))
@@ -96,12 +101,24 @@ class SpeculativeDrafter(Drafter):
         self._session.rollback(length)
         self._drafter.rollback(length)
 
-    def _round(self, text: list[int]) -> tuple[list[int], Tensor, int]:
-        """Verify one inner draft.
+    def _room(self, text: list[int]) -> int | None:
+        """How many tokens of the inner drafter the middle model has positions for behind the text.
+
+        The text alone decides it: where drafted tokens did, those that are left would have another
+        distribution than q.
+        """
+        session = self._session
+        within = isinstance(session, WithinPositions)
+        return session.room(text[session.length :]) if within else None
+
+    def _round(self, text: list[int], room: int | None) -> tuple[list[int], Tensor, int]:
+        """Verify one inner draft, of at most `room` tokens.
 
         Returns the emitted tokens, the logits of each, and the inner drafter's forwards.
         """
         inner = self._request.limits.fitting(self._drafter.propose(text), text)
+        if room is not None:
+            inner = inner.up_to_depth(room)
         # not cached yet: the target's token after a fully accepted draft
         behind = text[self._session.length : -1]
         rows = inner.row_tokens(text[-1])
