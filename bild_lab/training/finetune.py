@@ -427,7 +427,8 @@ def _tokenized(
         )
         for examples in (job.train, job.validation)
     )
-    require_room([example.length for example in (*train, *validation)], job.start.config)
+    lengths = [example.length for example in (*train, *validation)]
+    require_room(lengths, job.start.outline(tokenizer))
     return train, validation
 
 

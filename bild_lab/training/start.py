@@ -31,6 +31,7 @@ from transformers import (
 )
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.hf.admission import learned_positions
 from bild_lab.errors import UserError, require_choice, require_whole
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.point.languages import languages_of
@@ -93,6 +94,10 @@ class FromCheckpoint:
         )
         start = checkpoint.decoder_start if checkpoint.encoder_decoder else None
         return SpecialTokens(tuple(sorted(checkpoint.end_tokens)), pad, start)
+
+    def outline(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        """The model on the meta device, without weights."""
+        return self.checkpoint.weightless()
 
     def model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         """The weights, in float32 on the CPU."""
@@ -186,6 +191,10 @@ class FromScratch:
         start = tokenizer.pad_token_id if self.config.is_encoder_decoder else None
         return SpecialTokens((tokenizer.eos_token_id,), tokenizer.pad_token_id, start)
 
+    def outline(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+        with torch.device("meta"):
+            return self.model(tokenizer)
+
     def model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
         special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
         if self.config.is_encoder_decoder:
@@ -278,11 +287,18 @@ def require_references(examples: Sequence[Example]) -> None:
             )
 
 
-def require_room(lengths: Sequence[int], config: PreTrainedConfig) -> None:
-    """Raise UserError if a decoder has fewer positions than the longest example has tokens."""
-    room = getattr(config.get_text_config(), "max_position_embeddings", None)
-    longest = max(lengths)
-    if not config.is_encoder_decoder and room is not None and longest > room:
+def require_room(lengths: Sequence[int], outline: PreTrainedModel) -> None:
+    """Raise UserError if a decoder has fewer positions than the longest example has tokens.
+
+    outline: the decoder, which may be on the meta device.
+    """
+    config, longest = outline.config, max(lengths)
+    if config.is_encoder_decoder:
+        return
+    configured = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limits = (configured, learned_positions(outline, config))
+    room = min((limit for limit in limits if limit is not None), default=None)
+    if room is not None and longest > room:
         raise UserError(
             f"the longest example has {longest} tokens, but the model has positions for {room}; "
             "set dataset.max_source_tokens or train.max_target_tokens"

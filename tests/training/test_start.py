@@ -12,10 +12,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     LlamaConfig,
     NllbTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
     T5Config,
 )
 
@@ -30,7 +33,7 @@ from bild_lab.training.start import (
     train_tokenizer,
 )
 from scripts import finetune, generate_calibration, train_lm_heads, train_module
-from tests.tiny_architectures import configuration
+from tests.tiny_architectures import DECODER, configuration
 from tests.training.jobs import LLAMA, T5, TURNED, WORDS
 
 CONFIGURATIONS = sorted(
@@ -192,9 +195,37 @@ def test_texts_end_with_the_end_token_or_start_with_the_start_token(encoder_deco
 
 
 def test_a_decoder_needs_a_position_for_every_token() -> None:
-    require_room([3, 5], LlamaConfig(max_position_embeddings=5))
-    require_room([3, 5], T5Config())
+    require_room([3, 5], outline(LlamaConfig(max_position_embeddings=5)))
+    require_room([3, 5], outline(T5Config()))
     with pytest.raises(
         UserError, match="longest example has 5 tokens, but the model has positions for 4"
     ):
-        require_room([3, 5], LlamaConfig(max_position_embeddings=4))
+        require_room([3, 5], outline(LlamaConfig(max_position_embeddings=4)))
+
+
+def test_positions_that_are_counted_from_behind_the_padding_are_fewer() -> None:
+    """Fault: an example as long as RoBERTa's table ended in an error of the module."""
+    sizes = {**DECODER, "max_position_embeddings": 20, "pad_token_id": 1, "is_decoder": True}
+    roberta = outline(AutoConfig.for_model("roberta", **sizes))
+    require_room([18], roberta)
+    with pytest.raises(UserError, match="has 19 tokens, but the model has positions for 18"):
+        require_room([19], roberta)
+
+
+def test_the_outline_of_a_fresh_model_is_that_of_the_model_and_draws_nothing() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 4, "max_position_embeddings": 20, "is_decoder": True}
+    start = FromScratch(FreshModel(name="new", config={"model_type": "roberta", **sizes}), 4)
+    tokenizer = train_tokenizer(["Hund und Katze"], 40, encoder_decoder=False)
+    state = torch.get_rng_state()
+    fresh = start.outline(tokenizer)
+    assert fresh.device.type == "meta" and torch.equal(torch.get_rng_state(), state)
+    require_room([19], fresh)  # its padding is token 0
+    with pytest.raises(UserError, match="positions for 19"):
+        require_room([20], fresh)
+
+
+def outline(config: PreTrainedConfig) -> PreTrainedModel:
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):
+        return auto.from_config(config)

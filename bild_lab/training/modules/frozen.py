@@ -126,7 +126,7 @@ class FrozenJob(TrainingJob):
                 " lower it, predict less far ahead, or make answers to more questions"
                 " (dataset.limit)"
             )
-        require_room([row.length for row in long_enough], self.base.config)
+        require_room([row.length for row in long_enough], self.base.weightless())
         return long_enough
 
     @cached_property
