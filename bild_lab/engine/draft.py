@@ -226,11 +226,16 @@ def require_tree(draft: Draft, drafter_name: str) -> None:
             f"{drafter_name} has drafted {len(draft)} tokens and {len(parents)} parents; give each"
             " token one"
         )
-    node = next(node for node, parent in enumerate(parents) if not ROOT <= parent < node)
+    node = misplaced_node(parents)
     raise UserError(
         f"{drafter_name} has drafted a tree in which node {node} has the parent {parents[node]}; a"
         f" parent is an earlier node, from 0 on, or {ROOT} for a node that follows the text"
     )
+
+
+def misplaced_node(parents: Sequence[int]) -> int | None:
+    """The first node whose parent is no node before it; None without one."""
+    return next((node for node, parent in enumerate(parents) if not ROOT <= parent < node), None)
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,24 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+)
 
+from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.native import why_no_kernels
+from bild_lab.engine.models.processed_session import ProcessedSession
+from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Rows, Scores
+from bild_lab.errors import UserError
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.point.load import load
 from tests.policies import RUNNABLE, is_lossless, shipped
 from tests.policies import load as load_tiny
-from tests.tiny_architectures import END, PAD, START, build, relative_of, word_tokenizer
+from tests.stubs import StubModel, StubSession
+from tests.tiny_architectures import END, PAD, START, VOCABULARY, build, relative_of, word_tokenizer
 
 FIRST, NEW = 21, 14
 PROMPTS = ([5, 9, 12, 30, 7], [33, 8, 8, 20, 19, 4])
@@ -214,3 +224,24 @@ def test_a_drafter_that_is_the_target_is_never_corrected(
             assert trace.target_calls <= (NEW if sampled else 3)
         else:
             assert trace.drafted > 0 and trace.rollbacks == 0
+
+
+class AnySession(StubSession):
+    """Scores rows without a look at their tree."""
+
+    def extend(self, rows: Rows, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
+        return Scores(torch.zeros(len(rows.tokens), VOCABULARY))
+
+
+@pytest.mark.parametrize(
+    ("parents", "row"), [([-1, -2], 1), ([-1, 1], 1), ([-1, 2, 1], 1), ([1, 0], 0)]
+)
+def test_a_tree_whose_parents_do_not_come_first_is_refused(parents: list[int], row: int) -> None:
+    """Fault: where parents were on a GPU alone, the text of such a row was looked for without
+    end.
+    """
+    session = AnySession(StubModel(lambda tokens: torch.zeros(VOCABULARY)), [5])
+    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5)])
+    rows = Rows([6, 7, 8][: len(parents)], Tree(torch.tensor(parents)))
+    with pytest.raises(UserError, match=f"row {row} of a tree has the parent {parents[row]}; a"):
+        ProcessedSession(session, processors, [5, 6]).extend(rows)
