@@ -58,6 +58,8 @@ SEARCH: dict[str, tuple[Any, ...]] = {
     "max_time": (),
 }
 STOP_STRINGS = "stop_strings"
+# which read the encoder's ids as the text's own
+OF_SOURCES = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size")
 REFUSED = ("guidance_scale", "watermarking_config")
 STATEFUL = (
     ClassifierFreeGuidanceLogitsProcessor,

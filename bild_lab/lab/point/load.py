@@ -17,7 +17,7 @@ import torch
 from omegaconf import DictConfig
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from bild_lab.engine.logits_processors import Processors, score_settings
+from bild_lab.engine.logits_processors import OF_SOURCES, Processors, score_settings
 from bild_lab.engine.models.checkpoint.chat import ChatSettings
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.gguf_file import GgufCheckpoint, recognized
@@ -507,7 +507,9 @@ def processors_of(processors: Any, checkpoint: Checkpoint) -> Processors:
     if processors == NONE:
         return Processors()
     if processors == CHECKPOINT:
-        return Processors(score_settings(checkpoint.generation))
+        settings = score_settings(checkpoint.generation)
+        _require_one_vocabulary(settings, checkpoint)
+        return Processors(settings)
     if isinstance(processors, str) or not isinstance(processors, Sequence) or not processors:
         raise UserError(
             f"decoding.processors must be {CHECKPOINT}, {NONE}, or a list of Transformers' logits"
@@ -515,6 +517,19 @@ def processors_of(processors: Any, checkpoint: Checkpoint) -> Processors:
             f" ngram_size: 3}}], got {processors!r}"
         )
     return Processors(added=tuple(_processor(node) for node in processors))
+
+
+def _require_one_vocabulary(settings: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    """Raise UserError for a processor that looks for a source's tokens in a text of another
+    vocabulary.
+    """
+    of_sources = [name for name in OF_SOURCES if name in settings]
+    if of_sources and not checkpoint.one_vocabulary:
+        raise UserError(
+            f"{checkpoint.path} asks for {of_sources[0]}, which looks for the source's tokens in the"
+            " text, but has a vocabulary for each; set decoding.processors=none, or list the other"
+            " processors"
+        )
 
 
 def stop_of(decoding: DecodingSpec, checkpoint: Checkpoint) -> tuple[str, ...]:

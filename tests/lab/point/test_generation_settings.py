@@ -97,6 +97,21 @@ def test_processors_that_run_the_model_again_are_refused() -> None:
         processors_of([guided], checkpoint())
 
 
+@pytest.mark.parametrize(
+    "said", [{"encoder_repetition_penalty": 1.5}, {"encoder_no_repeat_ngram_size": 2}]
+)
+def test_processors_of_sources_are_refused_where_these_have_another_vocabulary(
+    said: dict[str, Any],
+) -> None:
+    """Fault: a token of the source that the text's vocabulary lacks ended in a traceback."""
+    translator = checkpoint(**said, repetition_penalty=1.5)
+    vars(translator)["one_vocabulary"] = False
+    with pytest.raises(UserError, match=f"some/bart asks for {next(iter(said))}, which looks for"):
+        processors_of("checkpoint", translator)
+    vars(translator)["one_vocabulary"] = True
+    assert processors_of("checkpoint", translator)
+
+
 def test_a_translator_without_a_language_is_told_loudly(caplog: pytest.LogCaptureFixture) -> None:
     translator = checkpoint()
     vars(translator)["tokenizer"] = MBart50Tokenizer(
