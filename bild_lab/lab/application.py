@@ -17,12 +17,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.command_line import quote_free_text
-from bild_lab.lab.config.compose import compose_config, hydra_main, without_other_applications
+from bild_lab.lab.config.compose import hydra_main, without_other_applications
 from bild_lab.lab.config.console import console, status_line
 from bild_lab.lab.config.entrypoint import (
     INTERRUPTED,
@@ -82,8 +80,8 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
     others are stored.
     """
     from bild_lab.lab.data.examples import cached_examples
-    from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.lab.store.code import reread_sources
+    from bild_lab.lab.store.progress import command_progress
     from bild_lab.lab.store.table import load_results
 
     if isinstance(overrides, str) or not all(
@@ -110,7 +108,4 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
             ) from None
     finally:
         sys.argv = caller_arguments
-    parsed = OverridesParser.create().parse_overrides([quote_free_text(word) for word in overrides])
-    # what is swept over does not change the folder, see `require_one_folder`
-    shared = [override.input_line for override in parsed if not override.is_sweep_override()]
-    return load_results(sweep_folder(compose_config(shared)))
+    return load_results(command_progress().folder)

@@ -240,8 +240,7 @@ class SweepCallback(Callback):
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         keep_search_path(config.hydra.searchpath)
         check_point(config)
-        self._start(config)
-        begin_progress(None)
+        self._start(config, None)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Check the points, and decide what they share, before the first is measured."""
@@ -256,9 +255,8 @@ class SweepCallback(Callback):
             refusing_points(lambda: require_one_folder(config, points))
             refusing_points(lambda: require_gpus(config, points))
             share_graph_regime(config, points)
-        self._start(config)
+        self._start(config, total)
         record_command(sweep_folder(config))
-        begin_progress(total)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         """Report between points; drop the finished job's configurations, which Hydra would keep
@@ -284,9 +282,13 @@ class SweepCallback(Callback):
 
     on_multirun_end = on_run_end
 
-    def _start(self, config: DictConfig) -> None:
-        """Take the stop signals, and note the failures of earlier commands."""
-        self._failed_before = _failures(Sweep(sweep_folder(config)))
+    def _start(self, config: DictConfig, total: int | None) -> None:
+        """Begin the progress of so many points, take the stop signals, and note the failures of
+        earlier commands.
+        """
+        folder = sweep_folder(config)
+        begin_progress(total, folder)
+        self._failed_before = _failures(Sweep(folder))
         if current_thread() is main_thread():  # Python allows handlers there alone
             self._handlers = {
                 number: signal.signal(number, self._stop(config)) for number in SIGNALS

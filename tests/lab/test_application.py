@@ -109,6 +109,15 @@ def test_a_sweep_from_python_takes_every_list_of_values(base: list[str]) -> None
     assert found["policy"].tolist() == ["vanilla"] * 2
 
 
+@pytest.mark.usefixtures("no_picture")
+def test_a_sweep_from_python_is_read_from_the_folder_that_it_was_measured_in(
+    base: list[str],
+) -> None:
+    found = bild_lab.run([*base, "name=at_${now:%H-%M-%S-%f}", "policy=vanilla"])
+    (folder,) = Path("outputs").glob("at_*")
+    assert found["sweep"].tolist() == [folder.name]
+
+
 def test_what_the_command_refuses_is_an_exception_and_nothing_is_written(base: list[str]) -> None:
     for words, message in (
         ([*base, "policy.fallbck=1"], "did you mean policy.fallback"),

@@ -151,7 +151,7 @@ class SweepProgress:
     total: points; None if it is not known, as in a search, and in the processes of a launcher.
     done: points that were measured, found finished or failed. measured, measured_s: of these, those
     that this command measured, and the seconds that it took. reported: hashes of the points that
-    have a result.
+    have a result. folder: of the sweep; None in the processes of a launcher.
     """
 
     total: int | None = None
@@ -159,6 +159,7 @@ class SweepProgress:
     measured: int = 0
     measured_s: float = 0.0
     reported: set[str] = field(default_factory=set)
+    folder: Path | None = None
 
     def __str__(self) -> str:
         return f"{self.done} of {self.total} points"
@@ -181,9 +182,9 @@ class SweepProgress:
 _command_progress: ContextVar[SweepProgress] = ContextVar("command_progress")
 
 
-def begin_progress(total: int | None) -> None:
-    """A command of so many points begins in this context."""
-    _command_progress.set(SweepProgress(total))
+def begin_progress(total: int | None, folder: Path | None = None) -> None:
+    """A command of so many points, whose sweep is in `folder`, begins in this context."""
+    _command_progress.set(SweepProgress(total, folder=folder))
 
 
 def command_progress() -> SweepProgress:
