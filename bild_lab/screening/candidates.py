@@ -59,15 +59,11 @@ class Space:
         policy = copy.deepcopy(self.base)
         for word in knob_words:
             OmegaConf.update(policy, word.partition("=")[0].removeprefix(KNOB), _value(word))
+        knobs = knob_values(OmegaConf.to_container(policy, resolve=False))
         # resolving all takes long, and most policies have plain knobs
-        interpolated = any(OmegaConf.is_interpolation(policy, knob) for knob in policy)
-        values = (
-            resolved_policy(policy)
-            if interpolated
-            else OmegaConf.to_container(policy, resolve=False)
-        )
-        label = policy_label(self.base)
-        return Candidate((*self.words, *knob_words), label, knob_values(values), policy)
+        if "${" in str(knobs):
+            knobs = knob_values(resolved_policy(policy))
+        return Candidate((*self.words, *knob_words), policy_label(self.base), knobs, policy)
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,12 @@ def test_a_knob_that_follows_another_one_does_so_at_every_point() -> None:
     assert [cfg.policy.rollback for cfg in configs] == [0.3, 0.6]
 
 
+def test_a_value_inside_a_knob_that_follows_another_knob_does_so_at_every_point() -> None:
+    task = ["policy=hybrid", "policy.first_knobs={factor:${policy.min_depth}}"]
+    grid = grid_of(task, ["policy.min_depth=2,3"], "screen")
+    assert [one.knobs["first_knobs"] for one in grid.candidates] == [{"factor": 2}, {"factor": 3}]
+
+
 @pytest.mark.parametrize(
     ("lists", "wanted"),
     [
