@@ -18,6 +18,7 @@ ESCAPES = {"n": "\n", "t": "\t"}
 PART_OF_VALUE = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,\[\]'"]+"""
 PLAIN_WORD = r"[\w./~:-]*"  # a value without signs that mean something in Hydra's grammar
 NUMBER = r"[\d._]+(?:[eE]-?\d+)?"
+PLACES = ("path", "target", "draft", "tokenizer")  # how keys of files, folders and hub ids end
 CONSOLE_COMMAND = "bild-lab"  # how commands begin where the package is installed
 MULTIRUN = ("-m", "--multirun")
 VALUED_OPTIONS = (
@@ -143,19 +144,20 @@ def quote_free_text(word: str) -> str:
     key, equals, value = word.partition("=")
     if not equals or value[:1] in "'\"":
         return word
+    bare_key = key.lstrip("+")
+    kind = re.split(r"[._]", bare_key)[-1]
+    is_text = bare_key == "name" or kind in (*PLACES, "revision")
     if re.fullmatch(PLAIN_WORD, value):
-        # 2026_11_29 is a number to Hydra, without its underscores
-        counts_as_text = key == "name" and re.fullmatch(NUMBER, value)
-        return f"{key}='{value}'" if counts_as_text else f"{key}={_quoted_letters(value)}"
-    kind = re.split(r"[._]", key)[-1]
+        return f"{key}={_quoted_if_needed(value, is_text)}"
     # `template` alone is a group, whose files may be swept over
-    is_free_text = (kind == "template" and key != kind and value[:1] != "[") or (
-        "," not in value and kind in ("path", "target", "draft", "tokenizer")
+    is_free_text = (kind == "template" and bare_key != kind and value[:1] != "[") or (
+        "," not in value and kind in PLACES
     )
     if not is_free_text and existing_path(value, Path()) is None:
         values = value.split(",")
         if all(re.fullmatch(PLAIN_WORD, swept_value) for swept_value in values):
-            return f"{key}={','.join(map(_quoted_letters, values))}"
+            quoted = (_quoted_if_needed(swept_value, is_text) for swept_value in values)
+            return f"{key}={','.join(quoted)}"
         return word
     # the grammar reads a backslash as itself, unless a quote follows
     escaped = re.sub(
@@ -166,9 +168,14 @@ def quote_free_text(word: str) -> str:
     return f"{key}='{escaped}'"
 
 
-def _quoted_letters(value: str) -> str:
-    """A plain word, in quotes if it has a letter that Hydra's grammar takes in quotes alone."""
-    return value if value.isascii() and "~" not in value else f"'{value}'"
+def _quoted_if_needed(value: str, is_text: bool) -> str:
+    """A plain word, in quotes if it has a letter that Hydra's grammar takes in quotes alone, or is
+    text that looks like a number: 2026_11_29 is one to Hydra, without its underscores.
+    """
+    looks_like_number = re.fullmatch(NUMBER, value) is not None
+    if (is_text and looks_like_number) or not value.isascii() or "~" in value:
+        return f"'{value}'"
+    return value
 
 
 def with_line_breaks(word: str) -> str:

@@ -378,6 +378,17 @@ def test_points_that_were_finished_are_logged_once_when_the_logger_is_switched_o
         ("pair.draft=~/a,/modèle,b", "pair.draft='~/a','/modèle',b"),
         ("name=2026_11_29", "name='2026_11_29'"),
         ("name=0.70", "name='0.70'"),
+        ("++name=2026_11_29", "++name='2026_11_29'"),
+        ("dataset.path=2026_11_29", "dataset.path='2026_11_29'"),
+        ("pair.target=2026_11_29", "pair.target='2026_11_29'"),
+        ("pair.second_draft=2026_11_29", "pair.second_draft='2026_11_29'"),
+        (
+            "pair.draft=2026_11_28,toy:small,2026_11_29",
+            "pair.draft='2026_11_28',toy:small,'2026_11_29'",
+        ),
+        ("model.tokenizer=2026_11_29", "model.tokenizer='2026_11_29'"),
+        ("pair.draft_revision=1.10", "pair.draft_revision='1.10'"),
+        ("pair.draft=null", "pair.draft=null"),
         ("name=2026-11-29", "name=2026-11-29"),
         ("policy.fallback=1e-3", "policy.fallback=1e-3"),
     ],
@@ -386,7 +397,7 @@ def test_free_text_gets_the_quotes_a_shell_took_away(word: str, expected: str) -
     assert quote_free_text(word) == expected
     key, _, value = word.partition("=")
     (override,) = OverridesParser.create().parse_overrides([expected])
-    if key in ("name", "pair.target", "dataset.path"):
+    if key in ("name", "++name", "pair.target", "dataset.path"):
         assert override.value() == value
 
 
