@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from operator import lt
 from typing import Any
 
 import numpy as np
@@ -218,19 +217,16 @@ def require_tree(draft: Draft, drafter_name: str) -> None:
     ):
         return
     parents = draft.parent_list
-    are_before = map(lt, parents, range(len(draft)))
-    if len(parents) == len(draft) and all(are_before) and min(parents, default=ROOT) >= ROOT:
-        return
     if len(parents) != len(draft):
         raise UserError(
             f"{drafter_name} has drafted {len(draft)} tokens and {len(parents)} parents; give each"
             " token one"
         )
-    node = misplaced_node(parents)
-    raise UserError(
-        f"{drafter_name} has drafted a tree in which node {node} has the parent {parents[node]}; a"
-        f" parent is an earlier node, from 0 on, or {ROOT} for a node that follows the text"
-    )
+    if (node := misplaced_node(parents)) is not None:
+        raise UserError(
+            f"{drafter_name} has drafted a tree in which node {node} has the parent {parents[node]};"
+            f" a parent is an earlier node, from 0 on, or {ROOT} for a node that follows the text"
+        )
 
 
 def misplaced_node(parents: Sequence[int]) -> int | None:
