@@ -49,11 +49,11 @@ def setting_titles(groups: Sequence[Group]) -> list[str]:
     return titles
 
 
-def setting_words(groups: Sequence[Group], told: Sequence[str] = _IN_HEADINGS) -> list[str]:
-    """What tells each setting from the others: `batch 4, seed 1`. told: keys of the setting that are
-    told elsewhere.
+def setting_words(groups: Sequence[Group], elsewhere: Sequence[str] = _IN_HEADINGS) -> list[str]:
+    """What tells each setting from the others: `batch 4, seed 1`. elsewhere: keys of the setting
+    whose values stand elsewhere.
     """
-    keys = [key for key in differing_keys(groups) if key not in (*HASH_KEYS, *told)]
+    keys = [key for key in differing_keys(groups) if key not in (*HASH_KEYS, *elsewhere)]
     return [
         ", ".join(f"{key} {short_name(one_line(group.setting, key))}" for key in keys)
         for group in groups

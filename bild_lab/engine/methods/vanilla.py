@@ -23,5 +23,5 @@ class NoDraft(Drafter):
 
 
 def target_alone(target: Model) -> DraftThenVerify:
-    """The target's own text, the likeliest token after each."""
+    """The target's own text: after each token the most likely one."""
     return DraftThenVerify(target, NoDraft(target), ExactMatch())

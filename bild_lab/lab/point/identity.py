@@ -134,7 +134,7 @@ def setting_of(
     chat: ChatSettings,
 ) -> dict[str, Any]:
     """Everything that two points must share to be compared. chat: what the model's own chat template
-    is told.
+    gets.
 
     A key that has its usual value in most settings is left out then.
     """
@@ -149,7 +149,7 @@ def setting_of(
         "language": (dataset.language, None),
         # to other texts of the same words the tokenizer adds its special tokens
         "complete_prompts": (dataset.has_own_template, False),
-        # what the template is told is in its texts, but not what it keeps of answers
+        # what the template gets is in its texts, but not what it keeps of answers
         "chat_template_kwargs": (dict(chat.values) if continues else {}, {}),
         "compile_drafter": (runtime.compile_drafter, "auto"),
         "batch": (runtime.batch, 1),
