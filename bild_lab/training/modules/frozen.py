@@ -155,11 +155,12 @@ class FrozenJob(TrainingJob):
         )
         pair = [f"pair.target={self.base.path}", *revision, "pair.draft=null"]
         words = self.spec.words(self.folder / self.spec.result_name)
-        dataset_words, own = list(self.calibration.dataset_words), own_configurations()
+        dataset_words = list(self.calibration.dataset_words)
+        configuration_words = own_configurations()
         said = [*words, *pair, *self.base.switches]
-        if not set(own) <= set(dataset_words):
-            said = [*own, *said]
-            dataset_words = without_configurations(dataset_words, own)
+        if not set(configuration_words) <= set(dataset_words):
+            said = [*configuration_words, *said]
+            dataset_words = without_configurations(dataset_words, configuration_words)
         said += dataset_words
         return f"python run.py {shlex.join(said)}"
 
