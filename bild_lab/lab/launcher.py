@@ -20,7 +20,7 @@ from omegaconf import DictConfig, open_dict
 from rich.markup import escape
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.compose import PLUGIN, without_hydra
+from bild_lab.lab.config.compose import PLUGIN, update_numbers, without_hydra
 from bild_lab.lab.config.console import console, status_line
 
 Job = tuple[Callable[..., JobReturn], tuple[Any, ...]]  # a function and its arguments
@@ -72,7 +72,7 @@ class GpuLauncher(Launcher):
         from bild_lab.lab.sweep import record_failure
 
         loader = self._context.config_loader
-        config = loader.load_sweep_config(self._config, list(overrides))
+        config = update_numbers(loader.load_sweep_config(self._config, list(overrides)), overrides)
         record_failure(without_hydra(config), UserError(f"its process ended: {error}"))
         return JobReturn(overrides, status=JobStatus.COMPLETED, _return_value=math.nan)
 

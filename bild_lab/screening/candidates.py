@@ -25,13 +25,13 @@ from bild_lab.lab.config.compose import (
     knob_values,
     require_own_files,
     resolved_policy,
+    without_step_error,
 )
 from bild_lab.lab.config.policies import policy_label
 
 Values = tuple[str, ...]  # overrides such as policy.window=3
 KNOB = "policy."
 NOT_A_POINTS = ("hydra", "screen")
-MOST_DIGITS = 14  # more digits than anybody types
 
 
 @dataclass(frozen=True)
@@ -158,23 +158,11 @@ def read_lists(words: Sequence[str]) -> dict[str, Values]:
             raise UserError(
                 f"a list or a range of values is needed, got {override.input_line}"
             ) from error
-        values = list(dict.fromkeys(_rounded(job[0]) for job in jobs))
+        values = list(dict.fromkeys(without_step_error([job[0] for job in jobs])))
         with suppress(ValueError):  # words keep their order
             values.sort(key=lambda override_word: float(override_word.partition("=")[2]))
         lists[override.get_key_element()] = tuple(values)
     return lists
-
-
-def _rounded(override: str) -> str:
-    """The override of a range's step without the error of adding floats:
-
-    0.35 and not 0.35000000000000003.
-    """
-    key, _, value = override.partition("=")
-    try:
-        return f"{key}={round(float(value), 12)}" if len(value) > MOST_DIGITS else override
-    except ValueError:
-        return override
 
 
 def as_overrides(words: Sequence[str], key: str) -> list[str]:

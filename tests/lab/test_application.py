@@ -110,6 +110,15 @@ def test_a_sweep_from_python_takes_every_list_of_values(base: list[str]) -> None
 
 
 @pytest.mark.usefixtures("no_picture")
+def test_the_steps_of_a_range_are_the_numbers_that_one_types(base: list[str]) -> None:
+    words = [*base, "policy=bild", "policy.rollback=2"]
+    found = bild_lab.run([*words, "policy.fallback=range(0.1,0.35,0.1)"])
+    assert sorted(found["fallback"]) == [0.1, 0.2, 0.3]
+    again = bild_lab.run([*words, "policy.fallback=0.3"])
+    assert len(again) == 3  # it was measured before
+
+
+@pytest.mark.usefixtures("no_picture")
 def test_a_sweep_from_python_is_read_from_the_folder_that_it_was_measured_in(
     base: list[str],
 ) -> None:

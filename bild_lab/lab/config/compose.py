@@ -6,7 +6,7 @@ import inspect
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache, wraps
 from pathlib import Path
 from threading import RLock
@@ -46,6 +46,8 @@ HYDRA_LOCK = RLock()  # Hydra has one application in a process
 BUILT_BY_HYDRA = ["bild_lab.report.sweep.reported_sweep"]
 # by which Hydra, which takes plugins of its own package alone, knows bild_lab/lab/launcher.py
 PLUGIN = "hydra_plugins.bild_lab"
+MOST_DIGITS = 14  # more digits than anybody types
+SIGNIFICANT_DIGITS = 12  # of a number with more
 
 
 def hydra_main(config_name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
@@ -259,6 +261,33 @@ def _with_policy(name: str, places: tuple[str, ...]) -> bytes:
     Composing takes a fifth of a second.
     """
     return pickle.dumps(without_hydra(compose_config([f"policy={name}"])))
+
+
+def without_step_error(overrides: Sequence[str]) -> list[str]:
+    """The overrides with numbers as they are typed: 0.3 for the 0.30000000000000004 to which a range
+    adds its steps.
+    """
+    return [_without_step_error(word) for word in overrides]
+
+
+def _without_step_error(override: str) -> str:
+    key, _, value = override.partition("=")
+    if len(value) <= MOST_DIGITS or "." not in value:
+        return override
+    with suppress(ValueError):
+        return f"{key}={float(f'{float(value):.{SIGNIFICANT_DIGITS}g}')}"
+    return override
+
+
+def update_numbers(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The configuration of these overrides, without the error of a range's steps
+    (`without_step_error`). It is changed in place.
+    """
+    for override, typed_override in zip(overrides, without_step_error(overrides), strict=True):
+        if override != typed_override:
+            key, _, value = typed_override.partition("=")
+            OmegaConf.update(cfg, key.lstrip("+"), float(value))
+    return cfg
 
 
 def without_hydra(cfg: DictConfig) -> DictConfig:

@@ -23,6 +23,7 @@ from bild_lab.lab.config.compose import (
     compose_policy,
     config_dir,
     require_own_files,
+    without_step_error,
 )
 from bild_lab.lab.config.policies import require_policy
 
@@ -150,6 +151,23 @@ def test_what_is_composed_from_files_that_were_kept_is_what_hydra_composes(
         assert config.in_our_application()
         for _ in range(2):  # with files that were read, and with kept ones
             assert config.without_hydra(compose_config(list(words))) == theirs
+
+
+def test_only_a_number_with_the_error_of_a_step_changes() -> None:
+    words = [
+        "policy.fallback=0.30000000000000004",
+        "policy.rollback=0.25",
+        "train.learning_rate=3.0000000000000004e-05",
+        "runtime.seed=12345678901234567",
+        "name='2026.11291234567890'",
+        "pair.target=outputs/qwen2.5-coder",
+    ]
+    assert without_step_error(words) == [
+        "policy.fallback=0.3",
+        words[1],
+        "train.learning_rate=3e-05",
+        *words[3:],
+    ]
 
 
 @pytest.mark.parametrize(
