@@ -25,7 +25,7 @@ from bild_lab.lab.schema.formatting import (
     signed,
     times,
 )
-from bild_lab.lab.schema.numbers import NonInferiority, Speedup
+from bild_lab.lab.schema.numbers import NonInferiority, Speedup, scale_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES
 from bild_lab.lab.store.groups import telling_knobs
@@ -332,12 +332,13 @@ def _quality_cells(metric: MetricComparison | None) -> list[TableCell]:
     """A metric of A and of B, the difference, and the verdict with its p-value."""
     if metric is None:
         return [TableCell(MISSING)] * 4
-    values = [number_cell(value) for value in metric.values]
+    digits = scale_of(metric.metric).digits
+    values = [number_cell(value, digits) for value in metric.values]
     difference = metric.difference
     if difference is None:
         return [*values, TableCell(MISSING), _verdict_cell(metric.verdict)]
-    bounds = interval(difference.low, difference.high, write=signed)
-    change = TableCell(signed(difference.value), bounds, difference.value)
+    bounds = interval(difference.low, difference.high, digits, signed)
+    change = TableCell(signed(difference.value, digits), bounds, difference.value)
     details = [f"p {number(difference.p_value, 3)}"]
     if metric.non_inferiority is not None:
         details.append(_no_worse_words(metric.non_inferiority, metric.enough))

@@ -26,6 +26,7 @@ from bild_lab.lab.schema.statistics import (
     speedup_interval_of_best,
 )
 from bild_lab.lab.store.groups import (
+    HASH_KEYS,
     Group,
     by_setting,
     by_setting_without_seed,
@@ -35,11 +36,11 @@ from bild_lab.lab.store.groups import (
     telling_knobs,
 )
 from bild_lab.report.phrases import (
-    HASH_KEYS,
     TIME_BATCHES_TWICE,
     cautions,
     quality_change,
     quality_claim,
+    quality_in_words,
     speed_claim,
     speedup_interval,
     timed_points,
@@ -143,8 +144,9 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
             representative, telling_knobs(representative, representatives), representatives
         )
         seeds = ", ".join(str(result.setting.seed) for result in seed_results)
-        change = f"{representative.quality.metric} {signed(difference)}"
-        change += f" {interval(difference_low, difference_high, write=signed)}"
+        metric, digits = representative.quality.metric, representative.quality.scale.digits
+        change = f"{metric} {signed(difference, digits)}"
+        change += f" {interval(difference_low, difference_high, digits, signed)}"
         speed = f"{times(speedup)} {interval(speedup_low, speedup_high)}"
         has_interval = has_interval or speedup_low is not None
         means.append((speedup, f"{label} {speed.strip()}, {change.strip()} (seeds {seeds})"))
@@ -175,7 +177,7 @@ def _replayed(group: Group, result: Result) -> str:
         found = verdicts(certificate.equal, certificate.ties, certificate.defects)
         words = f"{words}: {certificate.equal} of {group.setting.n_examples} {found}"
     if result.quality.difference is None:
-        return f"{words}; {group.metric} {number(result.quality.value)}."
+        return f"{words}; {quality_in_words(result.quality)}."
     return f"{words}; {quality_change(group, result)}."
 
 
@@ -191,7 +193,7 @@ def _timed_findings(group: Group, n_points: int, n_settings: int) -> list[str]:
     if not group.has_enough_timings:
         return [_without_verdict(group, possible)]
     claims = _claims(group, possible)
-    if n_points > 1 and group.best(1.0) is not None:
+    if n_points > 1 and group.best(group.scale.small_loss) is not None:
         claims.append(_choice_in_words(group, n_points, n_settings))
     return claims
 
@@ -215,7 +217,7 @@ def _counts_on_busy_machine(group: Group) -> list[str]:
         result.environment.busy or result.environment.shared_device for result in points
     ):
         return []
-    fewest_calls = [_fewest_calls(points, loss) for loss in (0.0, 1.0)]
+    fewest_calls = [_fewest_calls(points, loss) for loss in (0.0, group.scale.small_loss)]
     # both losses may have the same point
     counts = list(
         dict.fromkeys(_counts(group, result) for result in fewest_calls if result is not None)
@@ -284,12 +286,13 @@ def _claims(group: Group, results: list[Result]) -> list[str]:
     A point is named once, and only if it is faster than those before it.
     """
     baseline_name, metric = group.setting.baseline, group.metric
-    baseline = f"{baseline_name} ({number(group.baseline_quality)})"
+    baseline = f"{baseline_name} ({number(group.baseline_quality, group.scale.digits)})"
     equal_texts = [result for result in results if result.agreement_with_target == 1.0]
     equal = best_at_loss(equal_texts, 0.0)
-    without_loss, within_one_point = group.best(0.0), group.best(1.0)
-    if within_one_point is None:
-        return [f"No point came within one point of the {metric} of {baseline}."]
+    small_loss = group.scale.loss_words
+    without_loss, with_small_loss = group.best(0.0), group.best(group.scale.small_loss)
+    if with_small_loss is None:
+        return [f"No point came within {small_loss} of the {metric} of {baseline}."]
     claims = []
     if equal is not None:
         claims.append(
@@ -305,12 +308,12 @@ def _claims(group: Group, results: list[Result]) -> list[str]:
         claims.append(
             f"No loss of {metric} measured: {speed}; {quality_claim(group, without_loss)}."
         )
-    if within_one_point is without_loss:
-        claims.append("Allowing one point of loss finds nothing faster.")
+    if with_small_loss is without_loss:
+        claims.append(f"Allowing {small_loss} of loss finds nothing faster.")
     else:
         claims.append(
-            f"Up to one point of loss measured: {speed_claim(group, within_one_point)};"
-            f" {quality_claim(group, within_one_point)}."
+            f"Up to {small_loss} of loss measured: {speed_claim(group, with_small_loss)};"
+            f" {quality_claim(group, with_small_loss)}."
         )
     return claims
 
@@ -319,7 +322,7 @@ def _choice_in_words(group: Group, n_points: int, n_settings: int) -> str:
     """How the named points were chosen, where to choose them instead, and the last one's intervals
     for that choice, which was among the points of all settings.
     """
-    split, best = group.setting.split, group.best(1.0)
+    split, best = group.setting.split, group.best(group.scale.small_loss)
     speedup, quality = best.speedup, best.quality
     speedup_bounds = speedup_interval_of_best(
         speedup.value,
@@ -337,7 +340,7 @@ def _choice_in_words(group: Group, n_points: int, n_settings: int) -> str:
             n_points,
             best.counted_texts,
         )
-        corrected += f", {group.metric} {interval(*bounds, write=signed)}"
+        corrected += f", {group.metric} {interval(*bounds, group.scale.digits, signed)}"
     where = "on these examples" if n_settings == 1 else f"of {n_settings} settings"
     choice = f"Best of {n_points} points {where} ({split})"
     if split.startswith(("valid", "dev")):
@@ -368,7 +371,7 @@ def _without_verdict(group: Group, results: list[Result]) -> str:
 def _without_comparison(group: Group) -> str:
     timed = [result for result in group.results if result.timed]
     fastest = min(timed, key=lambda result: result.latency_s.median)
-    quality = f"{group.metric} {number(fastest.quality.value)}"
+    quality = quality_in_words(fastest.quality)
     fact = f"{group.label(fastest)}, {duration(fastest.latency_s.median)} an example (median)"
     reason = "Only the baseline was measured" if group.relative else "No baseline was measured"
     rank = "Fastest" if group.has_enough_timings and len(timed) > 1 else "Measured"

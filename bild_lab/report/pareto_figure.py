@@ -23,7 +23,7 @@ from matplotlib.transforms import Bbox
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.schemas import PICTURE_KINDS
-from bild_lab.lab.schema.formatting import MINUS, TIMES
+from bild_lab.lab.schema.formatting import TIMES
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import Group, Position, by_setting
 from bild_lab.report.pareto_layout import (
@@ -225,7 +225,7 @@ def _draw_baseline(panel: _Panel) -> None:
         return
     for level, text, dashes, side in (  # one text above its line, one below: the lines may be close
         (quality, group.setting.baseline, "-", "bottom"),
-        (quality - 1, f"{MINUS}1 point", (0, (5, 4)), "top"),
+        (quality - group.scale.small_loss, group.scale.loss_line, (0, (5, 4)), "top"),
     ):
         axes.axhline(level, color=MUTED, linewidth=1.0, linestyle=dashes, zorder=1.5)
         beside = look.titled and len(text) <= _LONGEST_BESIDE
@@ -413,7 +413,8 @@ def _obstacles(axes: Axes, group: Group) -> list[MatplotlibPath]:
         lines.append([(position.x_low, position.y), (position.x_high, position.y)])
         lines.append([(position.x, position.y_low), (position.x, position.y_high)])
     if group.relative and group.baseline_quality is not None:
-        for level in (group.baseline_quality, group.baseline_quality - 1):
+        for loss in (0.0, group.scale.small_loss):
+            level = group.baseline_quality - loss
             lines.append([(x, level) for x in axes.get_xlim()])
     return [MatplotlibPath(axes.transData.transform(line)) for line in lines]
 

@@ -21,10 +21,15 @@ from bild_lab.lab.schema.formatting import (
 from bild_lab.lab.schema.numbers import NonInferiority, Quality
 from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT, best_at_loss
-from bild_lab.lab.store.groups import Group, differing_keys, setting_title, setting_value
+from bild_lab.lab.store.groups import (
+    HASH_KEYS,
+    Group,
+    differing_keys,
+    setting_title,
+    setting_value,
+)
 from bild_lab.report.provenance import disturbance
 
-HASH_KEYS = ("code", "data", "weights")  # keys of the setting whose values mean nothing to a reader
 # keys of the setting that every title or heading says
 _IN_TITLES = ("target", "draft", "dataset", "split", "n_examples")
 _IN_HEADINGS = (*_IN_TITLES, "metric", "dtype", "device")
@@ -80,7 +85,18 @@ def difference_interval(quality: Quality) -> str:
     """The interval of a quality's difference from the baseline: `[−9.80, −3.90]`; empty without
     one.
     """
-    return interval(quality.difference_low, quality.difference_high, write=signed)
+    low, high = quality.difference_low, quality.difference_high
+    return interval(low, high, quality.scale.digits, signed)
+
+
+def quality_in_words(quality: Quality) -> str:
+    """A quality by its metric: `BLEU 82.40`."""
+    return f"{quality.metric} {number(quality.value, quality.scale.digits)}"
+
+
+def signed_difference(quality: Quality) -> str:
+    """A quality's difference from the baseline's: `−6.88`; a dash without one."""
+    return signed(quality.difference, quality.scale.digits)
 
 
 def p_value_words(p_value: float) -> str:
@@ -136,13 +152,14 @@ def quality_change(group: Group, result: Result) -> str:
     """
     quality = result.quality
     if quality.difference is None:
-        return f"{group.metric} {number(quality.value)}"
+        return quality_in_words(quality)
     low, high = quality.difference_low, quality.difference_high
     if quality.difference == 0 and not low and not high:
         return f"no change in {group.metric}"
-    change = f"{group.metric} {signed(quality.difference)}"
+    change = f"{group.metric} {signed_difference(quality)}"
     if low is not None and high is not None:
-        change += f", {signed(low)} to {signed(high)}"
+        digits = quality.scale.digits
+        change += f", {signed(low, digits)} to {signed(high, digits)}"
     return change
 
 
@@ -205,9 +222,9 @@ def front_in_words(group: Group, bounds: bool = True) -> list[tuple[Result, str,
             speed = speedup_interval(result)
         else:
             speed = times(result.speedup.value)
-        numbers = f"{speed}, {group.metric} {number(quality.value)}"
+        numbers = f"{speed}, {quality_in_words(quality)}"
         if quality.difference is not None:
-            numbers += f", {signed(quality.difference)}"
+            numbers += f", {signed_difference(quality)}"
             if bounds:
                 numbers = f"{numbers} {difference_interval(quality)}".rstrip()
         if reason := disturbance(result):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bild_lab.lab.schema.formatting import counted, point_label, signed, times
+from bild_lab.lab.schema.formatting import counted, point_label, times
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import are_enough, interval_of_best
 from bild_lab.lab.store.groups import Group
@@ -13,6 +13,7 @@ from bild_lab.report.phrases import (
     difference_interval,
     machine_facts,
     model_sizes,
+    signed_difference,
     timed_points,
 )
 from bild_lab.report.provenance import unreliable
@@ -178,5 +179,5 @@ def _corrected_for_choice(result: Result, n_points: int) -> Result:
 def _score(group: Group, result: Result) -> str:
     """A point's difference in quality: `bild (fallback 0.5) BLEU +2.00 [+0.90, +2.50]`."""
     quality = result.quality
-    difference = f"{group.metric} {signed(quality.difference)}"
+    difference = f"{group.metric} {signed_difference(quality)}"
     return f"{group.label(result)} {difference} {difference_interval(quality)}".strip()

@@ -25,7 +25,7 @@ from bild_lab.lab.schema.numbers import Category, NonInferiority, Speedup
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.schema.statistics import are_enough
 from bild_lab.lab.store.groups import Group
-from bild_lab.report.phrases import difference_interval, p_value_words
+from bild_lab.report.phrases import difference_interval, p_value_words, signed_difference
 from bild_lab.report.provenance import disturbance
 
 OVERALL = "overall"  # the category of all examples
@@ -57,6 +57,7 @@ CATEGORY_COLUMNS = (
     "tokens_per_target_call",
     "acceptance_rate",
 )
+_QUALITIES = ("quality", "quality_difference")
 _SIGNED = ("quality_difference", "log_probability_difference")
 
 
@@ -180,6 +181,8 @@ def column_of(name: str) -> TableColumn:
 def cell_of(result: Result, name: str) -> TableCell:
     """A number of a result, with its interval below it if it has one. A difference has its sign."""
     column, value = COLUMNS[name], COLUMNS[name].of(result)
+    if name in _QUALITIES:
+        column = replace(column, digits=result.quality.scale.digits)
     if name == "speedup":
         return speedup_cell(result.speedup, result)
     if name == "latency_s_median" and result.timed:
@@ -326,10 +329,10 @@ def _baseline_row(group: Group, columns: Sequence[TableColumn]) -> TableRow | No
             duration(latency_s), f"p95 {duration(p95_s)}", latency_s
         ),
         COLUMNS["tokens_per_s"].title: number_cell(rate, 1),
-        group.metric: number_cell(group.baseline_quality),
+        group.metric: number_cell(group.baseline_quality, group.scale.digits),
     }
     for quality in beside[0].further_qualities.values():
-        cells[quality.metric] = number_cell(quality.baseline)
+        cells[quality.metric] = number_cell(quality.baseline, quality.scale.digits)
     return TableRow(
         [cells.get(column.title, TableCell(MISSING)) for column in columns], is_baseline=True
     )
@@ -348,10 +351,11 @@ def _further_cell(name: str, result: Result) -> TableCell:
     quality = result.further_qualities.get(name)
     if quality is None:
         return TableCell(MISSING)
+    value = number_cell(quality.value, quality.scale.digits)
     if quality.difference is None:
-        return TableCell(number(quality.value), "", quality.value)
-    change = f"{signed(quality.difference)} {difference_interval(quality)}"
-    return TableCell(number(quality.value), change, quality.value)
+        return value
+    change = f"{signed_difference(quality)} {difference_interval(quality)}"
+    return replace(value, detail=change)
 
 
 def _certificate_column() -> TableColumn:

@@ -22,7 +22,6 @@ from bild_lab.lab.schema.formatting import (
     number,
     percent,
     short_name,
-    signed,
 )
 from bild_lab.lab.schema.numbers import NON_INFERIORITY_LEVEL, NonInferiority, Speedup
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
@@ -35,7 +34,7 @@ from bild_lab.lab.store.groups import (
     telling_knobs,
 )
 from bild_lab.report import tables
-from bild_lab.report.phrases import machine_facts
+from bild_lab.report.phrases import machine_facts, signed_difference
 from bild_lab.report.provenance import disturbance, unreliable
 from bild_lab.report.tables import (
     CATEGORY_COLUMNS,
@@ -220,8 +219,8 @@ def _cells(group: Group, result: Result) -> list[Text]:
     texts = [
         _ON_FRONT if on_front else "",
         f"{result.policy} {group.knob_label(result, ' ')}".strip(),
-        number(quality.value),
-        signed(quality.difference),
+        number(quality.value, quality.scale.digits),
+        signed_difference(quality),
         speedup,
         number(1000 * result.latency_s.median, 1) if result.timed else MISSING,
         number(result.counts.tokens_per_target_call),

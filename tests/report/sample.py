@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
-from bild_lab.lab.schema.numbers import Counts
+from bild_lab.lab.schema.numbers import LOG_PROBABILITY_NAME, Counts
 from bild_lab.lab.schema.result import SCHEMA, Failure, FailureCause, Result
 
 SETTING = {
@@ -100,6 +100,19 @@ def sample_result(
 def with_quality(result: Result, **changes: Any) -> Result:
     """The result with other fields of its quality."""
     return replace(result, quality=replace(result.quality, **changes))
+
+
+def sample_log_probability(speedup: float, difference: float) -> Result:
+    """Make a result whose metric is the log-probability, in nats a token."""
+    return with_quality(
+        sample_result("bild", {"rollback": speedup}, speedup, agreement_with_target=0.3),
+        metric=LOG_PROBABILITY_NAME,
+        value=-0.2315 + difference,
+        baseline=-0.2315,
+        difference=difference,
+        difference_low=difference - 0.002,
+        difference_high=difference + 0.001,
+    )
 
 
 def with_speedup(result: Result, **changes: Any) -> Result:

@@ -20,6 +20,7 @@ from tests.report.sample import (
     ENVIRONMENT,
     SETTING,
     sample_baseline,
+    sample_log_probability,
     sample_prediction,
     sample_replayed,
     sample_result,
@@ -50,6 +51,16 @@ def test_what_is_certain_comes_before_what_was_only_not_seen():
 
 def bild(speedup: float | None = 1.5, difference: float = 0.0, **changes: Any) -> Result:
     return sample_result("bild", {}, speedup, difference, **changes)
+
+
+def test_a_small_loss_of_a_log_probability_is_a_hundredth_of_a_nat() -> None:
+    points = [sample_log_probability(1.4, 0.0021), sample_log_probability(1.6, -0.0083)]
+    words = headline([*points, sample_log_probability(2.5, -0.9)])
+    assert "No loss of log-probability measured: bild (rollback 1.4) decodes 1.40×" in words
+    assert "Up to 0.01 nats of loss measured: bild (rollback 1.6) decodes 1.60×" in words
+    assert "log-probability −0.0083, −0.0103 to −0.0073" in words and "2.50×" not in words
+    far = headline([sample_log_probability(2.5, -0.9)])
+    assert "No point came within 0.01 nats of the log-probability of vanilla (−0.2315)." in far
 
 
 def under(**environment: object) -> dict:

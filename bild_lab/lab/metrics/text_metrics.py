@@ -36,6 +36,7 @@ from bild_lab.lab.metrics.writing import (
     sentence_lines,
     splitter_name,
 )
+from bild_lab.lab.schema.numbers import LENGTH_NAME, LOG_PROBABILITY_NAME
 
 AGREEMENT = "agreement"
 PASS_AT_1 = "pass_at_1"
@@ -303,14 +304,14 @@ METRICS = {
     # per token, over all texts; higher is not better where greedy texts repeat themselves, so read
     # it beside the length
     LOG_PROBABILITY: Metric(
-        "log-probability",
+        LOG_PROBABILITY_NAME,
         lambda shown, sums, *_: ratio_metric(shown, sums),
         of_tokens=lambda tokens, nats: (nats, tokens),
     ),
     # tokens of a text; "more" is no quality, and the difference from the baseline's is what to look
     # at
     LENGTH: Metric(
-        "length",
+        LENGTH_NAME,
         lambda shown, sums, *_: ratio_metric(shown, sums),
         of_tokens=lambda tokens, _: (tokens, 1.0),
     ),

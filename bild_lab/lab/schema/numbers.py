@@ -21,6 +21,7 @@ from bild_lab.lab.schema.columns import (
     required,
     share,
 )
+from bild_lab.lab.schema.formatting import MINUS
 
 FIRST_PIECE = "from the request to the first piece of a text"
 LATER_TOKEN = "a token after the first piece, of a text: servers call it TPOT"
@@ -75,6 +76,35 @@ class NonInferiority:
         return {f"non_inferiority_{name}": getattr(self, name) for name in names}
 
 
+@dataclass(frozen=True)
+class MetricScale:
+    """How a metric's values are told.
+
+    digits: after the decimal point. small_loss: the loss that reports allow beside none, in the
+    metric's unit. loss_words: the same in words. loss_line: what a figure calls the baseline's
+    quality less that.
+    """
+
+    digits: int
+    small_loss: float
+    loss_words: str
+    loss_line: str
+
+
+POINTS_SCALE = MetricScale(2, 1.0, "one point", f"{MINUS}1 point")
+LOG_PROBABILITY_NAME, LENGTH_NAME = "log-probability", "length"  # of metrics that have no points
+_OTHER_SCALES = {
+    # as one point of `screen.guarantee.loss`: a token's probability falls by 1 %
+    LOG_PROBABILITY_NAME: MetricScale(4, 0.01, "0.01 nats", f"{MINUS}0.01 nats"),
+    LENGTH_NAME: MetricScale(2, 1.0, "one token", f"{MINUS}1 token"),
+}
+
+
+def scale_of(metric: str) -> MetricScale:
+    """The scale of a metric, given by the name that tables show."""
+    return _OTHER_SCALES.get(metric, POINTS_SCALE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quality:
     """The quality of the outputs, on the metric's scale of 0 to 100, with its 95 % interval over
@@ -111,6 +141,11 @@ class Quality:
         in_table=False,
     )
     non_inferiority: NonInferiority | None = group("non_inferiority_", None)
+
+    @property
+    def scale(self) -> MetricScale:
+        """How its values are told."""
+        return scale_of(self.metric)
 
 
 @dataclass(frozen=True)

@@ -296,7 +296,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def best_at_loss(results: Sequence[Result], loss: float) -> Result | None:
-    """The fastest result whose quality is at least its baseline's minus `loss` points.
+    """The fastest result whose quality is at least its baseline's minus `loss`, in the metric's unit.
 
     Every result is compared with the baseline's quality in its own setting. The baseline itself,
     and results measured without a baseline, with an impossible speedup or without a word, do not

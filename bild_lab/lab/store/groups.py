@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, log2
 from typing import Any
 
@@ -12,6 +12,7 @@ from bild_lab.lab.config.policies import changed_knobs, flat_values
 from bild_lab.lab.config.schemas import PairSpec
 from bild_lab.lab.schema.columns import to_json
 from bild_lab.lab.schema.formatting import counted, is_command, knob_label, point_label, short_name
+from bild_lab.lab.schema.numbers import MetricScale, scale_of
 from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.schema.statistics import are_enough, best_at_loss, pareto_front
 from bild_lab.lab.store.hashing import canonical_text
@@ -20,6 +21,7 @@ FEW = 12  # so many results are all selected
 WIDE = 8.0  # the largest ratio of latencies on a linear axis
 SLOW = 2.0  # from this ratio to the baseline's latency on a point would squeeze the others
 LOW = 0.5  # below this share of the baseline's quality it would, too
+HASH_KEYS = ("code", "data", "weights")  # keys of the setting whose values mean nothing to a reader
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ class Group:
     def metric(self) -> str:
         """The quality metric's name."""
         return self.results[0].quality.metric
+
+    @property
+    def scale(self) -> MetricScale:
+        """How the metric's values are told."""
+        return scale_of(self.metric)
 
     @property
     def relative(self) -> bool:
@@ -112,7 +119,7 @@ class Group:
         return Position(*x, y, *_vertical_interval(result))
 
     def limits(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Return ranges of x and y that show every result, the baseline and the line one point
+        """Return ranges of x and y that show every result, the baseline and the line a small loss
         below it.
 
         For intervals that leave a range, it is widened by at most half of its length on either
@@ -130,10 +137,11 @@ class Group:
         if self.relative:
             xs.append(1.0)
             if self.baseline_quality is not None:
-                ys += [self.baseline_quality + 0.4, self.baseline_quality - 1.0]
+                loss = self.scale.small_loss
+                ys += [self.baseline_quality + 0.4 * loss, self.baseline_quality - loss]
         left, right = min(xs), max(xs)
         bottom, top = min(ys), max(ys)
-        y_room = max(0.11 * (top - bottom), 0.15)
+        y_room = max(0.11 * (top - bottom), 0.15 * self.scale.small_loss)
         y_ends = [end for position in barred for end in (position.y_low, position.y_high)]
         vertical = _widened(bottom - y_room, top + y_room, y_ends)
         if self.needs_log_axis:
@@ -215,13 +223,14 @@ class Group:
         ]
 
     def notable(self) -> list[Result]:
-        """Return each policy's fastest result (also the baseline's), and the best at no and at one
-        point of loss.
+        """Return each policy's fastest result (also the baseline's), and the best at no and at a
+        small loss.
         """
         fastest: dict[tuple[str, bool], Result] = {}
         for result in self.results:
             fastest.setdefault((result.policy, result.is_baseline), result)
-        return self._in_order([*fastest.values(), self.best(0.0), self.best(1.0)])
+        best_points = [self.best(0.0), self.best(self.scale.small_loss)]
+        return self._in_order([*fastest.values(), *best_points])
 
     def selected(self, limit: int = FEW) -> list[Result]:
         """Return the notable results and the whole front; all results if there are at most so
@@ -257,7 +266,7 @@ class Group:
         return list(dict.fromkeys(knob for knobs in knobs_by_policy for knob in knobs))
 
     def best(self, loss: float) -> Result | None:
-        """Return the fastest result that loses at most `loss` points of quality."""
+        """Return the fastest result that loses at most `loss` of quality, in the metric's unit."""
         return best_at_loss(self.results, loss)
 
     def _in_order(self, results: list[Result | None]) -> list[Result]:
@@ -484,4 +493,19 @@ def batch_curves(results: Sequence[Result]) -> list[BatchCurve]:
         knobs = varying_knobs(results_of_policy[policy])
         label = point_label(points[0], knobs, results_of_policy[policy])
         curves.append(BatchCurve(policy, label, points))
-    return curves
+    return _told_apart(curves)
+
+
+def _told_apart(curves: Sequence[BatchCurve]) -> list[BatchCurve]:
+    """The curves; labels that several have also say in what their settings differ: `bild (seed 1)`."""
+    labels = [curve.label for curve in curves]
+    groups = [by_setting(curve.points[:1])[0] for curve in curves]
+    keys = [key for key in differing_keys(groups) if key not in (*HASH_KEYS, "batch")]
+    told_curves = []
+    for curve in curves:
+        if labels.count(curve.label) > 1:
+            setting = curve.points[0].setting
+            words = [f"{key} {short_name(str(setting_value(setting, key)))}" for key in keys]
+            curve = replace(curve, label=", ".join([curve.label, *words]))
+        told_curves.append(curve)
+    return told_curves

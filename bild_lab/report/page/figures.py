@@ -16,9 +16,10 @@ import numpy as np
 from bild_lab.lab.metrics.quality import Difference
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.formatting import interval, number, percent, signed
-from bild_lab.lab.schema.numbers import Speedup
+from bild_lab.lab.schema.numbers import Speedup, scale_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import BatchCurve, Group
+from bild_lab.report.along_text import stretches_of
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, escape, figure_of, scatter
 from bild_lab.report.paired_comparison import (
     NOT_COMPARED,
@@ -108,6 +109,49 @@ def acceptance_figure(group: Group, colours: Mapping[str, Mark]) -> Figure | Non
     layout = {
         "xaxis": {"title": "Position in the draft", "dtick": 1},
         "yaxis": {"title": "Accepted (%)", "rangemode": "tozero"},
+    }
+    return figure_of(traces, layout, height=400)
+
+
+def along_text_figure(
+    group: Group, stored: Mapping[str, Sequence[MeasuredExample]], colours: Mapping[str, Mark]
+) -> Figure | None:
+    """Draw the tokens per call of the target by how long the text was; None unless enough texts
+    reach two stretches. stored: as in `divergence_figure`.
+    """
+    traces, stretches = [], {}
+    drawn: Counter[str] = Counter()  # lines by policy
+    for result in group.notable():
+        found = stretches_of(stored.get(folder_name(result), ()))
+        if result.is_baseline or len(found) < 2:
+            continue
+        stretches |= {stretch.begin: stretch.words for stretch in found}
+        mark = colours.get(result.policy, Mark(MUTED, "x", "x"))
+        values = [stretch.tokens_per_call for stretch in found]
+        words = [stretch.words for stretch in found]
+        trace = _line(words, values, escape(group.label(result)), mark)
+        trace["line"] = {**trace["line"], "dash": _DASHES[drawn[result.policy] % len(_DASHES)]}
+        drawn[result.policy] += 1
+        trace["error_y"] = error_bars(
+            [(stretch.low, stretch.tokens_per_call, stretch.high) for stretch in found], mark.colour
+        )
+        trace["customdata"] = [
+            f"{number(stretch.calls, 0)} calls in {stretch.texts} texts" for stretch in found
+        ]
+        trace["hovertemplate"] = (
+            "%{fullData.name}<br>tokens %{x}: %{y:.2f}, %{customdata}<extra></extra>"
+        )
+        traces.append(trace)
+    if not traces:
+        return None
+    all_words = [stretches[begin] for begin in sorted(stretches)]
+    layout = {
+        "xaxis": {
+            "title": "New tokens of the text",
+            "type": "category",
+            "categoryarray": all_words,
+        },
+        "yaxis": {"title": "Tokens per call of the target", "rangemode": "tozero"},
     }
     return figure_of(traces, layout, height=400)
 
@@ -301,7 +345,8 @@ def _intervals(
         if equal:
             words = f"{number(value, 3)} {interval(low, high, 3)}"
         else:
-            words = f"{signed(value)} {interval(low, high, write=signed)}"
+            digits = scale_of(estimate.metric).digits
+            words = f"{signed(value, digits)} {interval(low, high, digits, signed)}"
         symbol = "circle-open" if by_chance else "circle"
         traces.append(
             scatter(
@@ -330,7 +375,7 @@ def _intervals(
     return figure_of(traces, layout, height=150 + 26 * len(names) + 10 * lines)
 
 
-def _line(xs: Sequence[float], ys: Sequence[float | None], name: str, mark: Mark) -> Trace:
+def _line(xs: Sequence[float | str], ys: Sequence[float | None], name: str, mark: Mark) -> Trace:
     """A line with the marks of a policy."""
     marker = {"symbol": mark.plotly_symbol, "size": 7, "color": mark.colour}
     line = {"color": mark.colour, "width": 1.8}

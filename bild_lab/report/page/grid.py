@@ -22,6 +22,7 @@ from bild_lab.lab.schema.formatting import (
     signed,
     times,
 )
+from bild_lab.lab.schema.numbers import scale_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import TOLERANCE
 from bild_lab.lab.store.groups import Group, telling_knobs, varying_knobs
@@ -30,7 +31,7 @@ from bild_lab.report.screened_points import ScreenedPoint
 from bild_lab.report.style import COLOURS, MUTED, Mark
 from bild_lab.report.tables import Table, TableCell, folder_name, plain_table
 
-LOSSES = (0.0, 0.5, 1.0, 2.0)  # points of quality that the fastest screened points may lose
+LOSSES = (0.0, 0.5, 1.0, 2.0)  # how many small losses the fastest screened points may lose
 # pixels of a map: a row of it on a narrow screen, a square at most, its letters, a square without
 _ROW, _SQUARE, _LETTERS, _TOO_SMALL = 390.0, 40.0, 12.5, 24.0
 
@@ -305,13 +306,15 @@ def _cloud_places(points: Sequence[ScreenedPoint]) -> list[tuple[float, float]]:
 
 def _hover(point: ScreenedPoint) -> str:
     row = point.row
-    metric = f"{escape(row['quality_metric'])} {number(row['quality'])}"
-    bounds = interval(row["quality_difference_low"], row["quality_difference_high"], write=signed)
+    digits = scale_of(row["quality_metric"]).digits
+    metric = f"{escape(row['quality_metric'])} {number(row['quality'], digits)}"
+    low, high = row["quality_difference_low"], row["quality_difference_high"]
+    bounds = interval(low, high, digits, signed)
     tokens_per_call = number(row["tokens_per_target_call"])
     lines = [
         f"<b>{escape(point_label(point, list(point.knobs)))}</b>",
         f"predicted {times(point.speedup)}",
-        f"{metric}, {signed(point.difference)} {bounds}",
+        f"{metric}, {signed(point.difference, digits)} {bounds}",
         f"{tokens_per_call} tokens a call, {row['target_calls']} target calls",
         f"{row['fallbacks']} fallbacks, {row['rollbacks']} rollbacks",
     ]
@@ -348,7 +351,8 @@ def _confirmed(policy: str, results: Sequence[Result], colour: str) -> Trace:
 def _fastest(points: Sequence[ScreenedPoint]) -> Table:
     """The fastest screened point within each allowed loss."""
     rows = []
-    for loss in LOSSES:
+    scale = scale_of(points[0].row["quality_metric"])
+    for loss in (scale.small_loss * share for share in LOSSES):
         allowed = [point for point in points if point.difference >= -loss - TOLERANCE]
         if not allowed:
             continue
@@ -358,9 +362,9 @@ def _fastest(points: Sequence[ScreenedPoint]) -> Table:
             measured = TableCell(times(best.live.speedup.value), "", best.live.speedup.value)
         rows.append(
             {
-                "allowed loss": TableCell(number(loss, 1), "", loss),
+                "allowed loss": TableCell(number(loss, scale.digits - 1), "", loss),
                 "predicted": TableCell(times(best.speedup), "", best.speedup),
-                "difference": TableCell(signed(best.difference), "", best.difference),
+                "difference": TableCell(signed(best.difference, scale.digits), "", best.difference),
                 "measured": measured,
                 "policy, knobs": point_label(best, telling_knobs(best, points), points),
             }

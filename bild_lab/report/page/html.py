@@ -140,6 +140,7 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
         "knobs": knob_maps(group),
         "stages": [figures.stages_figure(group)],
         "acceptance": [figures.acceptance_figure(group, colours)],
+        "along_text": [figures.along_text_figure(group, stored, colours)],
         "differing": [figures.divergence_figure(group, stored)],
         "trees": [figures.tree_figure(group.label(result), content) for result, content in trees],
     }

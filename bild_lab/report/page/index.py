@@ -19,6 +19,7 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.config.console import console
 from bild_lab.lab.config.policies import changed_knobs
 from bild_lab.lab.schema.formatting import MISSING, interval, short_value, times
+from bild_lab.lab.schema.numbers import scale_of
 from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.schema.statistics import (
     TOLERANCE,
@@ -44,8 +45,8 @@ class Run:
 
     link: its page, or itself, below outputs. date: of its last new command, ISO. pair, data: titles
     of its models and data sets. points: their number. without_loss: the fastest point that lost no
-    quality, in words. within_one_point: the fastest that lost at most one point of it. command: the
-    last one.
+    quality, in words. within_one_point: the fastest that lost at most one point of it, or what its
+    metric has in place of points (`MetricScale`). command: the last one.
     """
 
     name: str
@@ -161,11 +162,12 @@ def _clocks_unknown(rows: pd.DataFrame) -> pd.Series:
     return unknown
 
 
-def _best(rows: pd.DataFrame, folder: Path, loss: float) -> str:
-    """The fastest point of all settings that lost at most so many points of quality, with its
-    interval for the best of all of them, or why none is called so. Seeds are no choice: a point that
-    was measured with several counts by its means. An impossible speedup, and texts without a word,
-    do not count.
+def _best(rows: pd.DataFrame, folder: Path, small_losses: float) -> str:
+    """The fastest point of all settings that lost at most so many small losses of its metric
+    (`MetricScale`), with its interval for the best of all of them, or why none is called so.
+
+    Seeds are no choice: a point that was measured with several counts by its means. An impossible
+    speedup, and texts without a word, do not count.
     """
     if rows.empty:
         return MISSING
@@ -185,6 +187,7 @@ def _best(rows: pd.DataFrame, folder: Path, loss: float) -> str:
 
     fastest_first = sorted(points, key=means, reverse=True)
     for point in fastest_first:
+        loss = small_losses * scale_of(point["quality_metric"].iloc[0]).small_loss
         if means(point)[1] < -loss - TOLERANCE:
             continue
         results = [_stored_result(folder, row) for _, row in point.iterrows()]

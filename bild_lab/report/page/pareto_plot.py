@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 from bild_lab.lab.schema.formatting import (
-    MINUS,
     MISSING,
     TIMES,
     knob_value,
@@ -17,6 +16,7 @@ from bild_lab.lab.schema.formatting import (
     short_name,
     short_value,
 )
+from bild_lab.lab.schema.numbers import MetricScale
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.groups import Group, Position, flat_setting, varying_keys
 from bild_lab.lab.store.hashing import plain_numbers
@@ -219,7 +219,7 @@ def hover_text(result: Result) -> str:
         title = result.quality.metric if name == "quality" else COLUMNS[name].words
         lines.append((title, f"{cell.text} {cell.detail}".strip()))
     for quality in result.further_qualities.values():
-        lines.append((quality.metric, number(quality.value)))
+        lines.append((quality.metric, number(quality.value, quality.scale.digits)))
     known = [
         f"{escape(title)}: {escape(text)}" for title, text in lines if not text.startswith(MISSING)
     ]
@@ -249,12 +249,13 @@ def _figure(
     if group.relative and quality is not None:
         baseline = next((result for result in group.results if result.is_baseline), None)
         name = escape(group.setting.baseline)
-        text = f"<b>{name}</b><br>{escape(group.metric)}: {number(quality)}"
+        shown = number(quality, group.scale.digits)
+        text = f"<b>{name}</b><br>{escape(group.metric)}: {shown}"
         if baseline is not None:
             text = hover_text(baseline)
         traces.append(_baseline((1.0, quality), MUTED, group.setting.baseline, text, baseline))
         traces.append(scatter([(None, None)], "markers", xaxis="x2", showlegend=False))
-        layout |= {"xaxis2": _speedup_axis(group), **_baseline_lines(name, quality)}
+        layout |= {"xaxis2": _speedup_axis(group), **_baseline_lines(name, quality, group.scale)}
     return figure_of([trace for trace in traces if trace["x"]], layout, height=520)
 
 
@@ -367,10 +368,11 @@ def _baseline(
     )
 
 
-def _baseline_lines(name: str, quality: float) -> dict:
-    """The baseline's quality, and the one a point lower, as lines with their names."""
+def _baseline_lines(name: str, quality: float, scale: MetricScale) -> dict:
+    """The baseline's quality, and the one a small loss lower, as lines with their names."""
     shapes, annotations = [], []
-    for level, label, dash in ((quality, name, "solid"), (quality - 1, f"{MINUS}1 point", "dash")):
+    lower = (quality - scale.small_loss, scale.loss_line, "dash")
+    for level, label, dash in ((quality, name, "solid"), lower):
         shapes.append(
             {
                 "type": "line",

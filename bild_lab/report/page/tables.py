@@ -77,7 +77,7 @@ def setting_tables(group: Group) -> dict[str, Table]:
 
 
 def best_table(group: Group) -> Table:
-    """The fastest points where no loss was measured and within one point of loss.
+    """The fastest points where no loss was measured and within a small loss.
 
     No rows without a baseline, or with too few timings to call a point the fastest.
     """
@@ -85,7 +85,11 @@ def best_table(group: Group) -> Table:
     if not group.relative or not group.has_enough_timings:
         return Table([], [])
     rows = []
-    for title, loss in (("no loss measured", 0.0), ("one point of loss", 1.0)):
+    scale = group.scale
+    for title, loss in (
+        ("no loss measured", 0.0),
+        (f"{scale.loss_words} of loss", scale.small_loss),
+    ):
         best = group.best(loss)
         if best is None:
             cells = [TableCell(MISSING)] * len(columns)

@@ -22,6 +22,7 @@ from bild_lab.lab.schema.formatting import knob_label, point_label, short_name, 
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import pareto_front
 from bild_lab.lab.store.groups import (
+    HASH_KEYS,
     Group,
     by_setting,
     differing_keys,
@@ -29,7 +30,6 @@ from bild_lab.lab.store.groups import (
     setting_value,
 )
 from bild_lab.lab.store.table import to_row
-from bild_lab.report.phrases import HASH_KEYS
 
 if TYPE_CHECKING:
     import wandb

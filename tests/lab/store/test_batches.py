@@ -46,6 +46,16 @@ def test_points_that_differ_in_the_batch_alone_are_a_curve() -> None:
     assert [one.label for one in both] == ["speculative (window 5)", "speculative (window 3)"]
 
 
+def test_curves_of_several_settings_say_in_what_these_differ() -> None:
+    seeds = [
+        sample_result("bild", {}, 1.5, setting={"batch": batch, "seed": seed})
+        for seed in (0, 1)
+        for batch in (2, 4)
+    ]
+    labels = [curve.label for curve in batch_curves([*seeds, at(2, 1.2), at(4, 1.1)])]
+    assert labels == ["bild, seed 0", "bild, seed 1", "speculative"]
+
+
 @pytest.mark.parametrize(
     ("speedups", "even"),
     [

@@ -15,6 +15,7 @@ from bild_lab.report.phrases import quality_claim
 from tests.report.sample import (
     SETTING,
     sample_baseline,
+    sample_log_probability,
     sample_replayed,
     sample_result,
     sample_sweep,
@@ -124,6 +125,12 @@ def test_a_peer_far_slower_than_the_baseline_is_beside_the_axis_and_squeezes_not
     assert group.off_axis == [] and group.needs_log_axis
     (group,) = by_setting([fast[0], *slow])  # so is one without others
     assert group.off_axis == []
+
+
+def test_the_axis_of_a_log_probability_is_as_long_as_its_differences() -> None:
+    (group,) = by_setting([sample_log_probability(1.5, -0.003), sample_log_probability(1.2, 0.001)])
+    bottom, top = group.limits()[1]
+    assert -0.25 < bottom < -0.2415 and -0.2275 < top < -0.22
 
 
 @pytest.mark.parametrize("baseline", [-0.5, -20.0])
