@@ -20,7 +20,7 @@ from bild_lab.lab.schema.formatting import (
 )
 from bild_lab.lab.schema.numbers import NonInferiority, Quality
 from bild_lab.lab.schema.result import Result, Setting
-from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT, best_at_loss
+from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT, FEWEST_RUNS, best_at_loss
 from bild_lab.lab.store.groups import (
     HASH_KEYS,
     Group,
@@ -202,9 +202,24 @@ def cautions(result: Result) -> str:
             f"Python between forwards is {percent(loop_share)} of the baseline’s time, so a model this"
             " small flatters methods with fewer forwards"
         )
+    if _passes_differ(result):
+        warnings.append(
+            f"its passes over the texts differ by more than the interval, by"
+            f" ±{percent(result.speedup.noise)}, as the machine’s speed changed"
+        )
     if reason := disturbance(result):
         warnings.append(f"{reason}, so time it again before relying on the speedup")
     return f": {'; '.join(warnings)}" if warnings else ""
+
+
+def _passes_differ(result: Result) -> bool:
+    """Whether the speedup's error over the passes, of three or more, is larger than its interval
+    over the texts. In batches the interval has it.
+    """
+    speedup = result.speedup
+    if result.in_batches or speedup.noise is None or (speedup.repeats or 0) < FEWEST_RUNS:
+        return False
+    return speedup.low is not None and speedup.noise > speedup.high / speedup.value - 1
 
 
 def front_in_words(group: Group, bounds: bool = True) -> list[tuple[Result, str, str]]:

@@ -27,6 +27,7 @@ from tests.report.sample import (
     sample_sweep,
     sample_tested_quality,
     with_quality,
+    with_speedup,
 )
 
 EXACT = {"agreement_with_target": 1.0}
@@ -61,6 +62,17 @@ def test_a_small_loss_of_a_log_probability_is_a_hundredth_of_a_nat() -> None:
     assert "log-probability −0.0083, −0.0103 to −0.0073" in words and "2.50×" not in words
     far = headline([sample_log_probability(2.5, -0.9)])
     assert "No point came within 0.01 nats of the log-probability of vanilla (−0.2315)." in far
+
+
+def test_passes_that_differ_by_more_than_the_interval_are_told() -> None:
+    """An interval over texts does not have the minutes in which the machine was slower."""
+    words = "its passes over the texts differ by more than the interval, by ±9 %"
+    assert words in headline([with_speedup(bild(1.5), noise=0.09, repeats=3)])
+    for noise, repeats in ((0.02, 3), (0.09, 2), (None, 1)):
+        told = headline([with_speedup(bild(1.5), noise=noise, repeats=repeats)])
+        assert "passes" not in told
+    batch = bild(1.5, setting={"batch": 4})
+    assert "passes" not in headline([with_speedup(batch, noise=0.09, repeats=3)])
 
 
 def under(**environment: object) -> dict:

@@ -152,11 +152,12 @@ def time_methods(
     options: TimingOptions,
     earlier: TimedTexts | None = None,
 ) -> TimedTexts:
-    """Decode every example with every method in turn, `repeats` times. The order alternates.
+    """Decode every example with every method in turn, in `repeats` passes over all examples: a
+    machine whose speed changes within minutes shows it in what the repeats differ.
 
-    With more than two methods another begins every second time. The time covers a whole example
-    including encoder and prefill, the device synchronized before and after, without a method's
-    preparation (`Prepares`). An example is decoded again if a step was compiled meanwhile, at most
+    The order of the methods alternates; of more than two another begins every second time. The time
+    covers a whole example including encoder and prefill, the device synchronized before and after,
+    without a method's preparation (`Prepares`). An example is decoded again if a step was compiled meanwhile, at most
     `MOST_DECODINGS` times in all; `Timed.compiled` says where that was not enough. In batches
     methods take turns with blocks of examples, whose seconds are shared out among the texts: see
     `Timed`.
@@ -169,8 +170,8 @@ def time_methods(
     end_repeat = first_repeat + repeats
     share = 1 / (repeats * len(methods))  # one decoding is so much of a text's work
     with no_garbage_collection():
-        for turn, block in enumerate(timed_blocks(len(requests), options.batch)):
-            for repeat in range(first_repeat, end_repeat):
+        for repeat in range(first_repeat, end_repeat):
+            for turn, block in enumerate(timed_blocks(len(requests), options.batch)):
                 for name in order(list(methods), turn, repeat, end_repeat):
                     texts, joules, compiled = _decode_block(
                         methods[name], requests, block, options, share, is_first=repeat == 0

@@ -219,8 +219,8 @@ class Speedup:
     median: float | None = ratio("The median of the speedups of single examples.")
     noise: float | None = share(
         "How far the speedup may be off, on these texts, by the clock alone: half its 95 % interval"
-        " over the repeats. More repeats lower it; only more texts narrow the speedup’s own"
-        " interval.",
+        " over the repeats, which are passes over all texts. More repeats lower it; only more texts"
+        " narrow the speedup’s own interval.",
         label="speedup, error of the clock",
     )
     repeats: int | None = count("How often each text was timed.", name="repeats")

@@ -86,8 +86,8 @@ def measured(
     names = (METHOD, BASELINE)
     turns = [
         one
-        for text in range(len(PROMPTS))
         for repeat in (0, 1)
+        for text in range(len(PROMPTS))
         for one in order(names, text, repeat, 2)
     ]
     # before, and for it
