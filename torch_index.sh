@@ -16,7 +16,8 @@ if [ -n "$build" ]; then
 elif ! smi=$(nvidia-smi 2>/dev/null); then
     build=cpu why="nvidia-smi does not answer here"
 else
-    cuda=$(printf '%s\n' "$smi" | sed -n 's/.*CUDA Version: *\([0-9][0-9.]*\).*/\1/p' | head -n 1)
+    # drivers from 610 on call it the CUDA UMD Version
+    cuda=$(printf '%s\n' "$smi" | sed -n 's/.*CUDA \(UMD \)*Version: *\([0-9][0-9.]*\).*/\2/p' | head -n 1)
     # of the oldest GPU, as one build serves all of them
     capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -V | head -n 1)
     why="the driver knows CUDA ${cuda:-of no version}, and a GPU has compute capability ${capability:-of no version}"

@@ -32,9 +32,12 @@ def pip_options(
     return done.stdout.split(), done.stderr
 
 
-def smi(cuda: str, *capabilities: str) -> str:
-    """An nvidia-smi that answers as the real one does."""
-    header = f"| NVIDIA-SMI 580.65.06    Driver Version: 580.65.06    CUDA Version: {cuda}     |"
+def smi(cuda: str, *capabilities: str, driver: str = "580.65.06") -> str:
+    """An nvidia-smi that answers as the real one does, which has other words from driver 610 on."""
+    words = ("KMD", "CUDA UMD") if driver >= "610" else ("Driver", "CUDA")
+    header = (
+        f"| NVIDIA-SMI {driver}    {words[0]} Version: {driver}    {words[1]} Version: {cuda}     |"
+    )
     listed = "\\n".join(capabilities)
     return f"""case "$*" in *compute_cap*) printf '{listed}\\n' ;; *) echo '{header}' ;; esac"""
 
@@ -46,6 +49,8 @@ def smi(cuda: str, *capabilities: str) -> str:
         ("echo NVIDIA-SMI has failed; exit 9", "cpu"),
         (smi("13.0", "9.0"), "cu130"),
         (smi("13.2", "8.0", "12.0"), "cu130"),
+        (smi("13.3", "9.0", driver="610.43.02"), "cu130"),
+        (smi("13.3", "7.0", driver="610.43.02"), "cu126"),
         (smi("12.8", "9.0"), "cu126"),
         (smi("12.0", "8.6"), "cu126"),
         (smi("12.8", "12.0"), "cpu"),
