@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from subprocess import CalledProcessError
 from typing import Any
 
 import pytest
@@ -22,12 +24,20 @@ GPU = torch.device("cuda")
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A GPU that says what it is: change `capability` or `triton`."""
-    machine: dict[str, Any] = {"capability": (9, 0), "triton": True}
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """A GPU that says what it is: change `capability`, `triton`, or the `error` of its start."""
+    machine: dict[str, Any] = {"capability": (9, 0), "triton": True, "error": None}
+
+    def start() -> None:
+        if machine["error"] is not None:
+            raise machine["error"]
+
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: machine["capability"])
     monkeypatch.setattr(kernels, "find_spec", lambda name: machine["triton"] or None)
-    return machine
+    monkeypatch.setattr(kernels, "start_triton", start)
+    kernels.why_no_launches.cache_clear()
+    yield machine
+    kernels.why_no_launches.cache_clear()
 
 
 def test_a_gpu_runs_half_precision_where_triton_and_its_matrix_units_are(
@@ -40,6 +50,23 @@ def test_a_gpu_runs_half_precision_where_triton_and_its_matrix_units_are(
     assert "compute capability 8.0, and this GPU has 7.5" in why_no_kernels(GPU, torch.float16)
     gpu["triton"] = False
     assert "pip install triton" in why_no_kernels(GPU, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("Failed to find C compiler."), "Failed to find C compiler"),
+        (CalledProcessError(1, ["/usr/bin/gcc", "driver.c"]), "/usr/bin/gcc failed"),
+        (AssertionError("no libcuda.so!\nLook for it"), "no libcuda.so! Look for it"),
+    ],
+)
+def test_a_machine_where_triton_does_not_start_is_told_what_it_lacks(
+    error: Exception, reason: str, gpu: dict[str, Any]
+) -> None:
+    gpu["error"] = error
+    said = why_no_kernels(GPU, torch.bfloat16, LlamaConfig())
+    assert said.endswith(f"(gcc and python3-dev), and does not start: {reason}")
+    assert "its width, 33" in why_no_kernels(GPU, torch.bfloat16, UNFIT["its width, 33"])
 
 
 FIT = {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
+from subprocess import CalledProcessError
 from typing import Any
 
 import torch
@@ -39,7 +40,37 @@ def why_no_kernels(
     capability = torch.cuda.get_device_capability(device)
     if capability < LEAST_CAPABILITY:
         return f"they need compute capability 8.0, and this GPU has {capability[0]}.{capability[1]}"
-    return None if config is None else why_unfit_for_gpu(config)
+    if config is not None and (reason := why_unfit_for_gpu(config)) is not None:
+        return reason
+    return why_no_launches()
+
+
+@lru_cache(maxsize=1)
+def why_no_launches() -> str | None:
+    """Why Triton cannot launch kernels here, or None if it can."""
+    try:
+        start_triton()
+    except CalledProcessError as error:
+        reason = f"{error.cmd[0]} failed"
+    except Exception as error:  # whatever Triton raises is its answer
+        reason = " ".join(str(error).split()).rstrip(".")
+    else:
+        return None
+    return (
+        "Triton compiles what launches them, which takes a C compiler and the headers of Python"
+        f" (gcc and python3-dev), and does not start: {reason}"
+    )
+
+
+def start_triton() -> None:
+    """Load the C code that launches kernels, which Triton compiles once for a machine. Its
+    interpreter launches none.
+    """
+    import triton  # not everywhere
+    from triton.runtime import driver
+
+    if not triton.knobs.runtime.interpret:
+        _ = driver.active.utils
 
 
 def why_unfit_for_gpu(config: PreTrainedConfig) -> str | None:
