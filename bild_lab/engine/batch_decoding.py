@@ -154,7 +154,7 @@ def why_not_in_batches(method: Method, models: Sequence[LoadedModel]) -> str | N
         return None
     if method.draft_shape is None:
         return f"it is a loop of its own, on {method.engine}"
-    if _learns_from_texts(method):
+    if learns_from_texts(method):
         return "a text learns from those that have ended before it"
     if any(model.engine not in ("native", "kernels") for model in models):
         return "Transformers' own modules run one text at a time here (engine hf)"
@@ -163,7 +163,8 @@ def why_not_in_batches(method: Method, models: Sequence[LoadedModel]) -> str | N
     return None
 
 
-def _learns_from_texts(method: Method) -> bool:
+def learns_from_texts(method: Method) -> bool:
+    """Whether what a method drafts depends on the texts before."""
     return isinstance(method, DraftThenVerify) and method.drafter.learns_from_texts
 
 
@@ -175,7 +176,7 @@ GIB = 2**30
 
 def require_batches(name: str, method: Method, models: Sequence[LoadedModel]) -> None:
     """Raise UserError for a policy that decodes one text at a time."""
-    if _learns_from_texts(method):
+    if learns_from_texts(method):
         raise UserError(
             f"policy {name} decodes no batches with keep=true, as a text learns from those that have"
             " ended before it; set runtime.batch=1, or keep=false"

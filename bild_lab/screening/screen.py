@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
-from bild_lab.engine.batch_decoding import UNTIMED_BATCH, auto_batch_size
+from bild_lab.engine.batch_decoding import UNTIMED_BATCH, auto_batch_size, learns_from_texts
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.models.device import free_bytes
 from bild_lab.engine.protocols import External, Replays
@@ -204,7 +204,8 @@ class Screening:
         """The target alone, then these points, decoded over the record.
 
         Several examples decode at once where the models can. Rows are saved after each example; where
-        texts are kept, those of logged examples are not decoded again.
+        texts are kept, those of logged examples are not decoded again, unless a drafter learns from
+        them.
         """
         candidates = [vanilla(), *candidates]
         with self.stage("load"):
@@ -218,7 +219,9 @@ class Screening:
         texts: list[list[ReplayedText]] = [[] for _ in requests]
         sources = [text_name(request.source) for request in requests]
         text_log = self.text_log(candidates) if self.keep == TEXTS else None
-        if text_log is not None:
+        # what learns from earlier texts has to decode them
+        learns = any(learns_from_texts(decoder.method) for decoder in decoders)
+        if text_log is not None and not learns:
             for index, logged in text_log.read(sources).items():
                 texts[index] = logged.texts
                 self.logged_forwards.update(logged.forwards)

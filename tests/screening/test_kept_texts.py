@@ -83,3 +83,19 @@ def test_a_screening_that_was_killed_goes_on_after_the_examples_that_it_logged(
     assert [went_on[key] for key in COUNTED] == [fresh[key] for key in COUNTED]
     frames = [pd.read_csv(f"outputs/{name}/screen.csv") for name in ("grid", "fresh")]
     assert frames[0].equals(frames[1])
+
+
+@pytest.mark.slow
+def test_drafters_that_learn_from_texts_learn_from_all_of_them_after_a_kill(
+    screen: Command, killed_screen: Callable[..., None]
+) -> None:
+    lists = ["policy=suffix", "policy.keep=true", "policy.factor=1,4", "policy.min_prob=0"]
+    kept = [*lists, *UNTIMED, "screen.keep=texts"]
+    killed_screen(_KILLED, *kept)
+    for name in ("grid", "fresh"):
+        code, printed = screen(*kept, f"name={name}")
+        assert code == 0, printed
+    went_on, fresh = (pd.read_csv(f"outputs/{name}/screen.csv") for name in ("grid", "fresh"))
+    assert went_on.equals(fresh) and fresh.accepted.sum() > 0
+    (log,) = logs_of("grid")
+    assert [place for place, _ in texts_of_points(log, 3)] == [0, 1, 2]
