@@ -44,6 +44,11 @@ def fit(cfg: DictConfig) -> None:
         raise UserError(
             f"a tree is fitted for policy=medusa or policy=bita, got policy={point.policy}"
         )
+    if point.batch > 1:
+        raise UserError(
+            f"a tree is fitted to one text at a time, got runtime.batch={point.batch}; set"
+            " runtime.batch=1"
+        )
     examples = [example for example in point.examples if example.turn == 1]
     torch.set_num_threads(point.setting["threads"])
     decoder.load_weights(status_line.enter)

@@ -15,17 +15,19 @@ Both models run only where a context is new; what they scored is kept in outputs
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.markup import escape
 
+from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import hydra_main
 from bild_lab.lab.config.console import output
 from bild_lab.lab.config.entrypoint import refusing, run_application
 from bild_lab.lab.config.schemas import typed
+from bild_lab.lab.data.rows import canonical_split
 from bild_lab.screening.candidates import as_overrides, command_line_lists
 
 WANTED = (
@@ -38,6 +40,7 @@ WANTED = (
 def run(cfg: DictConfig) -> None:
     """Screen, choose, confirm and print. Raises UserError for bad input."""
     from bild_lab.lab.schema.formatting import counted
+    from bild_lab.lab.store.progress import record_command
     from bild_lab.lab.sweep import measure_point
     from bild_lab.screening.candidates import grid_of  # late: torch takes seconds to load
     from bild_lab.screening.guarantee import require_losses
@@ -47,6 +50,7 @@ def run(cfg: DictConfig) -> None:
 
     spec = typed(ScreenSpec, cfg.screen, "screen")
     task, lists = command_line_lists(HydraConfig.get())
+    require_split(task, spec.select)
     grid = grid_of(task, [*lists, *spec.space], "screen")
     screening = Screening(grid, spec.select, "screen", spec.batch, spec.keep)
     certifies = spec.guarantee.loss is not None
@@ -55,6 +59,7 @@ def run(cfg: DictConfig) -> None:
             screening.point.scoring.lead, max(example.turn for example in screening.point.examples)
         )
     screened = screen(screening, spec)
+    record_command(screening.folder)
     keys = (
         "points",
         "recorded_target_calls",
@@ -80,6 +85,17 @@ def run(cfg: DictConfig) -> None:
                 f" {confirmed(point)}"
             )
         )
+
+
+def require_split(words: Sequence[str], select: str) -> None:
+    """Raise UserError for a `dataset.split` that is not `screen.select`: it would change nothing."""
+    for word in words:
+        key, _, split = word.partition("=")
+        if key == "dataset.split" and canonical_split(split) != canonical_split(str(select)):
+            raise UserError(
+                f"points are screened on screen.select={select}, so {word} would change nothing; set"
+                f" screen.select={split}, or leave it out"
+            )
 
 
 def confirmed(point: Mapping[str, Any]) -> str:

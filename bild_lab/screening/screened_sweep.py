@@ -239,11 +239,18 @@ def screen(screening: Screening, spec: ScreenSpec) -> ScreeningResult:
     """Decode the points over the record, predict their speeds, and write what was found.
 
     Raises UserError if another process screens under the same name, if it holds rows of another
-    setting, for a guarantee without speeds, and if `select` has every text of `confirm`.
+    setting, for a guarantee without speeds, for points chosen by speed in batches, and if `select` has
+    every text of `confirm`.
     """
     if spec.guarantee.loss is not None and not spec.timed_s:
         raise UserError(
             "a guarantee needs speeds, and screen.timed_s=0 predicts none; give seconds"
+        )
+    if spec.uses_confirm and screening.point.batch > 1:
+        raise UserError(
+            "points are chosen by the predicted speed of one text at a time, got"
+            f" runtime.batch={screening.point.batch}; set runtime.batch=1, and measure batches with"
+            " run.py"
         )
     shared_texts = screening.shared_texts(spec.confirm) if spec.uses_confirm else 0
     with Sweep(screening.folder).search_lock():

@@ -21,6 +21,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.point.decoder import METHOD
+from bild_lab.lab.store.progress import read_commands
 from bild_lab.screening import record_store as store
 from bild_lab.screening.candidates import command_line_lists, grid_of, read_lists
 from bild_lab.screening.guarantee import GuaranteeSpec
@@ -36,6 +37,7 @@ from bild_lab.screening.rows import (
 from bild_lab.screening.screen import Screening
 from bild_lab.screening.screen_spec import ScreenSpec
 from bild_lab.screening.screened_sweep import confirmation, to_confirm
+from scripts.screen import require_split
 from tests.policies import load
 from tests.report.sample import sample_drafted
 
@@ -161,6 +163,8 @@ def test_a_grid_is_screened_confirmed_and_continued(screen: Command) -> None:
         "policy=typical_acceptance,speculative", "policy.epsilon=0.1,0.5", "screen.confirmations=0"
     )
     assert code == 0, printed
+    given = [command.line for command in read_commands(Path("outputs/grid"))]
+    assert ["screen.confirmations=0" in line for line in given] == [False, True]
     both = pd.read_csv("outputs/grid/screen.csv")
     assert both.policy.value_counts().to_dict() == {
         "bild": 6,
@@ -266,6 +270,18 @@ def test_points_that_are_not_measured_live_may_be_screened_on_any_split() -> Non
     assert ScreenSpec(**{**SPEC, **changes}).confirmations == 0
     with pytest.raises(UserError, match="must be two splits"):
         ScreenSpec(**{**SPEC, **changes, "guarantee": GuaranteeSpec(loss=0.02)})
+
+
+def test_a_split_that_would_not_be_screened_is_refused() -> None:
+    require_split(["dataset.split=dev", "dataset.limit=3"], "validation")
+    with pytest.raises(UserError, match=r"so dataset\.split=test would change nothing"):
+        require_split(["dataset.split=test"], "validation")
+
+
+def test_points_of_batches_are_not_chosen_by_the_speed_of_one_text(screen: Command) -> None:
+    code, printed = screen("policy.fallback=0.2,0.9", "runtime.batch=2")
+    assert code == 2 and "speed of one text at a time, got runtime.batch=2; set" in printed
+    assert not Path("outputs/grid/record").exists()
 
 
 def test_a_screening_scores_the_texts_that_a_run_does(

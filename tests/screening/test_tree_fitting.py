@@ -262,6 +262,15 @@ def test_a_policy_without_candidates_has_no_tree_to_fit(
         )
 
 
+def test_a_tree_is_not_fitted_to_batches(
+    checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = [*words(checkpoints, data, "medusa"), "dataset.split=test", "runtime.batch=2"]
+    with pytest.raises(UserError, match=r"one text at a time, got runtime\.batch=2"):
+        script.fit(compose_config(line, "fit_tree"))
+
+
 def test_a_trees_file_counts_with_its_content(
     checkpoints: Path, data: Path, tmp_path: Path
 ) -> None:
