@@ -46,6 +46,13 @@ def train(cfg: DictConfig) -> None:
         raise UserError(
             f"module={name} takes pair.target in place of model.path; it is {cfg.model.path}"
         )
+    if cfg.calibration is not None:
+        raise UserError(
+            f"module={name} counts the references of the dataset, and takes no"
+            f" calibration={cfg.calibration}; to count these answers set dataset=local"
+            " dataset.path=DIR dataset.source_column=prompt dataset.reference_column=answer"
+            " dataset.metric=chrf in its place"
+        )
     count_ngrams(cfg, spec)
 
 

@@ -277,6 +277,9 @@ def test_the_command_trains_beside_both_families(
 def test_ngrams_take_a_pair(command: Command, checkpoints: Path) -> None:
     code, printed = command(train_module, "module=ngram", f"model.path={checkpoints / 'llama'}")
     assert code == 2 and "module=ngrams takes pair.target in place of model.path" in printed
+    words = [f"pair.target={checkpoints / 'llama'}", "calibration=outputs/answers"]
+    code, printed = command(train_module, "module=ngram", *words)
+    assert code == 2 and "takes no calibration=outputs/answers; to count these answers" in printed
 
 
 BAD_INPUT = {
