@@ -9,7 +9,8 @@
                                                  milliseconds by length of the prompt, and by position in a long text
     python scripts/bench.py runtime.device=cuda  the shapes for a GPU (make gpu also tests and certifies there)
 
-KEY=VALUE are those of `python run.py --help`, of pair, dataset, template, decoding, runtime and policy.
+KEY=VALUE are those of `python run.py --cfg job`: all of dataset, template and policy; the models of pair; of decoding
+max_new_tokens and stop; of runtime device, dtype, threads, trust_remote_code and allow_pickles.
 
 outputs/NAME/bench.json keeps the rows: name=bench unless another is given. Those of `long`: long.json, long.csv.
 Other engines take part after `make peers`, in each precision; a peer's policy that is given takes their place.
@@ -56,6 +57,13 @@ WANTED = (
 )
 KEPT = "nothing was written, as the rows are stored at the end"
 ALL = "all"  # the word for every shape of the device
+# the keys and groups that change what is measured
+TAKEN_GROUPS = ("dataset", "policy")
+TAKEN = frozenset(
+    "name template pair pair.name pair.target pair.target_revision pair.target_language pair.draft"
+    " pair.draft_revision decoding.max_new_tokens decoding.stop runtime.device runtime.dtype"
+    " runtime.threads runtime.trust_remote_code runtime.allow_pickles".split()
+)
 BUSY_PERCENT = 15
 ROUNDS_OF_A_PAIR = 5  # of several texts each
 ROUNDS_OF_A_PROMPT = 3
@@ -310,6 +318,17 @@ def chosen(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
     return [shape for shape in all_names if shape in names]
 
 
+def require_taken(overrides: Sequence[str]) -> None:
+    """Raise UserError for a key that would change nothing here."""
+    for word in overrides:
+        key = word.partition("=")[0].lstrip("+")
+        if key not in TAKEN and key.partition(".")[0] not in TAKEN_GROUPS:
+            raise UserError(
+                "the benchmark has methods of its own, greedily and one text at a time, so"
+                f" {word} would change nothing; leave it out, or measure with run.py"
+            )
+
+
 def main() -> None:
     words = [word for word in sys.argv[1:] if "=" not in word]
     overrides = [word for word in sys.argv[1:] if "=" in word]
@@ -321,6 +340,7 @@ def main() -> None:
     from bild_lab.lab.measure.machine import read_gb_per_s
 
     runtime = typed(RuntimeSpec, compose_config([*DEFAULTS, *overrides]).runtime, "runtime")
+    require_taken(overrides)
     require_choice("runtime.dtype", runtime.dtype, DTYPES)  # a shape has no precision of its own
     device, dtype = resolve_device(runtime.device), DTYPES[runtime.dtype]
     long = "long" in words

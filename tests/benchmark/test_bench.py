@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -308,6 +309,23 @@ def test_shapes_are_those_that_are_named_or_the_devices(
             script.chosen(words, overrides, gpu)
     else:
         assert script.chosen(words, overrides, gpu) == found
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "runtime.weights=4",
+        "runtime.batch=4",
+        "decoding=sample",
+        "+decoding.temperature=1",
+        "measure.repeats=9",
+        "pair.draft_weights=4",
+    ],
+)
+def test_a_key_that_would_change_nothing_is_refused(word: str) -> None:
+    script.require_taken(["pair=toy", "runtime.dtype=float32", "dataset.limit=2", "policy.bits=8"])
+    with pytest.raises(UserError, match=f"{re.escape(word)} would change nothing"):
+        script.require_taken(["pair.target=x", word])
 
 
 @pytest.mark.slow
