@@ -40,7 +40,7 @@ NEXT = (
     "next: python run.py experiment=quickstart    a sweep of thresholds, the same pair\n"
     "      python run.py -m name=mine pair.target=DIR pair.draft=DIR dataset=local \\\n"
     "        dataset.path=FILE dataset.source_column=COLUMN policy=bild,speculative\n"
-    "      python run.py --help                   every key, and the words of the reports"
+    "      python run.py --help                   every group, and the words of the reports"
 )
 
 
