@@ -231,3 +231,9 @@ def test_claims_that_hold_come_first_and_before_the_numbers() -> None:
     assert told == [("a", HOLDS), ("c", FAILS), ("x", UNKNOWN)]
     text = markdown(comparison)
     assert text.index("a is above b") < text.index("c is above b") < text.index("| panel | row |")
+
+
+def test_numbers_stand_beside_the_papers_in_tables_with_verdicts() -> None:
+    compared = compare(CELLS, PUBLISHED, "small")
+    assert markdown(compared) == TABLES.strip()
+    assert compared.missing == 2  # the other row's, and the quality of wmt
