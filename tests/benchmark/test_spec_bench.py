@@ -28,7 +28,7 @@ def example(
         turn=turn,
         prediction="",
         token_ids=[7] * tokens,
-        latency_s=[seconds, 9 * seconds, seconds],
+        latency_s=[seconds, 9 * seconds, seconds / 2],
         rounds=[MeasuredRound(drafted=[7, 7, 7], accepted=2, next_token=7)],
         baseline_prediction="",
         baseline_token_ids=[7] * tokens,

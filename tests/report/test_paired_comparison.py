@@ -36,7 +36,7 @@ def decoded(
             str(index),
             prediction=text,
             baseline_prediction="the same words",
-            latency_s=[latency, latency, 9.0],  # the median counts
+            latency_s=[latency, 9.0, latency / 2],  # the median counts
             baseline_latency_s=[baseline_s],
         )
         for index, (latency, text) in enumerate(zip(latencies, texts, strict=True))
@@ -419,3 +419,12 @@ def test_with_a_margin_b_is_tested_against_a_by_the_leading_metric() -> None:
     assert tested == score_test(0, 1, 100, 5) and tested.shown
     assert compare_point(pair, b, a, None, margin=5).quality.non_inferiority.lower_bound > -3
     assert compare_point(pair, a, b, None).quality.non_inferiority is None
+
+
+def test_agreement_is_that_of_each_side_with_its_own_baseline() -> None:
+    same, other = "the same words", "others"
+    a = decoded([1.0] * 4, [same, other, other, same])
+    b = decoded([1.0] * 4, [same, same, same, other])
+    left, right = (bild(setting={"metric": "agreement"}) for _ in range(2))
+    quality = compared(a, b, None, left, right).quality
+    assert quality.difference.value == 25.0

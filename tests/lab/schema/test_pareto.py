@@ -64,3 +64,8 @@ def test_the_baseline_and_results_without_one_are_no_candidates():
 def test_rounding_in_the_last_bit_is_no_loss():
     result = sample_result("bild", {}, 1.5, -1e-12)
     assert best_at_loss([result], 0.0) is result
+
+
+def test_among_equally_fast_results_the_better_one_is_the_best():
+    results = [sample_result("bild", {"rollback": at}, 1.5, at / 10) for at in (1, 3, 2)]
+    assert best_at_loss(results, 0.0) is results[1]

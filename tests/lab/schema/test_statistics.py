@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.statistics import (
     acceptance_by_position,
     acceptance_rate,
@@ -15,12 +16,13 @@ from bild_lab.lab.schema.statistics import (
     latency_summary,
     nothing_accepted,
     paired_speedup,
+    with_clock_noise,
 )
 
 
 def test_a_speedup_is_total_time_over_total_time_of_the_median_repeats() -> None:
-    baseline = np.array([[2.0, 2.0, 90.0], [6.0, 6.0, 6.0]])
-    method = np.array([[1.0, 1.0, 1.0], [3.0, 0.1, 3.0]])
+    baseline = np.array([[2.0, 0.1, 90.0], [6.0, 6.0, 6.0]])
+    method = np.array([[1.0, 1.0, 1.0], [3.0, 0.1, 90.0]])
     speedup = paired_speedup(baseline, method)
     assert speedup.value == 2.0
     assert (speedup.low, speedup.high, speedup.median) == (2.0, 2.0, 2.0)
@@ -70,7 +72,7 @@ def test_turns_of_a_conversation_are_no_independent_examples() -> None:
 
 
 def test_latency_is_summed_up_over_examples() -> None:
-    summary = latency_summary(np.array([[1.0, 9.0, 1.0], [3.0, 3.0, 3.0]]))
+    summary = latency_summary(np.array([[1.0, 9.0, 0.5], [3.0, 3.0, 3.0]]))
     assert (summary.median, summary.p95, summary.mean, summary.total) == (
         2.0,
         pytest.approx(2.9),
@@ -178,3 +180,23 @@ def test_a_batch_that_was_timed_once_has_the_interval_of_its_texts() -> None:
     work, method = np.array([[1.0], [9.0]]), np.array([[1.0], [3.0]])
     once = paired_speedup(work, method, blocks=[0, 0])
     assert once == paired_speedup(work, method) and (once.noise, once.repeats) == (None, 1)
+
+
+def test_an_interval_leaves_out_two_and_a_half_percent_on_either_side() -> None:
+    """The mean of many values has 1.96 of its deviations on either side."""
+    baseline = np.random.default_rng(3).normal(10, 1, size=(400, 1))
+    speedup = paired_speedup(baseline, np.ones((400, 1)))
+    expected = 1.96 * baseline.std() / np.sqrt(400)
+    assert speedup.value - speedup.low == pytest.approx(expected, rel=0.08)
+    assert speedup.high - speedup.value == pytest.approx(expected, rel=0.08)
+
+
+def test_beside_the_total_stands_the_median_of_the_speedups_of_single_examples() -> None:
+    speedup = paired_speedup(np.array([[1.0], [2.0], [9.0]]), np.ones((3, 1)))
+    assert (speedup.value, speedup.median) == (4.0, 2.0)
+
+
+def test_the_error_of_a_clock_widens_each_side_from_its_own_width() -> None:
+    wider = with_clock_noise(Speedup(2.0, 1.0, 2.5), [0.1])
+    below, above = (np.hypot(np.log(ratio), np.log(1.1)) for ratio in (2.0, 1.25))
+    assert (wider.low, wider.high) == pytest.approx((2 * np.exp(-below), 2 * np.exp(above)))
