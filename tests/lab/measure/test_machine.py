@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -103,3 +104,18 @@ def test_the_bandwidth_is_the_buffers_bytes_over_the_seconds_and_measured_once(
     monkeypatch.setattr(machine, "median_s", lambda *_: 1.0)
     assert bandwidth_facts(decoder)["read_gb_per_s"] == pytest.approx(13.2, abs=0.051)
     machine._bandwidth.cache_clear()  # what other tests measure
+
+
+def test_a_median_leaves_out_the_first_two_runs_and_waits_for_the_device_around_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    work_s, waits_s = iter([9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0]), iter([50.0, 0.5] * 7)
+
+    def take(seconds: Iterator[float]) -> None:
+        now[0] += next(seconds)
+
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: now[0])
+    # what was begun before does not count, what the work left to be done does
+    found = machine.median_s(lambda: take(work_s), lambda: take(waits_s))
+    assert found == pytest.approx(3.5)

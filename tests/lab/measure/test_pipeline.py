@@ -81,6 +81,16 @@ def test_each_step_from_theory_to_the_clock_adds_one_thing() -> None:
     assert found.prefill == pytest.approx(0.5 / 0.55)
 
 
+def test_the_theorems_speedup_is_that_of_the_texts_that_the_steps_after_it_are_of() -> None:
+    method = [timed([True, True, True], 4, 0.5), timed([False, False, False], 4, 0.7)]
+    baseline = [timed(None, 4, 0.5), timed(None, 4, 0.5)]
+    stages = {"prefill": 0.1, "draft": 0.25, "verify": 0.15, "host": 0.05}
+    found = pipeline_summary({"method": method, "baseline": baseline}, stages, 1)
+    assert found.match_rate == 0.5  # of all texts
+    assert found.theorem == pytest.approx(32 / 26)
+    assert found.prefill == pytest.approx(0.5 / 0.55)
+
+
 def test_other_methods_have_no_such_summary() -> None:
     assert pipeline_summary({"method": [timed(None, 2, 0.5)]}, None, 0) is None
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from bild_lab.engine.methods.speculative.theory import walltime_improvement
-from bild_lab.engine.trace import Round, Trace
+from bild_lab.engine.trace import Round, StageTrace, Trace
+from bild_lab.lab.measure import score
 from bild_lab.lab.measure.prediction import fixed_window, predict
 from bild_lab.lab.measure.timing import Timed
+from bild_lab.lab.schema.numbers import Counts
 
 STEP_S = 0.010  # a token by the target alone
 DRAFT_S = 0.002
@@ -98,3 +102,61 @@ def test_nothing_is_predicted_from_a_prefill_as_long_as_the_whole_text(prefill_s
         predict([text([round_of(4, 4), round_of(4, 4)], 0.2)], [baseline_of(10)], stages, 0.5)
         is None
     )
+
+
+def test_a_forward_whose_token_was_not_drafted_is_a_step_of_the_drafter_too() -> None:
+    """As a fallback's is, where the drafter is not sure; a table drafts without forwards."""
+    stages = {"prefill": 0.0, "draft": 0.02, "verify": 0.04, "host": 0.0}
+
+    def cost_ratio(calls: int) -> float:
+        rounds = [round_of(4, 4, calls), round_of(4, 4, calls)]
+        return predict([text(rounds, 0.06)], [baseline_of(10)], stages, 0.5).cost_ratio
+
+    assert cost_ratio(5) == pytest.approx(0.02 / 10 / STEP_S)
+    assert cost_ratio(0) == pytest.approx(0.02 / 8 / STEP_S)
+
+
+@pytest.mark.parametrize(("models", "target_prompt_s"), [(2, 2.0), (1, 8.0)])
+def test_a_point_is_predicted_from_the_texts_that_were_traced(
+    models: int, target_prompt_s: float
+) -> None:
+    """One with a drafter that reads a prompt in 8 s, or for itself and its target in 2 s."""
+    rounds = [round_of(2, 2)] * 2
+    spans = [("draft", 0, 9), ("verify", 9, 13), ("draft", 13, 14), ("verify", 14, 16)]
+    stages = {"prefill": 10.0, "draft": 2.0, "verify": 4.0, "host": 0.0}
+    steps = [round_of(0, 0)] * 10
+    timed = {
+        "method": [text(rounds, 16.0), text(rounds, 90.0)],
+        "baseline": [text(steps, 20.0), text(steps, 900.0)],
+    }
+    target = SimpleNamespace(
+        checkpoint=SimpleNamespace(end_tokens=frozenset(), encoder_decoder=False)
+    )
+    decoder = SimpleNamespace(target=target, models=[target] * models)
+    found = score._stage_findings(
+        SimpleNamespace(decoders={"method": decoder}),
+        timed,
+        stages,
+        [StageTrace(rounds, spans=spans)],
+        {"counts": Counts(acceptance_rate=0.5)},
+    )
+    assert found["first_token_s"] == 13
+    assert found["prediction"].prefill == 20 / 16
+    step_s = (20 - target_prompt_s) / 10
+    assert found["prediction"].cost_ratio == pytest.approx(2 / 4 / step_s)
+
+
+def test_the_first_token_comes_when_the_first_verification_of_the_median_text_ends() -> None:
+    decoder = SimpleNamespace(target=SimpleNamespace(checkpoint=None))
+    traces = [
+        StageTrace(spans=[("draft", 0, 1), ("verify", 1, end), ("verify", end, 99)])
+        for end in (3, 9, 4)
+    ]
+    found = score._stage_findings(
+        SimpleNamespace(decoders={"method": decoder}),
+        {"method": [text([round_of(1, 1)], 1.0)]},
+        None,
+        traces,
+        {},
+    )
+    assert found == {"first_token_s": 4, "prediction": None, "pipeline": None}

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from transformers import LlamaConfig, MambaConfig
 
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import EngineReport, Forward, Round, Trace
 from bild_lab.lab.data.prompts import Example
+from bild_lab.lab.measure import score
 from bild_lab.lab.measure.cost import total_cost
 from bild_lab.lab.measure.summary import (
     by_category,
     counts,
     decoding_costs,
+    failed_texts,
+    joules_per_token,
     score_all,
     speed,
     summarize,
@@ -187,3 +193,83 @@ def test_a_baseline_without_tokens_has_no_ratio() -> None:
         "baseline": [replace(one, token_ids=[]) for one in TIMED["baseline"]],
     }
     assert speed(silent, seed=0)["tokens_per_s_ratio"] is None
+
+
+def in_repeats(*latency_s: float, block: int | None = None) -> Timed:
+    """A text of one token that took so long in each repeat."""
+    return Timed([5], list(latency_s), Trace(), block=block)
+
+
+def test_neither_the_quickest_repeat_of_a_text_nor_the_slowest_counts() -> None:
+    several = {"method": [in_repeats(1.0, 2.0, 9.0)], "baseline": [in_repeats(3.0, 4.0, 5.0)]}
+    measured = speed(several, seed=0)
+    assert (measured["tokens_per_s"], measured["baseline_tokens_per_s"]) == (1 / 2, 1 / 4)
+
+
+def test_in_a_batch_the_speedup_has_the_error_of_the_clock_of_its_blocks() -> None:
+    def interval(block: int | None) -> tuple[float, float]:
+        baseline = [in_repeats(2.0, 2.2, block=block)] * 4
+        method = [in_repeats(1.0, 1.0, block=block)] * 4
+        speedup = speed({"method": method, "baseline": baseline}, seed=0)["speedup"]
+        return speedup.low, speedup.high
+
+    alone, batched = interval(None), interval(0)
+    assert alone == pytest.approx((2.1, 2.1)) and batched[0] < 1.5 and batched[1] > 2.5
+
+
+def test_the_acceptance_of_a_tree_is_over_its_longest_branch_and_not_over_its_nodes() -> None:
+    trace = Trace(rounds=[Round((1, 2, 3, 4), accepted=2, next_token=9, branch=2)])
+    found = counts([Timed([1, 2, 9], [1.0], trace)])
+    assert (found.acceptance_rate, found.judged_by_position) == (1.0, [[1, 0, 0]] * 2)
+    assert (found.drafted, found.accepted_share) == (4, 0.5)
+
+
+def test_a_text_that_neither_server_gave_is_one_that_failed() -> None:
+    method, baseline = ([in_repeats(1.0), in_repeats(1.0)] for _ in range(2))
+    for texts in (method, baseline):
+        texts[0].reports.append(EngineReport(error="it has died"))
+    assert failed_texts({"method": method, "baseline": baseline}) == ["it has died"]
+
+
+def test_a_text_has_failed_if_one_of_its_repeats_has() -> None:
+    text = in_repeats(1.0, 2.0)
+    text.reports.append(EngineReport())
+    assert not text.failed
+    text.reports.append(EngineReport(error="it has died"))
+    assert text.failed
+
+
+def test_energy_is_told_only_where_it_was_read_of_every_text() -> None:
+    read = [replace(in_repeats(1.0), joules=[2.0, 3.0, 9.0]) for _ in range(2)]
+    assert joules_per_token(read) == 3.0
+    assert joules_per_token([*read, in_repeats(1.0)]) is None
+
+
+def test_of_texts_that_came_those_without_words_are_empty_and_those_that_did_not_end_cut() -> None:
+    request = Request(Source((3,)), Limits(1, 2, frozenset([1])))
+    baseline = [Timed(tokens, [1.0], Trace()) for tokens in ([5, 1], [5, 6], [1], [5])]
+    failed = Timed([], [1.0], Trace(), reports=[EngineReport(error="it has died")])
+    timed = {"method": [*baseline[:3], failed], "baseline": baseline}
+    texts = {"method": ["a", "a", "\n", ""], "baseline": ["a", "a", "", "a"]}
+    assert score.truncation_rates(timed, texts, [request] * 4) == {
+        "empty": 1 / 3,
+        "baseline_empty": 1 / 4,
+        "baseline_cut": 1 / 4,  # one ended at the limit itself
+    }
+
+
+def test_how_long_the_texts_became_has_the_interval_of_conversations() -> None:
+    turns = [Example("7", "", "", ("a",), turn=turn) for turn in (1, 2)]
+    timed = {
+        name: [Timed(tokens, [1.0], Trace()) for tokens in texts]
+        for name, texts in (("method", ([1, 2], [1])), ("baseline", ([1], [1])))
+    }
+    point = SimpleNamespace(
+        scoring=Scoring(("exact_match",)),
+        seed=0,
+        sampling=Sampling(),
+        measure=SimpleNamespace(baseline="vanilla"),
+    )
+    texts = {name: ["a", "a"] for name in timed}
+    change = score._scored(point, turns, timed, texts, None)[0]["change"]
+    assert (change.length_ratio_low, change.length_ratio, change.length_ratio_high) == (1.5,) * 3

@@ -225,7 +225,9 @@ def test_a_warm_up_stops_after_some_tokens_in_the_memory_of_the_whole_text(
     warm_up(methods, requests, 2, TimingOptions())  # three tokens of each text: two rounds
     rounds = [[("method", at, 100, token) for token in range(2)] for at in range(2)]
     assert notes == [*rounds[0], ("baseline", 0, 3, "all"), *rounds[1], ("baseline", 1, 3, "all")]
-    assert warm_up(methods, requests, 0, TimingOptions()) == 0.0 and len(notes) == 6
+    for batch in (1, 2):
+        assert warm_up(methods, requests, 0, TimingOptions(batch=batch)) == 0.0
+    assert len(notes) == 6
     assert (
         warm_up(methods, requests, 1, TimingOptions(batch=2)) == 0.0
     )  # a batch whose texts are short
@@ -624,6 +626,11 @@ class Clocked(DraftThenVerify):
             yield [5] * (LOOP_TOKENS // rounds)
 
 
+class SlowPrograms(Clocked):
+    def rounds_by_programs(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        return self.pretended(1, seconds=9.0)
+
+
 LOOP_TOKENS, CLOCK = 6, [0.0]
 
 
@@ -640,6 +647,23 @@ def test_the_loops_share_is_what_programs_of_the_same_tokens_do_not_take(
     assert loop_share(drafting, request) is loop_share(vanilla, sampled) is None
     without_programs = target_alone(target)
     assert loop_share(without_programs, request) is None
+    slow_programs = SlowPrograms(target, NoDraft(target), ExactMatch())
+    assert loop_share(slow_programs, request) == 0.0
+
+
+def test_a_warm_up_tells_the_shortest_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Spanned(Noted):
+        def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+            for verify_s in (0.75, 0.5, 2.0):
+                for stage, seconds in (("draft", 0.25), ("verify", verify_s)):
+                    with trace.span(stage):
+                        CLOCK[0] += seconds
+                yield [5]
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: CLOCK[0])
+    requests = [Request(Source((7,)), Limits(1, 9))]
+    found = warm_up({"method": Spanned("method", [])}, requests, 1, TimingOptions())
+    assert found == pytest.approx(0.5)
 
 
 @dataclass
