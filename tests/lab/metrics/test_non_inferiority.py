@@ -13,6 +13,7 @@ from bild_lab.lab.metrics.non_inferiority import (
     BETTING,
     BOOTSTRAP,
     SCORE,
+    _betting_p_value,
     betting_test,
     bootstrap_test,
     non_inferiority,
@@ -102,6 +103,20 @@ def test_the_bet_shows_just_the_margins_above_its_bound(seed: int) -> None:
     assert p_values == sorted(p_values, reverse=True)
     assert betting_test(-np.full(9, 100.0), 5).lower_bound == -100
     assert betting_test(-np.full(9, 100.0), 100).shown  # no more than everything can be lost
+
+
+def test_what_is_staked_on_a_text_depends_on_the_texts_before_it_alone() -> None:
+    """The capital of a player, one text after the other."""
+    losses, share = np.random.default_rng(0).normal(0, 0.3, 100).clip(-1, 1), 0.05
+    capital = largest = 1.0
+    for place, loss in enumerate(losses):
+        spread = place * losses[:place].var() if place else 0.0
+        variance = (0.25 + spread) / (place + 1)
+        stake = min(np.sqrt(2 * np.log(20) / (len(losses) * variance)), 0.9 / (1 - share))
+        capital *= 1 + stake * (share - loss)
+        largest = max(largest, capital)
+    found = _betting_p_value(losses, np.ones(100), share)
+    assert found == pytest.approx(1 / largest) and largest > 1
 
 
 def test_equal_texts_need_three_over_the_margin_of_them() -> None:

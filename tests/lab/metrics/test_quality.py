@@ -53,6 +53,10 @@ def test_agreement_is_the_percentage_of_predictions_equal_to_the_baselines_outpu
     quality = score("agreement", ["a", "b", "c", "d"], [["a"], ["b"], ["x"], ["d"]])
     assert (quality.metric, quality.value, quality.signature) == ("agreement", 75.0, None)
     assert quality.low <= 75.0 <= quality.high
+    spaced = Scoring(("agreement",)).score_outputs(
+        ["a", "b c"], ["a", "b  c"], [("x",)] * 2, seed=0
+    )
+    assert spaced["agreement"].score.value == 50 and spaced["agreement"].difference.value == -50
 
 
 def test_the_interval_of_a_mean_is_near_the_binomial_one() -> None:
@@ -91,6 +95,7 @@ def test_a_p_value_counts_centred_differences_that_are_as_large() -> None:
     # 3 from the centre, as one is
     assert p_value(np.array([1.0, 2.0, 3.0, 5.0]), 2.0) == (1 + 1) / (4 + 1)
     assert p_value(np.array([0.0, 4.0, 3.0]), 2.0) == (2 + 1) / (3 + 1)  # exactly as large
+    assert p_value(np.array([0.6, 0.0]), 0.1 + 0.2) == 1  # but for rounding
 
 
 def test_programs_run_in_every_function_only_where_that_was_allowed(

@@ -6,7 +6,7 @@ import pytest
 
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import batch_curves
-from tests.report.sample import sample_result
+from tests.report.sample import sample_replayed, sample_result
 
 
 def at(batch: int, speedup: float, policy: str = "speculative", **changes: object) -> Result:
@@ -17,7 +17,8 @@ def at(batch: int, speedup: float, policy: str = "speculative", **changes: objec
 def test_points_that_differ_in_the_batch_alone_are_a_curve() -> None:
     curve, other = batch_curves(
         [
-            sample_result("vanilla", {}, 1.0),
+            *(at(batch, 1.0, "vanilla") for batch in (1, 4)),
+            *(sample_replayed(setting=setting) for setting in ({}, {"batch": 4})),
             at(1, 1.9, "prompt_lookup"),  # at one batch alone
             *(at(1, 2.0), at(8, 1.2), at(4, 1.6)),
             *(at(1, 3.0, "bild"), at(2, 2.5, "bild")),

@@ -1,5 +1,7 @@
 """Tests of grouping results by setting."""
 
+from dataclasses import replace
+
 import pytest
 
 from bild_lab.lab.store.groups import (
@@ -20,6 +22,7 @@ from tests.report.sample import (
     sample_result,
     sample_sweep,
     with_quality,
+    with_speedup,
 )
 
 
@@ -226,3 +229,36 @@ def test_one_example_is_written_as_one() -> None:
     assert data_title(result.setting) == "multi30k test, 1 example"
     (group,) = by_setting([result])
     assert quality_claim(group, result).partition(";")[0].endswith(" on 1 example")
+
+
+@pytest.mark.parametrize(("noises", "enough"), [((0.01, 0.02), True), ((0.01, None), False)])
+def test_of_a_batch_every_point_must_say_how_far_its_clock_is_off(noises, enough):
+    points = [
+        sample_result("bild", {"fallback": place}, 1.5, setting={"batch": 8}) for place in range(2)
+    ]
+    (group,) = by_setting(
+        [with_speedup(one, noise=noise) for one, noise in zip(points, noises, strict=True)]
+    )
+    assert group.has_enough_timings == enough
+
+
+def test_a_setting_has_as_many_texts_as_its_point_with_the_fewest():
+    points = [
+        sample_result("bild", {"fallback": texts}, 1.5, independent_texts=texts)
+        for texts in (40, 10, 30)
+    ]
+    (group,) = by_setting(points)
+    assert group.fewest_texts == 10 and not group.has_enough_examples
+
+
+def test_without_a_baseline_the_first_is_the_one_of_the_least_latency():
+    points = [
+        sample_result("bild", {"fallback": place}, None, setting={"baseline": None})
+        for place in range(3)
+    ]
+    timed = [
+        replace(one, latency_s=replace(one.latency_s, mean=mean_s))
+        for one, mean_s in zip(points, (0.2, 0.1, 0.3), strict=True)
+    ]
+    (group,) = by_setting(timed)
+    assert [one.knobs["fallback"] for one in group.results] == [1, 0, 2]
