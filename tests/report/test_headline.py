@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bild_lab.lab.schema.formatting import interval, signed
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import interval_of_best, speedup_interval_of_best
@@ -258,11 +259,18 @@ def test_points_of_several_sampling_seeds_are_pooled_with_an_interval_over_the_s
     two = headline([*sampled(1.0, fallback=0.5, window=4), *sampled(1.0, fallback=0.9, window=4)])
     assert "bild (fallback 0.5) 1.50×" in two and "bild (fallback 0.9) 1.50×" in two
     # the quantile for the better of two points is 6.205
-    assert "seeds (Bonferroni, of 2 points): bild (fallback 0.9) 1.50× [1.18, 1.90]" in two
+    corrected = "bild (fallback 0.9) 1.50× [1.18, 1.90], BLEU 0.00 [−0.72, +0.72]"
+    assert f"seeds (Bonferroni, of 2 points): {corrected}" in two
     # two seeds have no interval: a dozen deviations would hold speeds below 0
     pair = headline(sampled(1.0, fallback=0.5)[:2])
     own = "bild (fallback 0.5) 1.45×, BLEU +0.10 (seeds 0, 1)."
     assert pair.startswith(f"Mean over sampling seeds: {own} One of 2 seeds (seed 0): ")
+
+
+def test_settings_that_were_sampled_with_one_seed_have_no_mean_over_seeds() -> None:
+    decoding = {**SETTING["decoding"], "temperature": 1.0}
+    one_seed = [bild(setting={"draft": draft, "decoding": decoding}) for draft in ("small", "tiny")]
+    assert "over sampling seeds" not in headline(one_seed)
 
 
 def test_of_settings_with_several_seeds_the_best_has_the_best_mean() -> None:
@@ -278,6 +286,11 @@ def test_of_settings_with_several_seeds_the_best_has_the_best_mean() -> None:
     assert "Best of 2 points of 2 settings (test)" in headline(results)
 
 
+def test_a_setting_of_a_few_examples_is_not_the_best() -> None:
+    few = bild(2.0, setting={"draft": "few", "n_examples": 10})
+    assert best_group(by_setting([few, bild(1.5)])).setting.draft == SETTING["draft"]
+
+
 def test_the_best_of_many_settings_is_corrected_for_the_points_of_all() -> None:
     results = [
         sample_result("speculative", {"window": 5}, 1 + place / 100, setting={"draft": f"d{place}"})
@@ -288,6 +301,19 @@ def test_the_best_of_many_settings_is_corrected_for_the_points_of_all() -> None:
     assert "Best of 12 points of 12 settings (test), which flatters them" in said
     # Student's t of 99 degrees of freedom for 12 points is 2.95, with √(100/99)
     assert "(Bonferroni), speculative has [1.04, 1.19]" in said
+
+
+def test_a_choice_is_corrected_by_the_texts_that_are_independent() -> None:
+    """Of a hundred, a quarter: as conversations of four turns each are."""
+    chosen = [
+        sample_result("bild", {"fallback": at}, 1.5, -0.5, independent_texts=25)
+        for at in (0.3, 0.5)
+    ]
+    wide = [with_speedup(one, low=1.2, high=1.875) for one in chosen]
+    said = headline([with_quality(one, difference_low=-5.5, difference_high=4.5) for one in wide])
+    speed = interval(*speedup_interval_of_best(1.5, 1.2, 1.875, 2, 25))
+    loss = interval(*interval_of_best(-0.5, -5.5, 4.5, 2, 25), write=signed)
+    assert f"(Bonferroni), bild (fallback 0.3) has {speed}, BLEU {loss}." in said
 
 
 def line(*results):
@@ -431,6 +457,36 @@ def test_where_every_point_was_timed_under_load_counts_and_their_prediction_lead
     assert headline_sentences([busy, idle])[0].startswith("bild decodes 1.50×")
     ((label, _),) = reason_lines(by_setting([busy])[0])
     assert label == "bild, 1.50×, machine 74 % busy"
+
+
+def test_under_load_the_counts_of_what_lost_nothing_come_before_those_of_what_may_have() -> None:
+    load = under(busy_elsewhere_percent=74.4)
+    points = [
+        sample_result("bild", {"fallback": at}, 1.5, loss, tokens_per_target_call=tokens, **load)
+        for at, loss, tokens in ((0.3, 0.0, 3.3), (0.5, -0.5, 4.1), (0.7, -1.5, 5.0))
+    ]
+    first, second, third = headline_sentences(points)[:3]
+    assert "bild (fallback 0.3) emits 3.30" in first and "bild (fallback 0.5) emits 4.10" in second
+    assert third == "Do not rely on these speedups:"
+
+
+def test_points_that_were_disturbed_in_several_ways_share_no_percentage() -> None:
+    busy = sample_result("bild", {"fallback": 0.3}, 1.5, **under(busy_elsewhere_percent=74.4))
+    shared = sample_result("bild", {"fallback": 0.5}, 1.5, **under(shared_device=True))
+    first = headline_sentences([busy, shared])[0]
+    assert first.startswith("All points were timed beside other work, so counts come first")
+
+
+def test_without_a_baseline_the_fastest_point_is_named() -> None:
+    points = [
+        sample_result("bild", {"fallback": at}, None, setting={"baseline": None})
+        for at in (0.3, 0.5, 0.7)
+    ]
+    timed = [
+        replace(one, latency_s=replace(one.latency_s, median=median_s))
+        for one, median_s in zip(points, (0.2, 0.1, 0.4), strict=True)
+    ]
+    assert "Fastest: bild (fallback 0.5), 100.0 ms an example (median)" in headline(timed)
 
 
 REPLAYED = (
