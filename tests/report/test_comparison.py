@@ -4,10 +4,11 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from bild_lab.lab.metrics.quality import Difference
-from bild_lab.lab.schema.numbers import NonInferiority
+from bild_lab.lab.schema.numbers import NonInferiority, Speedup
 from bild_lab.report.comparison import (
     comparison_frame,
     comparison_table,
@@ -43,6 +44,19 @@ def test_a_side_that_was_timed_on_a_busy_machine_is_named() -> None:
         "B: 1 of 1 point was timed while other programs used 74 % of the machine"
     )
     assert notes([compared()], {}, {}, "") == []
+
+
+@pytest.mark.parametrize(("ratio", "said"), [(0.5, "0.50"), (1.5, "1.50"), (0.95, "")])
+def test_a_baseline_that_took_more_time_or_less_is_told(ratio: float, said: str) -> None:
+    drifted = Speedup(ratio, ratio - 0.01, ratio + 0.01)
+    found = notes([replace(compared(), baseline_latency_ratio=drifted)], {}, {}, "")
+    words = f"The baseline itself took {said} times as long in B at 1 of 1 points."
+    assert [note.startswith(words) for note in found] == [True] * bool(said)
+
+
+def test_each_side_has_its_examples_in_the_table() -> None:
+    frame = comparison_frame([replace(compared(), n_decoded=(100, 120))])
+    assert (frame["examples_a"][0], frame["examples_b"][0]) == (100, 120)
 
 
 def test_it_says_of_how_many_points_latencies_are_not_compared() -> None:
@@ -84,6 +98,7 @@ def test_every_metric_has_its_columns_and_its_line(tmp_path: Path) -> None:
     both = [replace(one, metric_comparisons=(*one.metric_comparisons, chrf)), one]
     frame = comparison_frame(both)
     assert frame["chrF_a"].tolist()[0] == 61 and frame["chrF_difference_low"].tolist()[0] == -1.5
+    assert frame["chrF_b"].tolist()[0] == 60 and frame["chrF_difference_high"].tolist()[0] == -0.5
     assert frame["chrF_verdict"].tolist()[0] == "worse" and frame["chrF_verdict"].isna()[1]
     console = Console(width=80, record=True, file=StringIO())
     console.print(comparison_table(both))

@@ -10,6 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -189,6 +190,33 @@ def test_points_timed_on_a_busy_machine_are_counted_below_the_title(
     # on a screen and in a column, of the first
     told = ["1 of 2 points timed unreliably" in text for text in texts]
     assert sum(told) == 2
+
+
+def test_marks_bars_lines_and_ticks_lie_where_the_numbers_are(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    points = [
+        sample_result("bild", {"fallback": at}, speedup, loss)
+        for at, speedup, loss in ((0.5, 2.0, -0.5), (0.9, 1.25, -0.6))
+    ]
+    draw_pareto(points, tmp_path / "pareto", ["png"])
+    axes = drawn[0].subfigs[0].axes[0]
+    marks = [line for line in axes.lines if line.get_marker() == "o"]
+    hollow = {line.get_xdata()[0]: line.get_markerfacecolor() == "white" for line in marks}
+    assert hollow == {0.5: False, 0.8: True}  # the second is slower and worse
+    (group,) = by_setting(points)
+    bars = [bar.get_segments()[0] for bar in axes.collections]
+    for _, at in group.placed:
+        for ends in (
+            [(at.x_low, at.y), (at.x_high, at.y)],
+            [(at.x, at.y_low), (at.x, at.y_high)],
+        ):
+            assert any(np.allclose(bar, ends) for bar in bars)
+    levels = [line.get_ydata()[0] for line in axes.lines if list(line.get_xdata()) == [0, 1]]
+    assert levels == [41.0, 40.0]
+    (top,) = axes.child_axes
+    speedups = [round(1 / place, 6) for place in top.get_xticks()]
+    assert speedups == speedup_ticks(*group.limits()[0])
 
 
 def test_ticks_are_round_and_within_the_axis() -> None:

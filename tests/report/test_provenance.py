@@ -7,7 +7,14 @@ import pytest
 
 from bild_lab.lab.schema.numbers import Quality, Streamed
 from bild_lab.lab.schema.result import Result, Setting
-from bild_lab.report.provenance import caption, disturbance, notes, scored_differently, sources
+from bild_lab.report.provenance import (
+    caption,
+    certified_without_claim,
+    disturbance,
+    notes,
+    scored_differently,
+    sources,
+)
 from tests.report.sample import ENVIRONMENT, sample_replayed, sample_result
 
 
@@ -153,6 +160,13 @@ def test_what_certificates_found_is_told_of_points_that_do_not_say_that_they_are
         " numerical ties, 0 defects.",
         "other_server does not say that it is lossless, and no certificate could judge 6 of its 6"
         " texts.",
+    ]
+    came = replace(
+        point("server", "server", equal=2, unjudged=4), streamed=Streamed(errors=4, retries=0)
+    )
+    assert certified_without_claim([came]) == [
+        "server does not say that it is lossless: 2 of its 2 texts are the target’s own, 0"
+        " numerical ties, 0 defects."
     ]
     # the headline says it
     assert notes([sample_replayed(certificate={**vars(lossy[0].certificate)})]) == []

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from bild_lab.lab.schema.formatting import MISSING
 from bild_lab.report.terminal import category_table, sweep_table
 from tests.report.page.test_tables import with_categories
 from tests.report.sample import (
@@ -151,6 +152,9 @@ def test_points_that_were_tested_say_whether_they_are_no_worse_by_the_margin():
         )
         for at, p_value in ((0.3, 0.0112), (0.5, 0.344))
     )
+    table = sweep_table([shown, open_question, sample_baseline()], [])
+    (column,) = (one for one in table.columns if one.header == "no worse\nby 5")
+    assert [str(cell) for cell in column.cells] == ["yes\n0.011", "not shown\n0.344", MISSING]
     lines = rendered([shown, open_question, sample_baseline()], [])
     assert max(map(len, lines)) <= 80
     title = next(index for index, line in enumerate(lines) if "no worse" in line)

@@ -70,7 +70,8 @@ def differences(*certificates: dict[str, Any] | None) -> Any:
 
 
 def test_differences_are_counted_by_gap_and_by_kind() -> None:
-    figure = differences(BY_ROWS, BY_ROWS, OTHER_TIE, DEFECT, SESSION, EQUAL, FURTHER, None)
+    at_once = {**BY_ROWS, "wide_gap": 0.0}  # scored alike, beside other rows
+    figure = differences(BY_ROWS, at_once, OTHER_TIE, DEFECT, SESSION, EQUAL, FURTHER, None)
     counted = {
         trace["name"]: {
             label: count for label, count in zip(trace["x"], trace["y"], strict=True) if count

@@ -5,6 +5,7 @@ picture.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from bild_lab.report.page.pareto_plot import (
 from bild_lab.report.style import marks
 from tests.report.sample import sample_baseline, sample_result, sample_sweep
 
+SIDES = ("arrayminus", "array")  # of an error bar, below and above
 DECODING = {"max_new_tokens": 128, "temperature": 0.7, "top_k": None, "top_p": None}
 
 
@@ -48,6 +50,19 @@ def test_the_front_is_numbered() -> None:
     ]
     assert numbers["text"] == [f"<b>{place}</b>" for place in range(1, 7)]
     assert numbers["x"] == [group.position(result).x for result in group.front()]
+
+
+def test_bars_reach_the_ends_of_the_intervals_and_lines_lie_at_the_baseline_and_a_point_lower() -> (
+    None
+):
+    figure = drawn([sample_result("bild", {}, 2.0, -0.5)])  # of −0.95 to 0 points
+    (bars,) = [trace for trace in figure["data"] if "error_x" in trace]
+    ends = [bars[error][side][0] for error in ("error_x", "error_y") for side in SIDES]
+    assert ends == pytest.approx([0.5 - 1 / 2.05, 1 / 1.95 - 0.5, 0.45, 0.5])
+    levels = [(line["y0"], line["y1"]) for line in figure["layout"]["shapes"]]
+    assert levels == [(41.0, 41.0), (40.0, 40.0)]
+    names = [(name["y"], name["text"]) for name in figure["layout"]["annotations"]]
+    assert names == [(41.0, "vanilla"), (40.0, "−1 point")]
 
 
 def test_latencies_that_differ_much_are_drawn_on_logarithmic_axes() -> None:
@@ -114,6 +129,20 @@ def test_settings_with_baselines_of_their_own_are_drawn_in_seconds() -> None:
         if trace.get("marker", {}).get("symbol") == "x-thin"
     ]
     assert [trace["x"] for trace in crosses] == [[0.11], [0.11]]
+
+
+def test_of_the_baselines_beside_the_points_of_a_setting_the_median_is_drawn() -> None:
+    points = [
+        sample_result("bild", {"fallback": at}, 1.5, setting={"dtype": dtype})
+        for dtype in ("bfloat16", "float32")
+        for at in (0.3, 0.5, 0.7)
+    ]
+    timed = [
+        replace(one, baseline_latency_s=replace(one.baseline_latency_s, mean=mean_s))
+        for one, mean_s in zip(points, (0.5, 0.1, 0.12) * 2, strict=True)
+    ]
+    (picture,) = overlays(by_setting(timed))
+    assert [part.baseline_s for part in picture.settings] == [0.12, 0.12]
 
 
 def test_the_baselines_of_several_settings_lie_inside_the_axes() -> None:

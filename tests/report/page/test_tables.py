@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bild_lab.lab.schema.numbers import Streamed
-from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.page.tables import setting_tables
 from bild_lab.report.phrases import quality_claim
@@ -88,7 +88,8 @@ def test_what_was_not_measured_has_no_table() -> None:
 
 
 def test_a_baseline_that_is_no_point_has_a_row_of_what_was_timed_beside() -> None:
-    sweep = [one for one in sample_sweep(baseline_tokens_per_s=150.0) if not one.is_baseline]
+    beside = {"baseline_tokens_per_s": 150.0, "further_qualities": {"chrf": FURTHER}}
+    sweep = [one for one in sample_sweep(**beside) if not one.is_baseline]
     points = shown(*sweep)["points"]
     *others, last = points.rows
     assert len(others) == 19 and last.is_baseline and not any(row.is_baseline for row in others)
@@ -99,6 +100,8 @@ def test_a_baseline_that_is_no_point_has_a_row_of_what_was_timed_beside() -> Non
         "41.00",
         "150.0",
     )
+    assert cells[COLUMNS["latency_s_median"].title] == ("102.3 ms", "p95 187.0 ms")
+    assert cells["chrF"] == ("61.50", "")
 
 
 def test_on_a_narrow_screen_the_first_columns_say_which_point_how_fast_and_how_good() -> None:
@@ -125,6 +128,9 @@ def test_certificates_have_a_column_where_there_are_any() -> None:
         "1 equal",
         "2 ties, 0 defects",
     )
+    failed = replace(certified("bild", unjudged=3), streamed=Streamed(errors=3, retries=0))
+    without_text = by_title(shown(failed)["points"])
+    assert without_text["certificate"] == ("1 equal", "2 ties, 0 defects, 3 without a text")
 
 
 def test_the_table_gives_the_variation_by_number_of_rows() -> None:
@@ -190,6 +196,7 @@ def test_every_category_has_a_row_for_each_point_and_all_examples_the_last() -> 
     coding = by_title(table, 2)
     assert coding["speedup"] == ("2.50×", "[2.30, 2.80]") and coding["tokens/s"] == ("50.0", "20.0")
     assert (coding["tokens/call"][0], coding["acceptance"][0]) == ("2.75", "50.0 %")
+    assert by_title(table, 4)["acceptance"][0] == "60.0 %"
 
 
 def test_texts_that_never_came_are_none_of_the_examples_of_a_speedup() -> None:
