@@ -314,6 +314,14 @@ def test_a_claim_is_judged_within_one_regime(caplog: pytest.LogCaptureFixture) -
     assert "1 points with another runtime.compile" in caplog.text
 
 
+def test_at_equal_numbers_of_policies_the_points_without_graphs_count() -> None:
+    graphs, plain = (
+        replace(bita(1.5, policy), setting=Setting({**bita().setting, "compile": regime}))
+        for policy, regime in (("medusa", "graphs"), ("bita", "false"))
+    )
+    assert in_one_regime([graphs, plain]) == in_one_regime([plain, graphs]) == [plain]
+
+
 def test_medusas_released_heads_and_those_trained_here_are_two_rows() -> None:
     """Ours have a configuration in their folder; the authors' layout has none of these."""
     ours = replace(bita(1.6, "medusa"), facts={"pair": "user", "trained": {"heads": {"heads": 3}}})

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -151,27 +152,47 @@ def test_match_rates_agree_with_the_table_they_are_set_beside(tmp_path: Path) ->
     assert line.cell.row == "layer 20, trained, k = 3"
 
 
-@pytest.mark.parametrize(("metric", "stars"), [("ROUGE-Lsum", 2), ("ROUGE-L", 0)])
-def test_the_papers_qualities_are_marked_on_an_axis_of_their_metric_alone(
-    metric: str, stars: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of another metric its speeds are lines: 41.5 is no ROUGE-L of CNN/DailyMail."""
-    pages: list[Figure] = []
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Every figure that is drawn."""
+    drawn: list[Figure] = []
 
     @contextmanager
     def page(*_: object) -> Iterator[Figure]:
-        pages.append(Figure())
-        yield pages[0]
+        drawn.append(Figure())
+        yield drawn[-1]
 
     monkeypatch.setattr(drawings, "_page", page)
+    return drawn
+
+
+@pytest.mark.parametrize(("metric", "stars"), [("ROUGE-Lsum", 2), ("ROUGE-L", 0)])
+def test_the_papers_qualities_are_marked_on_an_axis_of_their_metric_alone(
+    metric: str, stars: int, tmp_path: Path, pages: list[Figure]
+) -> None:
+    """Of another metric its speeds are lines: 41.5 is no ROUGE-L of CNN/DailyMail."""
     point = with_quality(bild(1.7, setting={"dataset": "cnn_dailymail"}), metric=metric)
     store(tmp_path / "bild_fig4_paper", [("toy", point, ())])
     draw_figure("bild_fig4", tmp_path, tmp_path, kinds=["png"])
     (axes,) = pages[0].axes
-    assert [line.get_marker() for line in axes.lines].count("*") == stars
+    spots = defaultdict(list)
+    for line in axes.lines:
+        spots[line.get_marker()].append((line.get_xdata()[0], line.get_ydata()[0]))
+    assert spots["*"] == [(1 / 1.71, 41.44), (1 / 2.05, 40.57)][:stars]
+    assert spots["o"] == [(1 / 1.7, 41.0)]
     (legend,) = pages[0].legends
     told = [text.get_text() for text in legend.get_texts()]
     assert told == ["unaligned", "paper" if stars else "the paper's speed"]
+
+
+def test_the_share_that_was_replaced_is_drawn_in_percent(
+    tmp_path: Path, pages: list[Figure]
+) -> None:
+    outputs_of("bild_fig2", tmp_path, "small")
+    draw_figure("bild_fig2", tmp_path, tmp_path, kinds=["png"])
+    (axes,) = pages[0].axes
+    (share,) = {line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"}
+    assert share == pytest.approx(100 * 100 / 1650)
 
 
 def test_texts_mark_the_targets_tokens(tmp_path: Path) -> None:
@@ -294,6 +315,9 @@ def test_a_speed_over_generate_is_that_over_vanilla_times_vanillas() -> None:
     found = (one.speedup.value, one.speedup.low, one.speedup.high)
     assert found == pytest.approx((3.0, 3 / down, 3 * up))
     assert over_generate([bita(2.0)], [vanilla])[0].categories["coding"].tokens_per_s_ratio == 3.75
+    # a ratio of tokens a second is multiplied by one, as texts of other lengths count in it
+    (longer,) = over_generate([bita(2.0)], [replace(vanilla, tokens_per_s_ratio=1.25)])
+    assert (longer.tokens_per_s_ratio, longer.speedup.value) == (2.5, 3.0)
     for key, other in {
         "dtype": "float16",
         "dataset": "wmt",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import bild_lab.lab.application as run
@@ -171,6 +172,18 @@ def test_a_screening_of_other_models_or_data_is_not_joined(
     (point,) = read_points([tmp_path / FOLDER])
     assert recorded_of(point) is None and point.quality == timed_point().quality
     assert protocol([point]) == "quality and speed of the same examples, decoded live"
+
+
+def test_of_a_table_the_rows_of_as_many_examples_as_were_screened_are_joined(
+    tmp_path: Path,
+) -> None:
+    leave(tmp_path, [timed_point()])
+    (file,) = tmp_path.glob("quality_*/screen.csv")
+    table = pd.read_csv(file)
+    fewer = table.assign(n_examples=2, quality=11.0)
+    pd.concat([fewer, table]).to_csv(file, index=False)
+    (point,) = read_points([tmp_path / FOLDER])
+    assert point.quality.value == 39
 
 
 def test_a_point_with_other_knobs_is_not_joined_and_a_figure_says_so(tmp_path: Path) -> None:

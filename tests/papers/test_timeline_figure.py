@@ -127,6 +127,13 @@ def test_of_many_points_the_baseline_and_five_selected_ones_have_a_lane() -> Non
     assert speedups == sorted(speedups)
 
 
+def test_of_several_examples_one_of_median_length_is_shown(tmp_path: Path) -> None:
+    lengths = {"long": 9, "short": 3, "usual": 5}
+    rows = [example(DRAFTED, tokens, name=name) for name, tokens in lengths.items()]
+    point = sample_drafted("bild", {}, 1.5, 0.0, (0.8, 1.0))
+    assert timelines_of(write(Sweep(tmp_path), (point, rows))).example == "usual"
+
+
 def test_a_sweep_without_spans_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"measure\.traced_examples=1"):
         timelines_of(Sweep(tmp_path))
