@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from transformers import LlamaConfig
 
 from bild_lab.engine.trace import Forward, Round, Trace
+from bild_lab.lab.measure.cost import dimensions
+from bild_lab.screening import cost_model
 from bild_lab.screening.cost_model import TimedText, features_of, fit_cost_model
 
 PRICES = {
@@ -72,3 +75,41 @@ def test_features_count_what_ran() -> None:
         "target rows x context": 56,
         "target part forwards": 1,
     }
+
+
+def test_skipped_blocks_and_tokens_that_a_head_does_not_score_cost_nothing() -> None:
+    target, draft = object(), LlamaConfig(vocab_size=100, hidden_size=32, intermediate_size=64)
+    forwards = [
+        Forward(target, 1, skipped_attention=1, skipped_feed_forward=1),
+        Forward(draft, 1, vocabulary=10),
+    ]
+    models = {id(target): "target", id(draft): "drafter 1"}
+    found = features_of("self_speculative", Trace(forwards=forwards), models, 4)
+    assert found["target forwards of one row"] == 1 - 2 / (2 * 4)
+    assert found["drafter 1 forwards"] == dimensions(draft).share_with(10) < 1
+
+
+ONE = {"baseline": ({"forwards": 1}, 1.0), "a": ({"forwards": 1, "rows": 1}, 2.0)}
+
+
+@pytest.mark.parametrize(
+    ("features", "error"),
+    [({"forwards": 1, "rows": 3}, 0.5), ({"forwards": 1, "rounds of b": 1}, None)],
+)
+def test_the_error_of_a_point_is_that_of_the_prices_of_the_others(
+    features: dict[str, float], error: float | None
+) -> None:
+    """A point that takes 2 s, and would take 4 s at these prices; or that has things of its own."""
+    timed = {**ONE, "b": (features, 2.0)}
+    several = [TimedText(system, *text) for system, text in timed.items()]
+    assert cost_model._left_out_error(several, "b", "baseline") == pytest.approx(error)
+
+
+def test_the_error_of_a_model_is_the_median_of_its_points_and_of_two_it_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors = {"1": 0.1, "2": 0.4, "3": 0.2}
+    monkeypatch.setattr(cost_model, "_left_out_error", lambda _, system, __: errors[system])
+    model = fit_cost_model(texts(0.0, systems=4), "0")
+    assert (model.error, model.worst) == (0.2, 0.4)
+    assert fit_cost_model(texts(0.0, systems=3), "0").error is None

@@ -58,6 +58,27 @@ def test_a_loss_that_is_just_too_large_has_a_small_p_value_as_seldom_as_it_says(
     assert p_values(asked, np.zeros((1, 2)), np.ones((1, 5000))) == [1]
 
 
+def test_the_stake_is_what_the_texts_that_are_left_need() -> None:
+    """The capital of a player, one text after the other."""
+    generator = np.random.default_rng(0)
+    others, each = (np.clip(generator.normal(0.05, 0.2, (1, 60)), -1, 1) for _ in range(2))
+    variance = (0.25 + 60 * others.var()) / 61
+    capital = largest = 1.0
+    for place, loss in enumerate(each[0]):
+        lacks = max(0.0, math.log(1 / ASKED.error / capital))
+        stake = min(math.sqrt(2 * lacks / ((60 - place) * variance)), 0.9 / (1 - ASKED.loss))
+        capital *= 1 + stake * (ASKED.loss - loss)
+        largest = max(largest, capital)
+    assert p_values(ASKED, others, each) == [pytest.approx(1 / largest)] and largest > 1
+
+
+def test_texts_whose_easy_ones_come_first_certify_nothing_by_their_order() -> None:
+    each = np.repeat([[0.0, 1.0]], 100, axis=1)
+    alone = np.ones(1), np.zeros((1, 10))
+    assert guarantee(ASKED, *alone, mean_losses(each), 0).certified == []
+    assert guarantee(ASKED, *alone, mean_losses(each / 100), 0).certified == [0]
+
+
 def share_broken(settings: int, count: int, loss: float, rare: float) -> float:
     """How often something is certified where every setting loses a little more than is asked.
 

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
 from bild_lab.lab.measure.summary import log_probability, text_logits
 from bild_lab.lab.measure.timing import time_methods
@@ -184,3 +187,35 @@ def test_fewer_points_are_timed_where_a_text_takes_long(
     for seconds in (1e-9, 1e4):
         replayed.screening.timed([alone, *points], seconds)
     assert counted == [1 + 2, *[1 + 5] * len(bild.texts)]
+
+
+def test_a_text_counts_what_was_judged_and_the_forwards_of_its_target() -> None:
+    """Of a tree the nodes beside the longest branch are not judged."""
+    target = SimpleNamespace(checkpoint=SimpleNamespace(config=object()), depth=4)
+    draft = SimpleNamespace(checkpoint=SimpleNamespace(config=object()))
+
+    class Fixed:
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            tree = Round((1, 2, 3, 4), accepted=2, next_token=9, branch=2)
+            trace.rounds += [tree, Round((1, 2), accepted=1, next_token=9)]
+            trace.forwards += [Forward(one.checkpoint.config, 1) for one in (target, draft)]
+            return [*request.source.prompt, 1, 2, 9, 1, 9]
+
+    decoder = SimpleNamespace(method=Fixed(), target=target, models=[target, draft])
+    text = replay_text("tree", decoder, Request(Source((0,)), Limits(1, 9)))
+    counted = [text.counts[name] for name in ("tokens", "drafted", "accepted", "judged")]
+    assert (text.token_ids, counted) == ((1, 2, 9, 1, 9), [5, 6, 3, 4])
+    forwards = {name: count for name, count in text.features.items() if "forwards" in name}
+    assert forwards == {"target forwards of one row": 1, "drafter 1 forwards": 1}
+
+
+def test_a_text_that_differs_from_the_live_one_has_a_verdict_and_is_not_timed(
+    replayed: Replayed,
+) -> None:
+    alone, speculative, _ = replayed.screened
+    first, *others = speculative.texts
+    wrong = replace(first, token_ids=first.token_ids[:-1])  # the planted fault
+    screened = [alone, ReplayedPoint(speculative.candidate, [wrong, *others])]
+    timed, differing = replayed.screening.timed(screened, 1e4)
+    assert [one.verdict for one in differing] == [DEFECT]
+    assert len(timed) == len(alone.texts) + len(others)

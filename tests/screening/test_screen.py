@@ -19,13 +19,15 @@ from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.data.prompts import Example
+from bild_lab.lab.measure.certificate import DEFECT, TIE
 from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.point.decoder import METHOD
 from bild_lab.lab.store.progress import read_commands
 from bild_lab.screening import record_store as store
-from bild_lab.screening.candidates import command_line_lists, grid_of, read_lists
+from bild_lab.screening.candidates import Candidate, command_line_lists, grid_of, read_lists
+from bild_lab.screening.cost_model import TimedText
 from bild_lab.screening.guarantee import GuaranteeSpec
-from bild_lab.screening.replay import ReplayedPoint, ReplayedText
+from bild_lab.screening.replay import ReplayedPoint, ReplayedText, ReplayVerdict
 from bild_lab.screening.rows import (
     Row,
     read_table,
@@ -36,7 +38,7 @@ from bild_lab.screening.rows import (
 )
 from bild_lab.screening.screen import Screening
 from bild_lab.screening.screen_spec import ScreenSpec
-from bild_lab.screening.screened_sweep import confirmation, to_confirm
+from bild_lab.screening.screened_sweep import confirmation, differences_of, to_confirm
 from scripts.screen import require_split
 from tests.policies import load
 from tests.report.sample import sample_drafted
@@ -303,6 +305,32 @@ def test_a_screening_scores_the_texts_that_a_run_does(
     assert screening.losses(points).per_text.tolist() == [[0.0]]
 
 
+def test_a_row_has_the_acceptance_of_judged_tokens_and_the_interval_of_conversations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bild_lab.screening.screen.code_of", lambda *_: "code")
+    monkeypatch.setattr("bild_lab.screening.screen.resolved_policy", lambda _: {})
+    screening = Screening(grid=None, split="test", config_name="screen")
+    vars(screening)["point"] = SimpleNamespace(
+        decoders={METHOD: SimpleNamespace(scored_text=lambda ids: "right" if ids == (5,) else "")},
+        scoring=Scoring(("exact_match",)),
+        examples=[Example("7", "", "", ("right",), turn=turn) for turn in (1, 2)],
+        seed=0,
+        specs=None,
+        setting={"data": "data"},
+    )
+    counts = Counter(tokens=4, target_calls=1, drafted=5, judged=3, accepted=2)
+    candidate = Candidate((), "bild", {}, None)
+    alone, other = (
+        ReplayedPoint(candidate, [ReplayedText(token_ids, counts, {}) for token_ids in several])
+        for several in (((5,), (5,)), ((5,), (6,)))
+    )
+    (found,) = screening.rows([alone, other], None)
+    assert (found.acceptance_rate, found.tokens_per_target_call) == (2 / 3, 4)
+    ends = (found.quality_difference_low, found.quality_difference_high)
+    assert found.quality_difference == -50 and ends == (-50, -50)
+
+
 def row(speedup: float, quality: float, **knobs: Any) -> Row:
     own = {
         "policy": "bild",
@@ -440,6 +468,25 @@ def test_a_confirmed_point_says_how_far_the_machine_drifted_from_the_cost_model(
     predicted_s = result.baseline_latency_s.total / 0.8  # the target alone took a fifth less
     found = confirmation(row(2.0, 40.0), result, predicted_s, predicted_s / 2)
     assert (found["predicted_speedup"], found["baseline_drift"]) == (2, pytest.approx(-0.2))
+
+
+def test_the_summary_counts_ties_and_defects_of_texts_that_differ_live() -> None:
+    timed = [TimedText("0", {}, 1.0)] * 5
+    verdicts = [ReplayVerdict(TIE, 1e-3), ReplayVerdict(DEFECT, 0.5), ReplayVerdict(TIE, 2e-3)]
+    found = differences_of(timed, verdicts)
+    counts = [found[f"replayed_{kind}"] for kind in ("live", "differently", "ties", "defects")]
+    assert (counts, found["replayed_largest"]) == ([8, 3, 2, 1], 0.5)
+
+
+def test_the_summary_says_how_far_predictions_are_from_what_was_measured(tmp_path: Path) -> None:
+    confirmed = [
+        {"predicted_speedup": predicted, "selected_speedup": 9.0, "speedup": 2.0}
+        for predicted in (3.0, 1.8, 1.6)
+    ]
+    write_summary(tmp_path, {"confirmed": confirmed})
+    found = json.loads((tmp_path / "screen.json").read_text())
+    assert found["prediction_error_median"] == pytest.approx(0.2)
+    assert found["prediction_error_largest"] == pytest.approx(0.5)
 
 
 def test_points_to_confirm_are_ends_and_the_fastest_at_no_loss() -> None:

@@ -36,6 +36,7 @@ from bild_lab.screening.tree_fitting import (
     choices,
     collecting_drafter,
     describe_tree,
+    measured_costs,
 )
 from bild_lab.training import reports
 from scripts import fit_tree as script
@@ -298,3 +299,14 @@ def test_a_tree_that_drafts_nothing_is_told_with_its_reason() -> None:
         "1.50 tokens in a round of 4 rows and 3.00 ms: 500 tokens/s, 1.25 times the target alone"
     )
     assert "nothing is drafted: a first token is right in 3 % of the rounds" in told(1)
+
+
+def test_of_the_seconds_of_rounds_the_lower_quartile_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other work on the machine only makes a round longer."""
+    seconds = {"first": [9.0, 1.0, 4.0], "second": [3.0, 2.0]}
+    monkeypatch.setattr(tree_fitting, "round_times", lambda _, text, *__: seconds[text])
+    method = SimpleNamespace(drafter=SimpleNamespace(max_probes=0))
+    found = measured_costs(method, list(seconds), np.zeros((0, 1)), 1, lambda: None)
+    assert found == [{1: 2.0}]
