@@ -111,8 +111,9 @@ class FakeServer:
         last["choices"][0]["finish_reason"] = "stop" if ended else "length"
         if fault == "aborted":
             last["choices"][0]["finish_reason"] = "abort"
+        read = len(body.get("prompt", ()))
         counted = Counted(
-            prompt=1 if fault == "other prompt" else len(body.get("prompt", ())),
+            prompt=1 if fault == "other prompt" else read + (fault == "longer prompt"),
             tokens=len(tokens),
             steps=len(pieces),
         )

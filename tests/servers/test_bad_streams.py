@@ -68,6 +68,11 @@ def test_a_text_may_hold_what_python_takes_for_the_end_of_a_line(character: str)
     assert answered(event(text=character), LAST, END).text == f"{character}b"
 
 
+def test_a_token_that_writes_nothing_is_a_piece_too() -> None:
+    answer = answered(event(text=""), LAST, END)
+    assert (answer.text, answer.token_ids, len(answer.pieces_s)) == ("b", [5, 6], 2)
+
+
 def test_what_a_model_thinks_before_it_answers_is_text_too() -> None:
     """Its tokens are counted and timed like all others."""
     thoughts = ({"role": "assistant"}, {"reasoning_content": "a"}, {"reasoning": "b"})

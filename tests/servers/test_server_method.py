@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from functools import lru_cache
 
@@ -166,6 +167,19 @@ def test_a_server_that_is_too_busy_is_left_alone_for_as_long_as_it_asks() -> Non
     assert server.arrived_s[1] - server.arrived_s[0] >= 1.0
 
 
+def test_the_seconds_that_find_token_ids_are_none_of_a_texts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(FakeServer(vanilla(), "plain")) as url:
+        decoder = asking(url)
+        read = decoder.method.read
+        monkeypatch.setattr(
+            type(decoder.method), "read", lambda _, *given: time.sleep(0.1) or read(*given)
+        )
+        generation = decoder.generate(PROMPT, LIMIT)
+    assert generation.trace.report.error is None and generation.trace.paused_s >= 0.1
+
+
 def test_a_key_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEY", "sesame-7")
     with serving(FakeServer(vanilla(), fault="401")) as url:
@@ -191,6 +205,17 @@ def test_another_models_text_is_an_error_once_a_text_was_the_targets(fault: str)
     assert again.token_ids == expected and again.trace.report.error is None
 
 
+def test_an_older_vllm_tells_steps_only_where_all_drafts_had_the_greatest_length() -> None:
+    told = {"num_spec_steps": 4, "num_draft_tokens": 12, "num_accepted_draft_tokens": 8}
+    told |= {"num_spec_tokens": 3, "acceptance_histogram": [0, 1, 2, 1]}
+
+    def steps(drafted: int) -> dict[tuple[int, int], int] | None:
+        own = {**told, "num_draft_tokens": drafted}
+        return reported_rounds({"metrics": {"speculative_decoding": own}}).steps
+
+    assert steps(12) == {(3, 1): 1, (3, 2): 2, (3, 3): 1} and steps(11) is None
+
+
 def test_drafting_that_cannot_be_tells_nothing() -> None:
     timings = {"predicted_n": 3, "draft_n": 8, "draft_n_accepted": 7}  # of which the end cut some
     assert over_all_forwards(reported_rounds({"timings": timings}), 3).verifications == 1
@@ -206,6 +231,7 @@ def test_a_text_in_one_piece_says_nothing_of_the_seconds_between_tokens() -> Non
     assert stream_summary([whole], 0).token_p50 is None
     assert stream_summary([whole, streamed], 0).token_p50 == pytest.approx(0.05)
     assert stream_summary([whole, streamed], 0).first_token_p50 == 0.5
+    assert stream_summary([whole, streamed], 0).gap_p50 == pytest.approx(0.3)
 
 
 def test_seconds_of_failed_attempts_do_not_count() -> None:
@@ -241,6 +267,7 @@ def test_what_cannot_be_asked_is_refused(knobs: dict, message: str) -> None:
     ("fault", "message"),
     [
         ("other prompt", "read 1 tokens of a prompt of"),
+        ("longer prompt", "read 7 tokens of a prompt of 6"),  # as one with a second start token
         ("other vocabulary", "gave token 50000, and pair.target has 40"),
     ],
 )

@@ -140,6 +140,7 @@ def test_texts_that_never_came_are_errors_and_no_speed(
         result = measured(point)
     assert result.streamed.errors == failed and result.certificate.unjudged == failed
     assert result.certificate.equal == len(PROMPTS) - failed and result.change.changed == 0.0
+    assert (result.agreement_with_target, result.empty) == (1.0, 0.0)
     rows = read_examples(result.folder)
     answered_tokens = sum(len(row.token_ids) for row in rows if not row.reports[0]["error"])
     assert result.tokens == answered_tokens
