@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,6 +174,39 @@ def test_milliseconds_are_those_of_all_texts_together(
     two = replace(llama_2, methods={"hf_generate": Slow()}, requests=(first, second))
     (row,) = run(two, 1, lambda: None)
     assert 1.0 <= row["ms_per_token"] < 5.0
+
+
+def test_a_method_decodes_each_text_once_before_the_timed_rounds_whose_median_and_range_are_told(
+    bench_named: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama_2, calls = bench_named("llama_2"), []
+
+    class Counted:
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            calls.append(request)
+            return [*request.source.prompt, 7]
+
+    monkeypatch.setattr(bench, "ms_per_token", lambda _: [1.0, 6.0, 2.0])
+    monkeypatch.setattr(bench, "weights_read_ms", lambda *_: 0.5)
+    (row,) = run(replace(llama_2, methods={"hf_generate": Counted()}), 3, lambda: None)
+    assert len(calls) == 1 + 3
+    assert (row["ms_low"], row["ms_per_token"], row["ms_high"]) == (1.0, 2.0, 6.0)
+    assert row["bandwidth_share"] == 0.25
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
+    assert bench.ratio([2.0, 9.0, 4.0], [1.0, 1.0, 4.0]) == 2.0
+
+
+def test_a_gpu_reads_weights_in_their_bytes_over_its_bytes_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench, "read_gb_per_s", lambda *_: 13.0)
+    packed = SimpleNamespace(weight_bytes=26e9)
+    there = SimpleNamespace(
+        kernels=SimpleNamespace(packed=packed), native=SimpleNamespace(device=torch.device("cuda"))
+    )
+    assert bench.weights_read_ms(there, lambda: None) == 2000
 
 
 @pytest.mark.usefixtures("fake_engines")

@@ -45,6 +45,15 @@ def test_a_divergence_is_its_closed_form_and_0_only_between_equals(name: str) ->
     assert DIVERGENCES[name](P.log(), P.log()).item() == pytest.approx(0, abs=1e-12)
 
 
+def test_the_share_between_lks_divergences_has_no_gradient() -> None:
+    log_q, fixed = (Q.log().requires_grad_() for _ in range(2))
+    DIVERGENCES["lk"](P.log(), log_q).sum().backward()
+    kl, tv = (DIVERGENCES[name](P.log(), fixed).sum() for name in ("kl", "tv"))
+    share = (-3 * torch.minimum(P, Q).sum()).exp()
+    (share * kl + (1 - share) * tv).backward()
+    assert torch.allclose(log_q.grad, fixed.grad)
+
+
 def test_the_two_directions_of_kl_differ() -> None:
     """Exchanged arguments are found."""
     assert CLOSED["kl"].item() != pytest.approx(CLOSED["reverse_kl"].item(), rel=0.05)

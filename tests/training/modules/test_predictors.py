@@ -41,6 +41,13 @@ def test_predictors_of_equal_offset_have_the_same_labels() -> None:
     assert chosen.contexts.tolist() == [3, 4, 5, 6, 7] and chosen.labels.tolist()[-1] == [24, 24]
 
 
+def test_the_shortest_answer_has_a_label_for_every_predictor() -> None:
+    every = predictors(1, 2, 3)
+    for length, known in ((every.shortest_answer, True), (every.shortest_answer - 1, False)):
+        row = AnsweredPrompt(np.arange(3 + length), prompt_length=3)
+        assert (choose_contexts(row, every).labels != IGNORED).any(0).all() == known
+
+
 def test_contexts_are_chosen_again_in_every_epoch_and_for_every_answer() -> None:
     some, row = predictors(1, per_answer=3), AnsweredPrompt(np.arange(60), prompt_length=2)
 
