@@ -29,6 +29,7 @@ from bild_lab.lab.measure.certificate import (
     certify,
     certify_replayed,
     count_verdicts,
+    engine_difference,
     most_noise,
     resolution,
     verification,
@@ -91,6 +92,13 @@ def test_what_counts_as_a_tie_is_what_the_targets_own_scores_vary_by() -> None:
     found = certify(by_width({2: 0.006}), *texts)  # no rounding in float32 comes to so much
     assert found.verdict == SESSION_DEFECT == "defect of the model's session"
     assert count_verdicts([found], claimed=True).defects == 1
+
+
+def test_engines_differ_by_no_constant() -> None:
+    alone = torch.tensor([3.0, 2.0, 1.0, 0.0])
+    assert float(engine_difference(alone + 5, alone)) == 0
+    moved = torch.tensor([0.4, 0.0, 0.0, 0.0])
+    assert float(engine_difference(alone + moved, alone)) == pytest.approx(0.3)
 
 
 def test_scores_of_two_tokens_vary_by_their_rounding_at_least() -> None:

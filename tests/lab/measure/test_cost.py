@@ -259,6 +259,14 @@ def test_layers_with_different_windows_count_as_a_whole_number_of_their_average(
     assert isinstance(flops, int) and isinstance(values, int)
 
 
+def test_rows_behind_a_window_read_together_what_each_of_them_sees() -> None:
+    sizes = replace(dimensions(LLAMA), windows=((5, 1),))
+    flops, values = sizes.work(Forward(LLAMA, rows=3, cached=9))
+    # each row sees 5 keys of 12, and those of the first and the last begin two apart
+    assert flops == 2 * 3 * 120 + 4 * 3 * 5 * 4
+    assert values == 120 + 3 * 46 + (3 * (4 + 4) + 7 * (2 + 2)) + 3 * 4
+
+
 def test_the_forwards_of_several_models_add_up() -> None:
     small, large = tiny_llama(0, layers=1).config, tiny_llama(0, layers=3).config
     log = [Forward(small, 1), Forward(large, 4), Forward(small, 1, 1), Forward(large, 2, 4, 2)]

@@ -45,7 +45,7 @@ def test_a_deviation_is_from_the_mean_of_the_declared_distribution() -> None:
 
 def test_chance_explains_a_sum_by_its_variance() -> None:
     assert are_by_chance({}) and are_by_chance({"likely": (0.0, 0.0)})
-    assert are_by_chance({"likely": (60.0, 100.0)}) and are_by_chance({"likely": (-60.0, 100.0)})
+    assert are_by_chance({"likely": (70.0, 100.0)}) and are_by_chance({"likely": (-70.0, 100.0)})
     for above in (80.0, -80.0):
         assert not are_by_chance({"likely": (above, 100.0)})
         assert not are_by_chance({"likely": (0.0, 100.0), "drafted": (above, 100.0)})

@@ -114,6 +114,7 @@ def test_it_has_no_number_of_a_clock(measured: tuple[Result, list[MeasuredExampl
     assert not result.timed and all(
         not one.latency_s and not one.baseline_latency_s for one in examples
     )
+    assert result.engine is None and result.precision is None  # what wrote them is not known
     timing = (
         "speed",
         "latency",

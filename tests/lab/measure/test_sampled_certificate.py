@@ -35,6 +35,7 @@ from bild_lab.lab.measure.certificate import (
     DEFECT,
     DRAW_TOLERANCE,
     DRAWS,
+    EQUAL,
     EXACT,
     LOGITS,
     NO_FORM,
@@ -258,6 +259,11 @@ def test_sampled_verdicts_are_counted_with_the_largest_variations() -> None:
         equal=1, ties=1, defects=1, unjudged=1, output=1e-8, rounding=rounding, claimed=True
     )
     assert list(counts.rounding) == ["2", "3", "4"]
+
+
+def test_that_every_sampled_text_was_judged_is_told() -> None:
+    assert count_verdicts([Certificate(EXACT, contexts=3)], claimed=True).unjudged == 0
+    assert count_verdicts([Certificate(EQUAL)], claimed=True).unjudged is None  # greedy
 
 
 def test_a_sum_in_float32_may_miss_one_but_not_by_much() -> None:

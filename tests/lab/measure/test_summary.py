@@ -224,6 +224,12 @@ def test_the_acceptance_of_a_tree_is_over_its_longest_branch_and_not_over_its_no
     assert (found.drafted, found.accepted_share) == (4, 0.5)
 
 
+def test_expected_acceptance_is_over_the_tokens_that_were_judged() -> None:
+    expected = {"expected_acceptance": (0.5, 0.25, 0.9, 0.9)}
+    trace = Trace(rounds=[Round((1, 2, 3, 4), accepted=1, next_token=9, stats=expected)])
+    assert counts([Timed([1, 9], [1.0], trace)]).expected_acceptance == 0.375
+
+
 def test_a_text_that_neither_server_gave_is_one_that_failed() -> None:
     method, baseline = ([in_repeats(1.0), in_repeats(1.0)] for _ in range(2))
     for texts in (method, baseline):

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -54,6 +55,32 @@ def test_other_load_is_what_neither_we_nor_our_helpers_used(
     seconds = iter([(0.0, 0.0, 0.0), (10.0, 8.0 * (os.cpu_count() or 1), 3.0)])  # wall, busy, own
     monkeypatch.setattr(OtherLoad, "_seconds", lambda self: next(seconds))
     assert OtherLoad().percent() == pytest.approx(80 - 30.0 / (os.cpu_count() or 1))
+
+
+def test_seconds_of_helpers_are_ours_and_waits_for_a_disk_are_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Machine(NamedTuple):
+        user: float = 30.0
+        system: float = 10.0
+        idle: float = 50.0
+        iowait: float = 7.0
+
+    own = SimpleNamespace(cpu_times=lambda: SimpleNamespace(user=3.0, system=1.0))
+    monkeypatch.setattr(environment.psutil, "cpu_times", Machine)
+    monkeypatch.setattr(environment.psutil, "Process", lambda: own)
+    assert OtherLoad(lambda: 5.0)._seconds()[1:] == (40.0, 9.0)
+
+
+@pytest.mark.parametrize(("system", "told"), [("linux", 2_000_000), ("darwin", 2_048_000_000)])
+def test_the_peak_is_in_millions_of_bytes(
+    system: str, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux tells it in kibibytes."""
+    usage = SimpleNamespace(ru_maxrss=told)
+    monkeypatch.setattr(environment.resource, "getrusage", lambda _: usage)
+    monkeypatch.setattr(environment.sys, "platform", system)
+    assert peak_memory_mb(torch.device("cpu")) == 2048
 
 
 @pytest.mark.parametrize(
