@@ -36,6 +36,7 @@ from bild_lab.screening.tree_fitting import (
     choices,
     collecting_drafter,
     describe_tree,
+    fit_tree,
     measured_costs,
 )
 from bild_lab.training import reports
@@ -189,6 +190,27 @@ def test_below_a_second_choice_nothing_is_known_of_candidates_that_depend_on_the
     assert acceptance_of([first, second], 2, 2).tolist() == [[0.5, 0.5], [1.0, 0.0]]
     assert acceptance_of([second], 2, 2, by_parent=True).tolist() == [[0.0, 1.0], [0.0, 0.0]]
     assert acceptance_of([first], 2, 2, by_parent=True).tolist() == [[1.0, 0.0], [1.0, 0.0]]
+
+
+@pytest.mark.parametrize(("ended", "share"), [(True, 0.5), (False, 1.0)])
+def test_behind_a_text_that_was_cut_nothing_is_known(ended: bool, share: float) -> None:
+    """Behind one that ended every candidate is a miss."""
+    whole = DraftedText([0, 1, 3], 1, [Round((1, 2, 3, 4), 2)], True)
+    other = DraftedText([0, 1], 1, [Round((1, 2, 3, 4), 1)], ended)
+    assert acceptance_of([whole, other], 2, 2).tolist() == [[1.0, 0.0], [share, 0.0]]
+
+
+def test_a_chosen_tree_stands_beside_the_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = [{1: 0.004}, {2: 0.005, 64: 0.5}, {2: 0.006, 64: 0.5}]
+    monkeypatch.setattr(tree_fitting, "WIDEST", 3)
+    monkeypatch.setattr(tree_fitting, "measured_costs", lambda *_: costs)
+    target = StubModel(
+        lambda tokens: torch.nn.functional.one_hot(torch.tensor((tokens[-1] + 1) % 50), 50).float()
+    )
+    method = DraftThenVerify(target, KnownDrafter(), ExactMatch())
+    decoder = SimpleNamespace(method=method, synchronize=lambda: None)
+    chosen = fit_tree(decoder, [Request(Source((0,)), Limits(1, 50))] * 4, {})["chosen"]
+    assert chosen["alone_ms"] == 4 and chosen["ms"] >= 5
 
 
 def words(checkpoints: Path, data: Path, policy: str, *more: str) -> list[str]:
