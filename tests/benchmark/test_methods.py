@@ -148,6 +148,17 @@ def test_the_quickest_of_a_peers_settings_decodes(
 
 
 @pytest.mark.usefixtures("fake_engines")
+def test_a_peer_is_woken_before_its_text_is_timed(checkpoints: Path) -> None:
+    method = OpenVINO(model(checkpoints))
+    request = bild_lab.load(str(checkpoints / "llama"), policy="vanilla").request(PROMPT, 2)
+    method.decode(request, Trace())
+    assert method._worker._stopped  # it takes nothing from others
+    method.prepare(request)
+    assert not method._worker._stopped
+    method.close()
+
+
+@pytest.mark.usefixtures("fake_engines")
 def test_a_peer_starts_again_after_its_process_died(checkpoints: Path) -> None:
     method = OpenVINO(model(checkpoints))
     request = bild_lab.load(str(checkpoints / "llama"), policy="vanilla").request(PROMPT, 2)
