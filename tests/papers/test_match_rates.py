@@ -9,6 +9,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from transformers import PreTrainedModel
 
@@ -29,6 +31,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure.prediction import pipeline_log
 from bild_lab.lab.metrics.bootstrap import central_interval, resample_counts
+from bild_lab.papers import match_rates
 from bild_lab.papers.match_rates import (
     TOTAL,
     MatchRates,
@@ -203,6 +206,19 @@ def test_positions_are_counted_in_groups_and_the_last_may_be_short() -> None:
     )
     assert [row.position for row in found.rows()] == ["1-2", "3-4", "5-6", "7-8", "9-10", TOTAL]
     assert [row.matches for row in found.rows()] == [1, 1, 0, 1, 2, 5]
+
+
+@pytest.mark.parametrize(("tokens", "drawn"), [((30, 30, 5), [1, 3]), ((5, 5, 5), [1])])
+def test_positions_of_few_tokens_are_not_drawn(
+    tokens: tuple[int, ...], drawn: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first one there is always something."""
+    figure = Figure()
+    monkeypatch.setattr(match_rates, "paper_figure", lambda *_: nullcontext(figure))
+    counts = np.array([tokens])
+    found = MatchRates(("shared",), (4,), (1,), 2, counts[:, None, None, None] // 2, counts)
+    match_rates.draw_match_rates(found, tmp_path / "rates.png", "")
+    assert list(figure.axes[1].lines[0].get_xdata()) == drawn
 
 
 def native(path: Path, dtype: torch.dtype = torch.float32) -> NativeModel:

@@ -126,3 +126,10 @@ def test_relative_latency_is_one_over_the_speedup_and_one_of_the_baseline() -> N
 
 def test_keys_without_a_field_are_passed_over() -> None:
     assert from_json(Counts, {"drafted": 3, "of another version": 1}) == Counts(drafted=3)
+
+
+def test_texts_are_without_a_word_where_the_baselines_have_some() -> None:
+    empty = sample_result("bild", {}, 1.5, empty=1.0, baseline_empty=0.5)
+    assert empty.wordless and not empty.may_be_best
+    assert not replace(empty, baseline_empty=1.0).wordless  # then it is the prompts or the template
+    assert not replace(empty, empty=0.9).wordless
