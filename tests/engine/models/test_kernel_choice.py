@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from subprocess import CalledProcessError
 from typing import Any
 
@@ -24,7 +23,7 @@ GPU = torch.device("cuda")
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A GPU that says what it is: change `capability`, `triton`, or the `error` of its start."""
     machine: dict[str, Any] = {"capability": (9, 0), "triton": True, "error": None}
 
@@ -35,9 +34,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: machine["capability"])
     monkeypatch.setattr(kernels, "find_spec", lambda name: machine["triton"] or None)
     monkeypatch.setattr(kernels, "start_triton", start)
-    kernels.why_no_launches.cache_clear()
-    yield machine
-    kernels.why_no_launches.cache_clear()
+    return machine
 
 
 def test_a_gpu_runs_half_precision_where_triton_and_its_matrix_units_are(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from importlib.util import find_spec
 from subprocess import CalledProcessError
 from typing import Any
@@ -45,7 +45,6 @@ def why_no_kernels(
     return why_no_launches()
 
 
-@lru_cache(maxsize=1)
 def why_no_launches() -> str | None:
     """Why Triton cannot launch kernels here, or None if it can."""
     try:
