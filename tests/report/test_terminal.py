@@ -116,9 +116,9 @@ def test_a_speedup_timed_on_a_busy_machine_is_marked_and_the_mark_explained():
 
 def test_the_best_point_has_its_numbers_by_category():
     console = Console(width=100, file=io.StringIO())
-    console.print(
-        category_table([sample_baseline(), with_categories(2, 1.5), with_categories(4, 2.0)])
-    )
+    faster = with_quality(with_categories(6, 2.5), value=38.0, difference=-3.0)
+    points = [with_categories(2, 1.5), with_categories(4, 2.0), faster]
+    console.print(category_table([sample_baseline(), *points]))
     lines = [line.split() for line in console.file.getvalue().splitlines() if line.strip()]
     assert lines[2] == ["speculative", "(window", "4)"]
     assert [line[0] for line in lines[3:]] == ["writing", "coding", "overall"]

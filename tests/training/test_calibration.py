@@ -106,6 +106,8 @@ def test_the_command_writes_answers_manifest_and_metrics(
     assert manifest["hash"] == contents_hash([TargetAnswer(**row) for row in rows])
     metrics = json.loads((FOLDER / "metrics.json").read_text())
     assert metrics["answer_tokens"] == sum(len(row["answer_token_ids"]) for row in rows)
+    cut = [row["id"] for row in rows if row["finish_reason"] == "length"]
+    assert metrics["cut_by_length"] == len(cut)
     assert metrics["tokens_per_s"] == pytest.approx(
         metrics["answer_tokens"] / metrics["generation_s"]
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training import finetune as finetuning
 from bild_lab.training import run as runs
+from bild_lab.training import trainer as training
 from bild_lab.training.batches import AnsweredExample
 from bild_lab.training.finetune import best_score, finetune, finetune_best, job_identity
 from bild_lab.training.folder import TrainingFolder
@@ -400,6 +402,30 @@ def test_a_models_answers_end_as_it_ended_them_and_other_tokens_are_another_trai
     assert objective.evaluate.settings.eos_token_id == [1, 7]
     assert job_identity(one) != job_identity(other)
     assert "answer tokens" not in job_identity(job(tmp_path))
+
+
+def test_gradients_are_clipped_only_where_that_was_asked_for(tmp_path: Path) -> None:
+    folder = TrainingFolder(tmp_path)
+    norms = [
+        training_arguments(recipe, folder, None).max_grad_norm
+        for recipe in (MICRO, replace(MICRO, clip_norm=0.5))
+    ]
+    assert norms == [0.0, 0.5]  # the Trainer's own is 1
+
+
+def test_the_throughput_in_a_log_is_that_since_the_log_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([10.0, 14.0, 14.0, 15.0, 15.0])
+    monkeypatch.setattr(training.Trainer, "log", lambda *_: None)
+    monkeypatch.setattr(training.time, "perf_counter", lambda: next(clock))
+    trainer = object.__new__(training.ResumableTrainer)
+    trainer._recipe, trainer.state = MICRO, SimpleNamespace(global_step=2)
+    trainer._restart_clock(0)
+    trainer.log(first := {"loss": 1.0})
+    trainer.state.global_step = 3
+    trainer.log(second := {"loss": 1.0})
+    assert (first["examples_per_s"], second["examples_per_s"]) == (2 * 4 / 4, 1 * 4 / 1)
 
 
 def test_without_validation_the_last_weights_are_kept(tmp_path: Path) -> None:

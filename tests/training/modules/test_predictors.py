@@ -41,6 +41,14 @@ def test_predictors_of_equal_offset_have_the_same_labels() -> None:
     assert chosen.contexts.tolist() == [3, 4, 5, 6, 7] and chosen.labels.tolist()[-1] == [24, 24]
 
 
+def test_of_a_conversation_answers_alone_have_contexts_and_labels() -> None:
+    learned = np.array([False] * 3 + [True] * 2 + [False] * 2 + [True] * 2)
+    row = AnsweredPrompt(np.arange(20, 29), prompt_length=3, learned=learned)
+    chosen = choose_contexts(row, predictors(1))
+    assert chosen.contexts.tolist() == [3, 4, 7]
+    assert chosen.labels.tolist() == [[24], [IGNORED], [28]]  # the next question is no label
+
+
 def test_the_shortest_answer_has_a_label_for_every_predictor() -> None:
     every = predictors(1, 2, 3)
     for length, known in ((every.shortest_answer, True), (every.shortest_answer - 1, False)):
