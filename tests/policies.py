@@ -34,6 +34,7 @@ SERVER = "server"  # needs a server (tests/servers)
 REPLAYED = "answers"  # needs a file with an answer to every prompt (tests/engine/methods/test_replayed_answers.py)
 # they refuse to sample
 GREEDY_ONLY = {"bild_released", "synthetic", REPLAYED, *EXTERNAL}
+BAR = {"ratio": 0.1}  # of `truncation`, whose file has none
 RUNNABLE = [
     (policy, family)
     for policy in policy_names()
@@ -44,10 +45,15 @@ RUNNABLE = [
 
 @lru_cache
 def shipped(policy: str) -> DictConfig:
-    """The policy of its file, read once for all tests; not to be changed."""
-    return OmegaConf.create(
+    """The policy of its file, with a bar for `truncation`, which needs one; read once for all tests,
+    not to be changed.
+    """
+    node = OmegaConf.create(
         {"policy": OmegaConf.load(config_dir() / "policy" / f"{policy}.yaml")}
     ).policy
+    if policy == "truncation":
+        node.update(BAR)
+    return node
 
 
 @lru_cache
@@ -88,6 +94,8 @@ def load(
     """A policy on the tiny checkpoints of a family, with the files it needs."""
     if policy in policy_names() and "table" in shipped(policy):
         knobs = {"table": str(ngram_table(checkpoints / family)), **knobs}
+    if policy == "truncation":
+        knobs = {**BAR, **knobs}
     made_for = "llama" if (policy, family) in DECODER_ONLY else family
     knobs = {
         **files_of(policy, Checkpoint(str(checkpoints / made_for)).config, checkpoints),

@@ -19,6 +19,8 @@ from bild_lab.engine.methods.speculative.typical_acceptance import (
 )
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.sampling import Sampling
+from bild_lab.lab.config.compose import compose_policy, resolved_policy
+from bild_lab.lab.point.load import build
 from tests.engine.methods.speculative.exact import (
     DRAFTER,
     GREEDY,
@@ -93,6 +95,15 @@ def test_the_tokens_that_stay_are_those_that_the_rule_accepts(name: str) -> None
         for token in range(len(p)):
             accepted = rule(Draft(torch.tensor([token])), logits, GREEDY).path == (0,)
             assert accepted == bool(control.probs(logits, HOT)[0, token] > 0), (name, p, token)
+
+
+@pytest.mark.parametrize("bars", [*(bars for _, bars in RULES.values()), {"top_k": 2}])
+def test_a_bar_of_the_policy_is_the_only_one(bars: dict[str, float]) -> None:
+    """Fault: with the bar of another rule the policy kept that of typical acceptance too, so that
+    the control of BiLD at 5 nats left out tokens that BiLD accepts.
+    """
+    acceptance = resolved_policy(compose_policy("truncation", bars))["decoder"]["acceptance"]
+    assert vars(build(acceptance, {})) == vars(TruncationSampling(**bars))
 
 
 @pytest.mark.parametrize("bars", [{"ratio": 0.5}, {"top_k": 2}])
