@@ -37,9 +37,10 @@ class Server:
     runs already. stall_s: a stream that is silent for so long has failed. attempts: how often a
     failed request is sent in all; a text that never came counts as an error and has no tokens.
     precision: of the server's weights; None: the target's. key_variable: the environment variable
-    with its key. baseline_url, baseline_body: of the server that it is compared with. Without them
-    it is compared with the target, whose weights are then here, so a text that comes without token
-    ids is written by the target's own tokens; beside another server by those of the tokenizer.
+    with its key. baseline_url, baseline_body: of the server that it is compared with; None for the
+    body: the same. Without both it is compared with the target, whose weights are then here, so a
+    text that comes without token ids is written by the target's own tokens; beside another server
+    by those of the tokenizer.
 
     Prompts are sent as the target's token ids, so the server reads what the target reads. Raises
     UserError for an encoder–decoder, and for a server that cannot be reached, or whose first text
@@ -74,6 +75,11 @@ class Server:
         require_flag("policy.chat", chat)
         require_whole("policy.attempts", attempts, 1)
         require_finite("policy.stall_s", stall_s, 0, above=True)
+        for name, fields in (("body", body), ("baseline_body", baseline_body)):
+            if not isinstance(fields, Mapping | None):
+                raise UserError(
+                    f"policy.{name} must be fields of a request, such as {{min_p: 0.1}}, got {fields!r}"
+                )
         if target.checkpoint.encoder_decoder:
             raise UserError(
                 "a server of completions runs decoder-only models, got"
@@ -107,9 +113,10 @@ class Server:
             )
         if knobs["baseline_url"] is None and knobs["baseline_body"] is None:
             return None
+        body = knobs["body"] if knobs["baseline_body"] is None else knobs["baseline_body"]
         changes = {
             "url": knobs["baseline_url"] or knobs["url"],
-            "body": knobs["baseline_body"] or {},
+            "body": body,
             "launch": knobs["baseline_launch"],
         }
         return {**knobs, **changes}

@@ -255,6 +255,8 @@ def test_seconds_of_failed_attempts_do_not_count() -> None:
         ({"model": "other"}, "serves tiny, got policy.model=other"),
         ({"chat": True}, "compare with a server"),
         ({"attempts": 0}, "policy.attempts"),
+        ({"body": "min_p: 0.1"}, "policy.body must be fields of a request"),
+        ({"baseline_body": "none"}, "policy.baseline_body must be fields of a request"),
         ({"key_variable": "NO_SUCH_KEY"}, "NO_SUCH_KEY"),
     ],
 )

@@ -200,6 +200,24 @@ def test_one_server_is_compared_with_itself_by_another_body(
 
 
 @pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {"min_p": 0.1}),
+        (["policy.baseline_body={}"], {}),
+        (["policy.baseline_body={n: 1}"], {"n": 1}),
+    ],
+)
+def test_another_server_gets_the_same_fields_unless_it_has_its_own(
+    point_of: Callable[..., Point], words: list[str], expected: dict[str, float]
+) -> None:
+    """Fault: it got none of policy.body, so that two servers sampled or thought differently."""
+    fields = ["policy.baseline_url=http://127.0.0.1:8/v1", "policy.body={min_p: 0.1}", *words]
+    point = point_of("http://127.0.0.1:9/v1", *fields)
+    assert point.decoders[BASELINE].method._body == expected
+    assert point.decoders["method"].method._body == {"min_p": 0.1}
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["policy.arrival_rate=2"], "got runtime.batch=1"),
