@@ -19,6 +19,9 @@ PART_OF_VALUE = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,\[\]'"]+"""
 PLAIN_WORD = r"[\w./~:-]*"  # a value without signs that mean something in Hydra's grammar
 NUMBER = r"[\d._]+(?:[eE]-?\d+)?"
 PLACES = ("path", "target", "draft", "tokenizer")  # how keys of files, folders and hub ids end
+# how keys of texts end that may look like numbers
+TEXTS = (*PLACES, "revision", "split", "config", "dir", "column", "categories")
+TEXTS += ("group", "project", "entity")
 CONSOLE_COMMAND = "bild-lab"  # how commands begin where the package is installed
 MULTIRUN = ("-m", "--multirun")
 VALUED_OPTIONS = (
@@ -146,7 +149,7 @@ def quote_free_text(word: str) -> str:
         return word
     bare_key = key.lstrip("+")
     kind = re.split(r"[._]", bare_key)[-1]
-    is_text = bare_key == "name" or kind in (*PLACES, "revision")
+    is_text = bare_key == "name" or kind in TEXTS
     if re.fullmatch(PLAIN_WORD, value):
         return f"{key}={_quoted_if_needed(value, is_text)}"
     # `template` alone is a group, whose files may be swept over

@@ -267,7 +267,10 @@ def typed(cls: type[T], node: Any, group: str) -> T:
             f"{group} has no key {str(error.key)!r}; it has {', '.join(sorted(names))}"
         ) from error
     except OmegaConfBaseException as error:
-        raise UserError(f"{group}.{error.full_key or ''}: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0]
+        if "is not a ListConfig" in reason:
+            reason = "a list is wanted, in brackets: [4,6,8], or of one value [4]"
+        raise UserError(f"{group}.{error.full_key or ''}: {reason}") from error
     for schema_field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if (
             "range" in schema_field.metadata

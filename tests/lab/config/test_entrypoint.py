@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -33,6 +34,7 @@ from bild_lab.lab.config import console as console_module
 from bild_lab.lab.config.command_line import options_first, quote_free_text, require_overrides
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.config.entrypoint import values_outside_sweep, wrong_type
+from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.measure import runner
 from bild_lab.lab.point.environment import DeviceUse
 from bild_lab.lab.store.progress import read_commands
@@ -388,6 +390,10 @@ def test_points_that_were_finished_are_logged_once_when_the_logger_is_switched_o
         ),
         ("model.tokenizer=2026_11_29", "model.tokenizer='2026_11_29'"),
         ("pair.draft_revision=1.10", "pair.draft_revision='1.10'"),
+        ("dataset.source_column=0", "dataset.source_column='0'"),
+        ("dataset.categories=3", "dataset.categories='3'"),
+        ("dataset.hub_config=2024_01", "dataset.hub_config='2024_01'"),
+        ("logger.group=2026_11_29", "logger.group='2026_11_29'"),
         ("pair.draft=null", "pair.draft=null"),
         ("name=2026-11-29", "name=2026-11-29"),
         ("policy.fallback=1e-3", "policy.fallback=1e-3"),
@@ -473,6 +479,18 @@ def test_values_of_a_wrong_kind_and_lists_without_a_sweep_are_named_in_plain_wor
         "policy.fallback=0,5"
     )
     assert "add -m to sweep" in values_outside_sweep("policy=bild,vanilla")
+
+
+@dataclass
+class Listed:
+    """A group with a list."""
+
+    layers: list[int]
+
+
+def test_one_number_in_the_place_of_a_list_is_told_how_to_write_it() -> None:
+    with pytest.raises(UserError, match=r"heads\.layers: a list is wanted, .* of one value \[4\]"):
+        typed(Listed, {"layers": 4}, "heads")
 
 
 BAD_INPUT = {
