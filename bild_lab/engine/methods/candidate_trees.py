@@ -153,6 +153,16 @@ class ProbedTree:
         return 1 + len(self.nodes) + sum(self.probes)
 
 
+def require_few_nodes(grow: TreeBuilder, widths: Sequence[int]) -> None:
+    """Raise UserError for a full tree of more than MAX_NODES nodes."""
+    count = sum(accumulate(widths, mul))  # how many nodes a full tree has
+    if grow is full_tree and count > MAX_NODES:
+        raise UserError(
+            f"a full tree of top_k {list(widths)} has {count} nodes, more than {MAX_NODES}; lower"
+            " top_k, or draft less far ahead"
+        )
+
+
 def trees_by_depth(
     grow: TreeBuilder, widths: Sequence[int], probes: int = 0, probe_nodes: bool = True
 ) -> tuple[ProbedTree, ...]:
@@ -162,12 +172,7 @@ def trees_by_depth(
     probes: how many follow the last committed token and, with probe_nodes, each node. Raises
     UserError for a full tree of more than MAX_NODES nodes.
     """
-    count = sum(accumulate(widths, mul))  # how many nodes a full tree has
-    if grow is full_tree and count > MAX_NODES:
-        raise UserError(
-            f"a full tree of top_k {list(widths)} has {count} nodes, more than {MAX_NODES}; lower"
-            " top_k"
-        )
+    require_few_nodes(grow, widths)
     trees = []
     for depth in range(len(widths) + 1):
         nodes = tuple(grow(widths[:depth]))

@@ -22,6 +22,7 @@ from bild_lab.engine.methods.candidate_trees import (
     candidate_widths,
     efficient_tree,
     read_trees,
+    require_few_nodes,
 )
 from bild_lab.engine.methods.speculative.draft_tree import (
     draft_of_tree,
@@ -281,7 +282,9 @@ def named_nodes(
     if tree == PUBLISHED:
         return published_tree()
     if isinstance(tree, str) and tree in TREE_BUILDERS:
-        return TREE_BUILDERS[tree](candidate_widths(top_k, window, vocabulary))
+        widths = candidate_widths(top_k, window, vocabulary)
+        require_few_nodes(TREE_BUILDERS[tree], widths)
+        return TREE_BUILDERS[tree](widths)
     if isinstance(tree, str) and Path(tree).expanduser().is_file():
         if not (nodes := read_trees(tree, window, 0, vocabulary)[-1].nodes):
             raise UserError(

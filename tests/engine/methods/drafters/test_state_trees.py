@@ -142,3 +142,10 @@ def test_a_fitted_file_is_a_static_tree(tmp_path: Path) -> None:
     write_atomically(file, json.dumps({"trees": trees_to_content(trees[:1])}).encode())
     with pytest.raises(UserError, match="has no tree with nodes"):
         named_nodes(str(file), 3, 4, 40)
+
+
+def test_a_full_tree_of_too_many_tokens_is_refused() -> None:
+    """Fault: 19,530 tokens were drafted in each round."""
+    with pytest.raises(UserError, match="has 19530 nodes, more than 1024; lower top_k"):
+        named_nodes("full_tree", 5, 6, 40)
+    assert len(named_nodes("full_tree", 3, 5, 40)) == 363
