@@ -14,6 +14,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import config_dir
 from bild_lab.training import train_spec
 from bild_lab.training.folder import TrainingFolder
+from bild_lab.training.train_spec import TrainSpec
 from bild_lab.training.trainer import optimizer, training_arguments
 from tests.training.jobs import MICRO
 
@@ -53,6 +54,18 @@ PAPERS = {
 def test_a_papers_recipe_has_the_numbers_that_it_prints(name: str) -> None:
     recipe = OmegaConf.load(config_dir() / "train" / f"{name}.yaml")
     assert {key: recipe[key] for key in PAPERS[name]} == PAPERS[name]
+
+
+BESIDE_FROZEN = ("bita", "eagle", "lm_heads", "medusa")  # whose loss is that of a module
+OF_WHOLE_MODELS = {"scale_parameter", "label_smoothing", "soft_targets", "loss"}
+
+
+@pytest.mark.parametrize("name", [*BESIDE_FROZEN, "lm1b", "paper", "small", "toy"])
+def test_a_recipe_has_every_key_that_its_trainings_read(name: str) -> None:
+    """Fault: the reference of keys names train.max_tokens, and train=medusa knew no such key."""
+    recipe = OmegaConf.load(config_dir() / "train" / f"{name}.yaml")
+    unread = OF_WHOLE_MODELS if name in BESIDE_FROZEN else {"max_tokens"}
+    assert set(recipe) == set(TrainSpec.__dataclass_fields__) - unread
 
 
 @pytest.mark.parametrize(
