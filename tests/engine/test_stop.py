@@ -230,9 +230,15 @@ def test_what_was_drafted_behind_a_stop_string_does_not_count() -> None:
     trace.step(chain, Verdict((0, 1, 2), 9, {"distance": (0.1, 0.2, 0.3, 0.4)}), stopped=2)
     trace.step(chain, Verdict((0, 1, 2), 9), stopped=4)  # the target's own token completes it
     trace.step(chain, None, stopped=3)
-    assert [one.drafted for one in trace.rounds] == [(5, 6), (5, 6, 7, 8), (5, 6, 7)]
-    assert [(one.accepted, one.next_token) for one in trace.rounds] == [(2, 7), (3, 9), (3, None)]
-    assert trace.rounds[0].stats == {"distance": (0.1, 0.2)} and not trace.rounds[0].rollback
+    trace.step(chain, Verdict((0, 1, 2), 9), stopped=3)  # the last that was accepted does
+    assert [one.drafted for one in trace.rounds] == [(5, 6), (5, 6, 7, 8), *[(5, 6, 7)] * 2]
+    assert [(one.accepted, one.next_token, one.rollback) for one in trace.rounds] == [
+        (2, 7, False),
+        (3, 9, True),
+        (3, None, False),
+        (3, 9, False),
+    ]
+    assert trace.rounds[0].stats == {"distance": (0.1, 0.2)}
     tree = Draft(torch.tensor([5, 6, 7]), parents=torch.tensor([-1, 0, 1]))
     trace.step(tree, Verdict((0, 1, 2), 9), stopped=1)
     assert (trace.rounds[-1].accepted, trace.rounds[-1].branch) == (1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,12 @@ def test_the_second_is_asked_where_the_first_drafts_too_little() -> None:
     assert first.told == ["own", 3, 4, "other", "own", 6]
     # where it is not asked, how much of the text stands
     assert second.told == [0, "other", "own", 4, 4, "other"]
+
+
+def test_a_draft_that_was_drawn_is_verified_however_short_it_is() -> None:
+    hybrid = HybridDrafter(Fixed(), Fixed(), min_depth=2)
+    drawn = Draft(torch.tensor([5]), probs=torch.full((1, 9), 1 / 9))
+    assert hybrid._is_confident(drawn) and not hybrid._is_confident(replace(drawn, probs=None))
 
 
 def test_it_needs_what_either_needs_and_gives_what_both_give() -> None:

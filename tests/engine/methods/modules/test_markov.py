@@ -61,6 +61,7 @@ def agreement(
             module.dtype
         )
         heads.draft_vocabulary = part
+        heads.markov.scale = 0.5
         drafter, markov = (
             MedusaDrafter(target, heads.requires_grad_(False), tree, WIDTHS),
             heads.markov,
@@ -70,6 +71,7 @@ def agreement(
             random_adapter(module.config, markov_rank=RANK).to(module.dtype).requires_grad_(False)
         )
         masks, markov = uncached_masks(module, adapter), adapter.markov
+        markov.scale = 0.5
         adapter.draft_vocabulary = part
         drafter = MaskTokenDrafter(target, adapter, tree, WIDTHS)
     model = target if policy == "medusa" else BitaTarget(target, adapter)
@@ -96,7 +98,10 @@ def agreement(
 
 
 @pytest.mark.fast(
-    "medusa-full_tree-None-native", "medusa-full_tree-part2-hf", "bita-efficient_tree-None-kernels"
+    "medusa-full_tree-None-native",
+    "medusa-full_tree-part2-hf",
+    "medusa-full_tree-part2-kernels",
+    "bita-efficient_tree-None-kernels",
 )
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor
 from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.methods.speculative.cascades import Cactus
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
-from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
+from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling, forgiving_verdict
 from bild_lab.engine.methods.speculative.typical_acceptance import MarginAcceptance
 from tests.engine.methods.speculative.exact import (
     DRAFTER,
@@ -154,6 +154,12 @@ def test_in_a_tree_a_token_that_lossless_decoding_keeps_comes_before_one_that_is
             assert verdict.path == (node,) and verdict.stats["forgiven"][node] == (not any(keeps))
             seen.add((node, any(keeps)))
     assert len(seen) == 4
+
+
+def test_of_several_that_are_forgiven_the_most_likely_is_accepted() -> None:
+    siblings = Draft(torch.tensor([1, 2, 0]), torch.tensor([ROOT] * 3))
+    found = forgiving_verdict(siblings, [0, 0, 0], [1, 1, 0], [0.2, 0.3, 0.5], [7, 8, 9, 6])
+    assert (found.path, found.next_token, found.stats["forgiven"]) == ((1,), 9, (0, 1, 0))
 
 
 def test_greedily_a_tree_keeps_the_targets_choice_else_the_close_second() -> None:

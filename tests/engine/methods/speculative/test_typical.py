@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, Draft, Verdict
-from bild_lab.engine.methods.speculative.typical_acceptance import TypicalAcceptance
+from bild_lab.engine.methods.speculative.typical_acceptance import TypicalAcceptance, longest_path
 from bild_lab.engine.request import Request
 from tests.engine.methods.speculative.exact import GREEDY, rows, sampled
 
@@ -110,6 +110,10 @@ def test_of_equally_long_paths_the_most_likely_is_accepted() -> None:
         root=[0.45, 0.55, 0, 0], n0=[0, 0, 1, 0], n1=[0, 0, 0.5, 0.5], n4=[0, 0.1, 0.1, 0.8]
     )
     assert TypicalAcceptance(0.1, 0.5)(draft, surer, GREEDY).path == (0, 2)
+
+
+def test_how_likely_a_path_is_depends_on_all_of_its_nodes() -> None:
+    assert longest_path([ROOT, ROOT, 0, 1], [0.5, 0.9, 0.8, 0.6], [1, 1, 1, 1]) == (1, 3)
 
 
 def test_a_node_below_one_that_falls_does_not_stand() -> None:
