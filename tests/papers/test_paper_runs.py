@@ -191,6 +191,14 @@ def test_hours_are_of_the_gpus_that_are_there() -> None:
     assert alone.gpu_hours > 5 * node.gpu_hours
 
 
+def test_a_training_goes_over_its_data_as_often_as_its_configuration_says() -> None:
+    words = "name=heads model.path=lmsys/vicuna-13b-v1.3 layers=[10,20] dataset=sharegpt"
+    (trained,) = settings_of(
+        ("python", "scripts/train_lm_heads.py", *words.split(), "template=vicuna_full")
+    )
+    assert (trained.training.passes, trained.training.steps) == (3, None)
+
+
 def test_a_model_that_is_trained_from_nothing_is_known_by_what_it_becomes() -> None:
     words = ("python", "scripts/finetune.py", "name=gpt_lm1b", "model=gpt_lm1b", "dataset=lm1b")
     (trained,) = settings_of(words)
