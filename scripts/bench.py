@@ -324,7 +324,7 @@ def require_taken(overrides: Sequence[str]) -> None:
         key = word.partition("=")[0].lstrip("+")
         if key not in TAKEN and key.partition(".")[0] not in TAKEN_GROUPS:
             raise UserError(
-                "the benchmark has methods of its own, greedily and one text at a time, so"
+                "the benchmark runs methods of its own, greedily and one text at a time, so"
                 f" {word} would change nothing; leave it out, or measure with run.py"
             )
 
