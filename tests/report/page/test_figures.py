@@ -105,16 +105,19 @@ def test_speedups_are_drawn_over_the_batch() -> None:
 
 
 def test_the_numbers_of_batches_sort_by_their_size() -> None:
+    rates = {batch: {"tokens_per_s": rate} for batch, rate in ((1, 987.0), (4, 1234.0))}
+    rates[4]["baseline_tokens_per_s"] = 617.0
     results = [
-        sample_drafted(
-            "bild", {}, 2.0, 0.0, (0.8, 1.0), setting={"batch": batch}, tokens_per_s=rate
-        )
-        for batch, rate in ((1, 987.0), (4, 1234.0))
+        sample_drafted("bild", {}, 2.0, 0.0, (0.8, 1.0), setting={"batch": batch}, **own)
+        for batch, own in rates.items()
     ]
     table = batch_table(batch_curves(results))
-    place = [column.title for column in table.columns].index("tokens/s")
-    cells = [row.cells[place] for row in table.rows]
+    titles = [column.title for column in table.columns]
+    cells = [row.cells[titles.index("tokens/s")] for row in table.rows]
     assert [(cell.text, cell.order) for cell in cells] == [("987", 987.0), ("1,234", 1234.0)]
+    last = dict(zip(titles, (cell.text for cell in table.rows[1].cells), strict=True))
+    seconds = [last[title] for title in ("median latency, ms", "p95, ms")]
+    assert (last["baseline, tokens/s"], seconds) == ("617", ["51", "94"])
 
 
 def fitted() -> Result:

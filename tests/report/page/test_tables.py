@@ -82,6 +82,12 @@ def test_the_table_of_points_says_which_are_no_worse_by_the_margin() -> None:
     assert by_title(points)["no worse by 5"][0] == "not shown"
 
 
+def test_the_best_points_lose_nothing_and_at_most_a_point() -> None:
+    best = shown(*sample_sweep())["best"]
+    assert [by_title(best, row)["speedup"][0] for row in (0, 1)] == ["1.55×", "1.70×"]
+    assert not shown(*sample_sweep(setting={"n_examples": 19}))["best"]
+
+
 def test_what_was_not_measured_has_no_table() -> None:
     found = shown(*(replace(result, prediction=None, cost=None) for result in sample_sweep()))
     assert [name for name, table in found.items() if table] == ["points", "best"]
