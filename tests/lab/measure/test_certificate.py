@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.draft import ROOT, Draft
+from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.methods.bild import Rollback
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.vanilla import target_alone
@@ -34,6 +34,7 @@ from bild_lab.lab.measure.certificate import (
     resolution,
     verification,
 )
+from bild_lab.lab.measure.recorder import RecordedRound
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.schema.numbers import CertificateCounts
 from tests.stubs import StubModel
@@ -92,6 +93,13 @@ def test_what_counts_as_a_tie_is_what_the_targets_own_scores_vary_by() -> None:
     found = certify(by_width({2: 0.006}), *texts)  # no rounding in float32 comes to so much
     assert found.verdict == SESSION_DEFECT == "defect of the model's session"
     assert count_verdicts([found], claimed=True).defects == 1
+
+
+def test_the_rows_of_a_round_are_the_last_token_the_draft_and_its_probes() -> None:
+    for probes, rows in ((None, 3), (torch.tensor([-1, 0, 0, 1]), 7)):
+        draft = Draft(torch.tensor([4, 5]), probes=probes)
+        verified = RecordedRound((0,), ExactMatch(), draft, torch.zeros(3, 9), Verdict((), 1))
+        assert verified.rows == rows
 
 
 def test_engines_differ_by_no_constant() -> None:
