@@ -124,6 +124,9 @@ def test_the_file_has_a_row_for_each_run(tmp_path: Path) -> None:
     assert frame[frame.is_median].speedup.tolist() == [1.9]
     assert frame.read_gb_per_s.isna().sum() == 1
     assert set(frame.commit) == {"abc1234"} and set(frame.runs_highest) == {2.6}
+    assert set(frame.runs_lowest) == {1.2}
+    (row,) = frame[frame.is_median].to_dict("records")
+    assert [row["speedup_low"], row["speedup_high"]] == pytest.approx([1.85, 1.95])
 
 
 def test_the_file_tells_points_that_differ_in_the_setting_from_each_other() -> None:

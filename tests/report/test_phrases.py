@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.pareto_layout import heading_lines, setting_names
-from bild_lab.report.phrases import setting_titles
+from bild_lab.report.phrases import front_in_words, reason_lines, setting_titles
 from tests.report.sample import sample_result
 
 
@@ -41,3 +41,16 @@ def test_a_heading_keeps_the_letters_of_names() -> None:
     assert " ".join(heading_lines(groups[0], name)[1]).startswith(
         "Setting 1, hardware NVIDIA H100:"
     )
+
+
+def test_without_a_baseline_the_front_has_the_mean_seconds_by_which_it_is_drawn() -> None:
+    (group,) = by_setting([sample_result("bild", {}, None, setting={"baseline": None})])
+    ((_, _, words),) = front_in_words(group)
+    assert words.startswith("110.0 ms, BLEU ")
+
+
+def test_stages_of_half_a_percent_and_more_are_told() -> None:
+    stages = {"prefill": 0.03, "draft": 0.2, "verify": 0.767, "host": 0.003}
+    (group,) = by_setting([sample_result("bild", {}, 1.5, stages_s=stages)])
+    ((_, words),) = reason_lines(group)
+    assert words == "time: prefill 3 %, draft 20 %, verify 77 %."
