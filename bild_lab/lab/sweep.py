@@ -22,7 +22,12 @@ from omegaconf import DictConfig, OmegaConf
 from rich.markup import escape
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.compose import keep_search_path, knob_values, plain_values
+from bild_lab.lab.config.compose import (
+    keep_search_path,
+    knob_values,
+    override_words,
+    plain_values,
+)
 from bild_lab.lab.config.console import console, status_line
 from bild_lab.lab.config.entrypoint import (
     FAILED_POINTS,
@@ -158,7 +163,7 @@ def _place() -> int:
 
 def _title(point: Point) -> str:
     return title_of(
-        point, _place(), command_progress().total or _place(), HydraConfig.get().overrides.task
+        point, _place(), command_progress().total or _place(), override_words(HydraConfig.get())
     )
 
 
