@@ -100,13 +100,19 @@ def require_split(words: Sequence[str], select: str) -> None:
 
 def confirmed(point: Mapping[str, Any]) -> str:
     """A point that was measured, beside what was predicted of it."""
+    from bild_lab.lab.schema.formatting import signed
+    from bild_lab.lab.schema.numbers import scale_of
+
     knobs = " ".join(f"{knob} {value}" for knob, value in point["knobs"].items())
+    digits = scale_of(point["metric"]).digits
+    confirmed_difference = signed(point["confirmed_difference"], digits)
+    selected_difference = signed(point["selected_difference"], digits)
     return (
         f"{point['policy']} {knobs}: {point['speedup']:.2f}x [{point['speedup_low']:.2f},"
         f" {point['speedup_high']:.2f}], predicted {point['predicted_speedup']:.2f}x (where it was"
         f" chosen {point['selected_speedup']:.2f}x; vanilla took {point['baseline_drift']:+.0%} against"
-        f" its prediction); {point['metric']} {point['confirmed_difference']:+.2f} (where it was chosen"
-        f" {point['selected_difference']:+.2f})"
+        f" its prediction); {point['metric']} {confirmed_difference} (where it was chosen"
+        f" {selected_difference})"
     )
 
 

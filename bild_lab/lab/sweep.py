@@ -131,7 +131,7 @@ def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
         point_s = progress.typical_s or result.total_s - result.seconds["setup"]
         time_left = f"; {roughly(points_left * point_s)} left"
     qualities = [result.quality, *result.further_qualities.values()]
-    scores = ", ".join(f"{quality.metric} {quality.value:.2f}" for quality in qualities)
+    scores = ", ".join(quality.words for quality in qualities)
     console.print(f"{escape(title)}: {escape(scores)}{speedup}{time_left}")
     if result.doubt:
         console.print(f"[bold red]{escape(result.doubt)}[/bold red]: its quality says little")

@@ -89,11 +89,6 @@ def difference_interval(quality: Quality) -> str:
     return interval(low, high, quality.scale.digits, signed)
 
 
-def quality_in_words(quality: Quality) -> str:
-    """A quality by its metric: `BLEU 82.40`."""
-    return f"{quality.metric} {number(quality.value, quality.scale.digits)}"
-
-
 def signed_difference(quality: Quality) -> str:
     """A quality's difference from the baseline's: `−6.88`; a dash without one."""
     return signed(quality.difference, quality.scale.digits)
@@ -152,7 +147,7 @@ def quality_change(group: Group, result: Result) -> str:
     """
     quality = result.quality
     if quality.difference is None:
-        return quality_in_words(quality)
+        return quality.words
     low, high = quality.difference_low, quality.difference_high
     if quality.difference == 0 and not low and not high:
         return f"no change in {group.metric}"
@@ -237,7 +232,7 @@ def front_in_words(group: Group, bounds: bool = True) -> list[tuple[Result, str,
             speed = speedup_interval(result)
         else:
             speed = times(result.speedup.value)
-        numbers = f"{speed}, {quality_in_words(quality)}"
+        numbers = f"{speed}, {quality.words}"
         if quality.difference is not None:
             numbers += f", {signed_difference(quality)}"
             if bounds:

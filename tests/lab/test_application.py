@@ -4,6 +4,7 @@ exit codes.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -119,6 +120,14 @@ def test_the_steps_of_a_range_are_the_numbers_that_one_types(base: list[str]) ->
     assert sorted(found["fallback"]) == [0.1, 0.2, 0.3]
     again = bild_lab.run([*words, "policy.fallback=0.3"])
     assert len(again) == 3  # it was measured before
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_the_line_of_a_point_has_the_digits_of_its_metrics(
+    base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bild_lab.run([*base, "policy=vanilla", "dataset.metrics=[log_probability,bleu]"])
+    assert re.search(r"log-probability −?\d\.\d{4}, BLEU \d\.\d\d,", capsys.readouterr().err)
 
 
 @pytest.mark.usefixtures("no_picture")

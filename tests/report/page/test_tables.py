@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bild_lab.lab.schema.numbers import Streamed
+from bild_lab.lab.schema.numbers import NonInferiority, Streamed
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.page.tables import setting_tables
@@ -18,9 +18,11 @@ from tests.report.sample import (
     ENVIRONMENT,
     sample_baseline,
     sample_drafted,
+    sample_log_probability,
     sample_result,
     sample_sweep,
     sample_tested_quality,
+    with_quality,
 )
 
 CHANGE = {
@@ -80,6 +82,13 @@ def test_the_table_of_points_says_which_are_no_worse_by_the_margin() -> None:
     turns = {"quality": sample_tested_quality(-1.0, 0.0112), "independent_texts": 19}
     points = shown(sample_result("bild", {}, 1.8, **turns))["points"]
     assert by_title(points)["no worse by 5"][0] == "not shown"
+
+
+def test_the_bound_of_a_log_probability_has_its_digits() -> None:
+    tested = NonInferiority(margin=0.01, lower_bound=-0.0042, p_value=0.02, test="bootstrap")
+    result = with_quality(sample_log_probability(1.5, -0.003), non_inferiority=tested)
+    points = shown(result)["points"]
+    assert by_title(points)["no worse by 0.01"][1] == "p = 0.020, at least −0.0042, margin 0.01"
 
 
 def test_what_was_not_measured_has_no_table() -> None:
