@@ -197,18 +197,18 @@ def cautions(result: Result) -> str:
             f"Python between forwards is {percent(loop_share)} of the baseline’s time, so a model this"
             " small flatters methods with fewer forwards"
         )
-    if _passes_differ(result):
+    if _clock_exceeds_interval(result):
         warnings.append(
-            f"its passes over the texts differ by more than the interval, by"
-            f" ±{percent(result.speedup.noise)}, as the machine’s speed changed"
+            f"the clock’s error over its repeats, ±{percent(result.speedup.noise)}, is larger than the"
+            " interval, which is over texts"
         )
     if reason := disturbance(result):
         warnings.append(f"{reason}, so time it again before relying on the speedup")
     return f": {'; '.join(warnings)}" if warnings else ""
 
 
-def _passes_differ(result: Result) -> bool:
-    """Whether the speedup's error over the passes, of three or more, is larger than its interval
+def _clock_exceeds_interval(result: Result) -> bool:
+    """Whether the speedup's error over the repeats, of three or more, is larger than its interval
     over the texts. In batches the interval has it.
     """
     speedup = result.speedup
