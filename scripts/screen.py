@@ -50,7 +50,7 @@ def run(cfg: DictConfig) -> None:
 
     spec = typed(ScreenSpec, cfg.screen, "screen")
     task, lists = command_line_lists(HydraConfig.get())
-    require_split(task, spec.select)
+    require_split(task, str(cfg.dataset.split), spec.select)
     grid = grid_of(task, [*lists, *spec.space], "screen")
     screening = Screening(grid, spec.select, "screen", spec.batch, spec.keep)
     certifies = spec.guarantee.loss is not None
@@ -87,15 +87,17 @@ def run(cfg: DictConfig) -> None:
         )
 
 
-def require_split(words: Sequence[str], select: str) -> None:
-    """Raise UserError for a `dataset.split` that is not `screen.select`: it would change nothing."""
-    for word in words:
-        key, _, split = word.partition("=")
-        if key == "dataset.split" and canonical_split(split) != canonical_split(str(select)):
-            raise UserError(
-                f"points are screened on screen.select={select}, so {word} would change nothing; set"
-                f" screen.select={split}, or leave it out"
-            )
+def require_split(words: Sequence[str], split: str, select: str) -> None:
+    """Raise UserError for a `dataset.split` that is not `screen.select`: it would change nothing.
+
+    words: the overrides of the command. split: the configuration's.
+    """
+    keys = {word.partition("=")[0].lstrip("+") for word in words}
+    if "dataset.split" in keys and canonical_split(split) != canonical_split(select):
+        raise UserError(
+            f"points are screened on screen.select={select}, so dataset.split={split} would change"
+            f" nothing; set screen.select={split}, or leave it out"
+        )
 
 
 def confirmed(point: Mapping[str, Any]) -> str:

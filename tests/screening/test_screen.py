@@ -275,9 +275,12 @@ def test_points_that_are_not_measured_live_may_be_screened_on_any_split() -> Non
 
 
 def test_a_split_that_would_not_be_screened_is_refused() -> None:
-    require_split(["dataset.split=dev", "dataset.limit=3"], "validation")
-    with pytest.raises(UserError, match=r"so dataset\.split=test would change nothing"):
-        require_split(["dataset.split=test"], "validation")
+    for word in ("dataset.split=dev", "dataset.split='dev'", "dataset.split=${screen.select}"):
+        require_split([word, "dataset.limit=3"], "dev", "validation")
+    require_split(["dataset.limit=3"], "test", "validation")  # the dataset's own
+    for word in ("dataset.split=test", "+dataset.split=test"):
+        with pytest.raises(UserError, match=r"so dataset\.split=test would change nothing"):
+            require_split([word], "test", "validation")
 
 
 def test_points_of_batches_are_not_chosen_by_the_speed_of_one_text(screen: Command) -> None:
