@@ -10,7 +10,8 @@
     python scripts/bench.py runtime.device=cuda  the shapes for a GPU (make gpu also tests and certifies there)
 
 KEY=VALUE are those of `python run.py --cfg job`: all of dataset, template and policy; the models of pair; of decoding
-max_new_tokens and stop; of runtime device, dtype, threads, trust_remote_code and allow_pickles.
+max_new_tokens and stop; of runtime device, dtype, threads, trust_remote_code and allow_pickles;
+hydra.searchpath=[file:///DIR] for groups of your own.
 
 outputs/NAME/bench.json keeps the rows: name=bench unless another is given. Those of `long`: long.json, long.csv.
 Other engines take part after `make peers`, in each precision; a peer's policy that is given takes their place.
@@ -62,7 +63,7 @@ TAKEN_GROUPS = ("dataset", "policy")
 TAKEN = frozenset(
     "name template pair pair.name pair.target pair.target_revision pair.target_language pair.draft"
     " pair.draft_revision decoding.max_new_tokens decoding.stop runtime.device runtime.dtype"
-    " runtime.threads runtime.trust_remote_code runtime.allow_pickles".split()
+    " runtime.threads runtime.trust_remote_code runtime.allow_pickles hydra.searchpath".split()
 )
 BUSY_PERCENT = 15
 ROUNDS_OF_A_PAIR = 5  # of several texts each

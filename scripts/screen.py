@@ -50,7 +50,7 @@ def run(cfg: DictConfig) -> None:
 
     spec = typed(ScreenSpec, cfg.screen, "screen")
     task, lists = command_line_lists(HydraConfig.get())
-    require_split(task, spec.select)
+    require_split(task, str(cfg.dataset.split), spec.select)
     grid = grid_of(task, [*lists, *spec.space], "screen")
     screening = Screening(grid, spec.select, "screen", spec.batch, spec.keep)
     certifies = spec.guarantee.loss is not None
@@ -87,26 +87,34 @@ def run(cfg: DictConfig) -> None:
         )
 
 
-def require_split(words: Sequence[str], select: str) -> None:
-    """Raise UserError for a `dataset.split` that is not `screen.select`: it would change nothing."""
-    for word in words:
-        key, _, split = word.partition("=")
-        if key == "dataset.split" and canonical_split(split) != canonical_split(str(select)):
-            raise UserError(
-                f"points are screened on screen.select={select}, so {word} would change nothing; set"
-                f" screen.select={split}, or leave it out"
-            )
+def require_split(words: Sequence[str], split: str, select: str) -> None:
+    """Raise UserError for a `dataset.split` that is not `screen.select`: it would change nothing.
+
+    words: the overrides of the command. split: the configuration's.
+    """
+    keys = {word.partition("=")[0].lstrip("+") for word in words}
+    if "dataset.split" in keys and canonical_split(split) != canonical_split(select):
+        raise UserError(
+            f"points are screened on screen.select={select}, so dataset.split={split} would change"
+            f" nothing; set screen.select={split}, or leave it out"
+        )
 
 
 def confirmed(point: Mapping[str, Any]) -> str:
     """A point that was measured, beside what was predicted of it."""
+    from bild_lab.lab.schema.formatting import signed
+    from bild_lab.lab.schema.numbers import scale_of
+
     knobs = " ".join(f"{knob} {value}" for knob, value in point["knobs"].items())
+    digits = scale_of(point["metric"]).digits
+    confirmed_difference = signed(point["confirmed_difference"], digits)
+    selected_difference = signed(point["selected_difference"], digits)
     return (
         f"{point['policy']} {knobs}: {point['speedup']:.2f}x [{point['speedup_low']:.2f},"
         f" {point['speedup_high']:.2f}], predicted {point['predicted_speedup']:.2f}x (where it was"
         f" chosen {point['selected_speedup']:.2f}x; vanilla took {point['baseline_drift']:+.0%} against"
-        f" its prediction); {point['metric']} {point['confirmed_difference']:+.2f} (where it was chosen"
-        f" {point['selected_difference']:+.2f})"
+        f" its prediction); {point['metric']} {confirmed_difference} (where it was chosen"
+        f" {selected_difference})"
     )
 
 

@@ -21,7 +21,12 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.compose import hydra_main, update_numbers, without_other_applications
+from bild_lab.lab.config.compose import (
+    hydra_main,
+    override_words,
+    update_numbers,
+    without_other_applications,
+)
 from bild_lab.lab.config.console import console, status_line
 from bild_lab.lab.config.entrypoint import (
     INTERRUPTED,
@@ -50,7 +55,7 @@ def main(cfg: DictConfig) -> float:
     # torch loads only if there is something to measure
     from bild_lab.lab.sweep import measure_point
 
-    return measure_point(update_numbers(cfg, HydraConfig.get().overrides.task))
+    return measure_point(update_numbers(cfg, override_words(HydraConfig.get())))
 
 
 def command() -> None:

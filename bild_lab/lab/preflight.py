@@ -23,6 +23,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import (
     PLUGIN,
     compose_config,
+    override_words,
     require_own_files,
     without_hydra,
 )
@@ -80,8 +81,7 @@ def swept_values(config: DictConfig) -> list[list[str]] | None:
         f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()
     ]
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    # an interpolation such as ${policy.name} has another value at each point
-    task = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    task = override_words(config.hydra)
     # where a key is given twice, the last override counts
     last_override = {
         override.get_key_element(): override

@@ -22,7 +22,12 @@ from omegaconf import DictConfig, OmegaConf
 from rich.markup import escape
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.compose import keep_search_path, knob_values, plain_values
+from bild_lab.lab.config.compose import (
+    keep_search_path,
+    knob_values,
+    override_words,
+    plain_values,
+)
 from bild_lab.lab.config.console import console, status_line
 from bild_lab.lab.config.entrypoint import (
     FAILED_POINTS,
@@ -126,7 +131,7 @@ def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
         point_s = progress.typical_s or result.total_s - result.seconds["setup"]
         time_left = f"; {roughly(points_left * point_s)} left"
     qualities = [result.quality, *result.further_qualities.values()]
-    scores = ", ".join(f"{quality.metric} {quality.value:.2f}" for quality in qualities)
+    scores = ", ".join(quality.words for quality in qualities)
     console.print(f"{escape(title)}: {escape(scores)}{speedup}{time_left}")
     if result.doubt:
         console.print(f"[bold red]{escape(result.doubt)}[/bold red]: its quality says little")
@@ -158,7 +163,7 @@ def _place() -> int:
 
 def _title(point: Point) -> str:
     return title_of(
-        point, _place(), command_progress().total or _place(), HydraConfig.get().overrides.task
+        point, _place(), command_progress().total or _place(), override_words(HydraConfig.get())
     )
 
 

@@ -40,7 +40,6 @@ from bild_lab.report.phrases import (
     cautions,
     quality_change,
     quality_claim,
-    quality_in_words,
     speed_claim,
     speedup_interval,
     timed_points,
@@ -177,7 +176,7 @@ def _replayed(group: Group, result: Result) -> str:
         found = verdicts(certificate.equal, certificate.ties, certificate.defects)
         words = f"{words}: {certificate.equal} of {group.setting.n_examples} {found}"
     if result.quality.difference is None:
-        return f"{words}; {quality_in_words(result.quality)}."
+        return f"{words}; {result.quality.words}."
     return f"{words}; {quality_change(group, result)}."
 
 
@@ -371,7 +370,7 @@ def _without_verdict(group: Group, results: list[Result]) -> str:
 def _without_comparison(group: Group) -> str:
     timed = [result for result in group.results if result.timed]
     fastest = min(timed, key=lambda result: result.latency_s.median)
-    quality = quality_in_words(fastest.quality)
+    quality = fastest.quality.words
     fact = f"{group.label(fastest)}, {duration(fastest.latency_s.median)} an example (median)"
     reason = "Only the baseline was measured" if group.relative else "No baseline was measured"
     rank = "Fastest" if group.has_enough_timings and len(timed) > 1 else "Measured"

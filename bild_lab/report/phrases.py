@@ -89,11 +89,6 @@ def difference_interval(quality: Quality) -> str:
     return interval(low, high, quality.scale.digits, signed)
 
 
-def quality_in_words(quality: Quality) -> str:
-    """A quality by its metric: `BLEU 82.40`."""
-    return f"{quality.metric} {number(quality.value, quality.scale.digits)}"
-
-
 def signed_difference(quality: Quality) -> str:
     """A quality's difference from the baseline's: `−6.88`; a dash without one."""
     return signed(quality.difference, quality.scale.digits)
@@ -152,7 +147,7 @@ def quality_change(group: Group, result: Result) -> str:
     """
     quality = result.quality
     if quality.difference is None:
-        return quality_in_words(quality)
+        return quality.words
     low, high = quality.difference_low, quality.difference_high
     if quality.difference == 0 and not low and not high:
         return f"no change in {group.metric}"
@@ -202,18 +197,18 @@ def cautions(result: Result) -> str:
             f"Python between forwards is {percent(loop_share)} of the baseline’s time, so a model this"
             " small flatters methods with fewer forwards"
         )
-    if _passes_differ(result):
+    if _clock_exceeds_interval(result):
         warnings.append(
-            f"its passes over the texts differ by more than the interval, by"
-            f" ±{percent(result.speedup.noise)}, as the machine’s speed changed"
+            f"the clock’s error over its repeats, ±{percent(result.speedup.noise)}, is larger than the"
+            " interval, which is over texts"
         )
     if reason := disturbance(result):
         warnings.append(f"{reason}, so time it again before relying on the speedup")
     return f": {'; '.join(warnings)}" if warnings else ""
 
 
-def _passes_differ(result: Result) -> bool:
-    """Whether the speedup's error over the passes, of three or more, is larger than its interval
+def _clock_exceeds_interval(result: Result) -> bool:
+    """Whether the speedup's error over the repeats, of three or more, is larger than its interval
     over the texts. In batches the interval has it.
     """
     speedup = result.speedup
@@ -237,7 +232,7 @@ def front_in_words(group: Group, bounds: bool = True) -> list[tuple[Result, str,
             speed = speedup_interval(result)
         else:
             speed = times(result.speedup.value)
-        numbers = f"{speed}, {quality_in_words(quality)}"
+        numbers = f"{speed}, {quality.words}"
         if quality.difference is not None:
             numbers += f", {signed_difference(quality)}"
             if bounds:

@@ -250,15 +250,15 @@ def non_inferiority_title(results: Sequence[Result]) -> str:
     return f"{NO_WORSE} by {margins.pop():g}" if len(margins) == 1 else NO_WORSE
 
 
-def non_inferiority_cell(tested: NonInferiority | None, enough: bool) -> TableCell:
+def non_inferiority_cell(tested: NonInferiority | None, enough: bool, digits: int = 2) -> TableCell:
     """`yes` or `not shown`, with the p-value; a dash for a point that was not tested. enough:
-    whether there are enough examples to say yes.
+    whether there are enough examples to say yes. digits: of the metric's values.
     """
     if tested is None:
         return TableCell(MISSING)
     details = [p_value_words(tested.p_value), f"margin {tested.margin:g}"]
     if tested.lower_bound is not None:
-        details.insert(1, f"at least {signed(tested.lower_bound)}")
+        details.insert(1, f"at least {signed(tested.lower_bound, digits)}")
     return TableCell(
         "yes" if tested.shown and enough else "not shown",
         ", ".join(details),
@@ -272,7 +272,9 @@ def _non_inferiority_column(group: Group) -> TableColumn:
         non_inferiority_title(group.results),
         " ".join(COLUMNS[f"non_inferiority_{name}"].explanation for name in names),
         lambda result: non_inferiority_cell(
-            result.quality.non_inferiority, are_enough(result.counted_texts)
+            result.quality.non_inferiority,
+            are_enough(result.counted_texts),
+            result.quality.scale.digits,
         ),
     )
 

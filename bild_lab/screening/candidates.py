@@ -23,6 +23,7 @@ from bild_lab.lab.config.compose import (
     compose_config,
     compose_policy,
     knob_values,
+    override_words,
     require_own_files,
     resolved_policy,
     without_step_error,
@@ -189,8 +190,7 @@ def command_line_lists(hydra_config: DictConfig) -> tuple[Values, list[str]]:
     not fix.
     """
     groups = tuple(f"{name}." for name in NOT_A_POINTS)
-    # an interpolation such as ${policy.fallback} has another value at each point
-    words = OmegaConf.to_container(hydra_config.overrides.task, resolve=False)
+    words = override_words(hydra_config)
     task = tuple(word for word in words if not word.lstrip("+~").startswith(groups))
     keys = {word.partition("=")[0] for word in task}
     list_words = [

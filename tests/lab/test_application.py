@@ -4,6 +4,7 @@ exit codes.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 
 import bild_lab
 from bild_lab.errors import UserError
+from bild_lab.lab.application import main
+from bild_lab.lab.config.compose import without_other_applications
+from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.measure import runner
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.store.progress import read_commands
@@ -116,6 +120,24 @@ def test_the_steps_of_a_range_are_the_numbers_that_one_types(base: list[str]) ->
     assert sorted(found["fallback"]) == [0.1, 0.2, 0.3]
     again = bild_lab.run([*words, "policy.fallback=0.3"])
     assert len(again) == 3  # it was measured before
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_the_line_of_a_point_has_the_digits_of_its_metrics(
+    base: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bild_lab.run([*base, "policy=vanilla", "dataset.metrics=[log_probability,bleu]"])
+    assert re.search(r"log-probability −?\d\.\d{4}, BLEU \d\.\d\d,", capsys.readouterr().err)
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_knob_may_be_the_one_beside_it(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*base, "policy=bild", "policy.fallback=0.5", "policy.rollback=${.fallback}"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *words])
+    with without_other_applications(), pytest.raises(SystemExit):
+        run_application(main)
+    (found,) = Sweep(Path("outputs/mine")).results()
+    assert found.knobs["rollback"] == 0.5
 
 
 @pytest.mark.usefixtures("no_picture")

@@ -62,9 +62,10 @@ def test_the_interval_holds_the_ratio_of_all_texts_in_95_of_100_draws() -> None:
 
 
 def test_the_figure_has_a_line_for_each_point_that_drafts() -> None:
-    (group,) = by_setting([sample_baseline(), result := sample_result("bild", {}, 1.5)])
+    result, without_drafts = sample_result("bild", {}, 1.5, drafted=9), sample_result("calm", {}, 2)
+    (group,) = by_setting([sample_baseline(), result, without_drafts])
     texts = [text(str(index), [7, 7, 7, 1, 1, 1], 29) for index in range(20)]
-    stored = {folder_name(result): texts, folder_name(group.results[-1]): texts}
+    stored = {folder_name(one): texts for one in group.results}
     figure = along_text_figure(group, stored, marks(group.policies))
     (trace,) = figure["data"]
     assert (trace["name"], trace["x"], trace["y"]) == ("bild", ["1 to 16", "17 to 32"], [8.0, 3.25])

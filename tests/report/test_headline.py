@@ -65,15 +65,15 @@ def test_a_small_loss_of_a_log_probability_is_a_hundredth_of_a_nat() -> None:
     assert "No point came within 0.01 nats of the log-probability of vanilla (−0.2315)." in far
 
 
-def test_passes_that_differ_by_more_than_the_interval_are_told() -> None:
+def test_an_error_of_the_clock_that_is_larger_than_the_interval_is_told() -> None:
     """An interval over texts does not have the minutes in which the machine was slower."""
-    words = "its passes over the texts differ by more than the interval, by ±9 %"
+    words = "the clock’s error over its repeats, ±9 %, is larger than the interval"
     assert words in headline([with_speedup(bild(1.5), noise=0.09, repeats=3)])
     for noise, repeats in ((0.02, 3), (0.09, 2), (None, 1)):
         told = headline([with_speedup(bild(1.5), noise=noise, repeats=repeats)])
-        assert "passes" not in told
+        assert "clock" not in told
     batch = bild(1.5, setting={"batch": 4})
-    assert "passes" not in headline([with_speedup(batch, noise=0.09, repeats=3)])
+    assert "clock" not in headline([with_speedup(batch, noise=0.09, repeats=3)])
 
 
 def under(**environment: object) -> dict:

@@ -39,7 +39,7 @@ from bild_lab.screening.rows import (
 from bild_lab.screening.screen import Screening
 from bild_lab.screening.screen_spec import ScreenSpec
 from bild_lab.screening.screened_sweep import confirmation, differences_of, to_confirm
-from scripts.screen import require_split
+from scripts.screen import confirmed, require_split
 from tests.policies import load
 from tests.report.sample import sample_drafted
 
@@ -275,9 +275,12 @@ def test_points_that_are_not_measured_live_may_be_screened_on_any_split() -> Non
 
 
 def test_a_split_that_would_not_be_screened_is_refused() -> None:
-    require_split(["dataset.split=dev", "dataset.limit=3"], "validation")
-    with pytest.raises(UserError, match=r"so dataset\.split=test would change nothing"):
-        require_split(["dataset.split=test"], "validation")
+    for word in ("dataset.split=dev", "dataset.split='dev'", "dataset.split=${screen.select}"):
+        require_split([word, "dataset.limit=3"], "dev", "validation")
+    require_split(["dataset.limit=3"], "test", "validation")  # the dataset's own
+    for word in ("dataset.split=test", "+dataset.split=test"):
+        with pytest.raises(UserError, match=r"so dataset\.split=test would change nothing"):
+            require_split([word], "test", "validation")
 
 
 def test_points_of_batches_are_not_chosen_by_the_speed_of_one_text(screen: Command) -> None:
@@ -393,8 +396,8 @@ HASHES = ("12e456789012", "280573986041")  # as numbers they would be infinite a
 
 def test_hashes_that_look_like_numbers_stay_as_they_are(tmp_path: Path) -> None:
     text, point = HASHES
-    for place, confirmed in enumerate((point, "", "")):
-        own = replace(row(2.0, 40.0, window=place), data=text, confirmed=confirmed)
+    for place, own_point in enumerate((point, "", "")):
+        own = replace(row(2.0, 40.0, window=place), data=text, confirmed=own_point)
         write_rows(tmp_path, [own])
     table = read_table(tmp_path / "screen.csv")
     assert list(table.data) == [text] * 3 and list(table.confirmed.dropna()) == [point]
@@ -511,6 +514,20 @@ def test_no_point_is_confirmed_that_lost_more_than_is_allowed() -> None:
     spec = ScreenSpec(**{**SPEC, "max_loss": 1})
     assert to_confirm(rows, spec) == [2, 3, 4, 5]
     assert to_confirm(rows[:2], spec) == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ("log-probability", "log-probability −0.0042 (where it was chosen +0.0013)"),
+        ("BLEU", "BLEU 0.00 (where it was chosen +0.00)"),
+    ],
+)
+def test_a_confirmed_point_is_told_with_the_digits_of_its_metric(metric: str, words: str) -> None:
+    names = ("speedup", "speedup_low", "speedup_high", "predicted_speedup", "selected_speedup")
+    point = {**dict.fromkeys(names, 1.5), "policy": "bild", "knobs": {}, "baseline_drift": 0.01}
+    differences = {"confirmed_difference": -0.0042, "selected_difference": 0.0013}
+    assert confirmed({**point, **differences, "metric": metric}).endswith(words)
 
 
 def test_each_policy_can_have_its_own_front_confirmed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +48,8 @@ BUILT_BY_HYDRA = ["bild_lab.report.sweep.reported_sweep"]
 # by which Hydra, which takes plugins of its own package alone, knows bild_lab/lab/launcher.py
 PLUGIN = "hydra_plugins.bild_lab"
 MOST_DIGITS = 14  # more digits than anybody types
-SIGNIFICANT_DIGITS = 12  # of a number with more
+SIGNIFICANT_DIGITS = 12  # of a step of a range
+STEP_ERROR = 1e-13  # the most by which adding steps changes a number of about 1
 
 
 def hydra_main(config_name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
@@ -263,6 +265,13 @@ def _with_policy(name: str, places: tuple[str, ...]) -> bytes:
     return pickle.dumps(without_hydra(compose_config([f"policy={name}"])))
 
 
+def override_words(hydra: DictConfig) -> list[str]:
+    """The overrides of a command, given Hydra's own configuration. Interpolations stay, as they have
+    their values in the places of their keys alone.
+    """
+    return OmegaConf.to_container(hydra.overrides.task, resolve=False)
+
+
 def without_step_error(overrides: Sequence[str]) -> list[str]:
     """The overrides with numbers as they are typed: 0.3 for the 0.30000000000000004 to which a range
     adds its steps.
@@ -275,7 +284,12 @@ def _without_step_error(override: str) -> str:
     if len(value) <= MOST_DIGITS or "." not in value:
         return override
     with suppress(ValueError):
-        return f"{key}={float(f'{float(value):.{SIGNIFICANT_DIGITS}g}')}"
+        number = float(value)
+        if abs(number) < STEP_ERROR:  # steps that meet at 0
+            return f"{key}=0.0"
+        typed = float(f"{number:.{SIGNIFICANT_DIGITS}g}")
+        if math.isclose(number, typed, rel_tol=STEP_ERROR):  # if not, the digits are meant
+            return f"{key}={typed}"
     return override
 
 

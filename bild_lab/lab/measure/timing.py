@@ -157,10 +157,10 @@ def time_methods(
 
     The order of the methods alternates; of more than two another begins every second time. The time
     covers a whole example including encoder and prefill, the device synchronized before and after,
-    without a method's preparation (`Prepares`). An example is decoded again if a step was compiled meanwhile, at most
-    `MOST_DECODINGS` times in all; `Timed.compiled` says where that was not enough. In batches
-    methods take turns with blocks of examples, whose seconds are shared out among the texts: see
-    `Timed`.
+    without a method's preparation (`Prepares`). An example is decoded again if a step was compiled
+    meanwhile, at most `MOST_DECODINGS` times in all; `Timed.compiled` says where that was not
+    enough. In batches methods take turns with blocks of examples, whose seconds are shared out
+    among the texts: see `Timed`.
 
     earlier: the texts of earlier repeats, to which these repeats are added. Raises RuntimeError,
     naming the example, if a method fails.

@@ -21,7 +21,7 @@ from bild_lab.lab.schema.columns import (
     required,
     share,
 )
-from bild_lab.lab.schema.formatting import MINUS
+from bild_lab.lab.schema.formatting import MINUS, number
 
 FIRST_PIECE = "from the request to the first piece of a text"
 LATER_TOKEN = "a token after the first piece, of a text: servers call it TPOT"
@@ -146,6 +146,11 @@ class Quality:
     def scale(self) -> MetricScale:
         """How its values are told."""
         return scale_of(self.metric)
+
+    @property
+    def words(self) -> str:
+        """The value by its metric: `BLEU 82.40`."""
+        return f"{self.metric} {number(self.value, self.scale.digits)}"
 
 
 @dataclass(frozen=True)

@@ -497,15 +497,16 @@ def batch_curves(results: Sequence[Result]) -> list[BatchCurve]:
 
 
 def _told_apart(curves: Sequence[BatchCurve]) -> list[BatchCurve]:
-    """The curves; labels that several have also say in what their settings differ: `bild (seed 1)`."""
-    labels = [curve.label for curve in curves]
-    groups = [by_setting(curve.points[:1])[0] for curve in curves]
-    keys = [key for key in differing_keys(groups) if key not in (*HASH_KEYS, "batch")]
+    """The curves; those of one label also say in what their settings differ: `bild, seed 1`."""
     told_curves = []
     for curve in curves:
-        if labels.count(curve.label) > 1:
-            setting = curve.points[0].setting
-            words = [f"{key} {short_name(str(setting_value(setting, key)))}" for key in keys]
-            curve = replace(curve, label=", ".join([curve.label, *words]))
-        told_curves.append(curve)
+        of_label = [other.points[:1] for other in curves if other.label == curve.label]
+        keys = differing_keys([by_setting(points)[0] for points in of_label])
+        setting = curve.points[0].setting
+        words = [
+            f"{key} {short_name(str(setting_value(setting, key)))}"
+            for key in keys
+            if key not in (*HASH_KEYS, "batch")
+        ]
+        told_curves.append(replace(curve, label=", ".join([curve.label, *words])))
     return told_curves

@@ -116,14 +116,14 @@ def acceptance_figure(group: Group, colours: Mapping[str, Mark]) -> Figure | Non
 def along_text_figure(
     group: Group, stored: Mapping[str, Sequence[MeasuredExample]], colours: Mapping[str, Mark]
 ) -> Figure | None:
-    """Draw the tokens per call of the target by how long the text was; None unless enough texts
-    reach two stretches. stored: as in `divergence_figure`.
+    """Draw the tokens per call of the target by how long the text was; None if nothing was drafted,
+    or unless enough texts reach two stretches. stored: as in `divergence_figure`.
     """
     traces, stretches = [], {}
     drawn: Counter[str] = Counter()  # lines by policy
     for result in group.notable():
         found = stretches_of(stored.get(folder_name(result), ()))
-        if result.is_baseline or len(found) < 2:
+        if not result.counts.drafted or len(found) < 2:
             continue
         stretches |= {stretch.begin: stretch.words for stretch in found}
         mark = colours.get(result.policy, Mark(MUTED, "x", "x"))

@@ -22,7 +22,7 @@ from bild_lab.lab.schema.formatting import (
     signed,
     times,
 )
-from bild_lab.lab.schema.numbers import scale_of
+from bild_lab.lab.schema.numbers import MetricScale, scale_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import TOLERANCE
 from bild_lab.lab.store.groups import Group, telling_knobs, varying_knobs
@@ -81,7 +81,7 @@ def knob_maps(group: Group) -> list[Figure]:
             if group.relative:
                 numbers = (result.speedup.value, result.quality.difference)
             cells.append(MapPoint(_in_words(result, knobs, results), numbers, folder_name(result)))
-        maps += _maps(policy, cells, titles, group.relative)
+        maps += _maps(policy, cells, titles, group.scale, group.relative)
     return maps
 
 
@@ -94,10 +94,14 @@ def _in_words(point: Any, knobs: Sequence[str], points: Sequence[Any]) -> dict[s
 
 
 def _maps(
-    policy: str, cells: Sequence[MapPoint], titles: tuple[str, str], relative: bool
+    policy: str,
+    cells: Sequence[MapPoint],
+    titles: tuple[str, str],
+    scale: MetricScale,
+    relative: bool,
 ) -> list[Figure]:
-    """A map of each number over the first two knobs; none for fewer knobs. relative: whether the
-    second may be < 0.
+    """A map of each number over the first two knobs; none for fewer knobs. scale: of the second
+    number. relative: whether that may be < 0.
     """
     knobs = list(cells[0].knobs) if cells else []
     if len(knobs) < 2:
@@ -110,10 +114,11 @@ def _maps(
         choice = ", ".join(f"{knob} {cell.knobs[knob]}" for knob in knobs[2:])
         by_choice.setdefault(escape(choice), []).append(cell)
     figures = []
-    for index, title in enumerate(titles):
+    for index, (title, digits) in enumerate(zip(titles, (2, scale.digits), strict=True)):
         bounds = _bounds(cells, index, from_zero=relative and index > 0)
         traces = [
-            _squares(choice_cells, index, axes, bounds) for choice_cells in by_choice.values()
+            _squares(choice_cells, index, axes, bounds, digits)
+            for choice_cells in by_choice.values()
         ]
         for hidden in traces[1:]:
             hidden["visible"] = False
@@ -168,11 +173,12 @@ def _squares(
     index: int,
     axes: Mapping[str, list[str]],
     bounds: tuple[float, float],
+    digits: int,
 ) -> Trace:
     """The cells as squares, in stronger colour the larger their number. Where a row has too many
     squares for letters in them, a mouse over one shows its number.
 
-    index: of the number. bounds: its least and its largest size.
+    index: of the number. bounds: its least and its largest size. digits: as in `MetricScale`.
     """
     known = [cell for cell in cells if cell.numbers[index] is not None]
     smallest, largest = bounds
@@ -181,7 +187,7 @@ def _squares(
     for cell in known:
         value = cell.numbers[index]
         places.append([knob_texts.index(cell.knobs[knob]) for knob, knob_texts in axes.items()])
-        texts.append(write(value) + ("<br>✓" if cell.certified else ""))
+        texts.append(write(value, digits) + ("<br>✓" if cell.certified else ""))
         colours.append(COLOURS[1] if value < 0 else COLOURS[0])
         share = (abs(value) - smallest) / ((largest - smallest) or 1.0)
         opacities.append(round(0.08 + 0.6 * share, 3))
@@ -244,7 +250,8 @@ def _screened_maps(policy: str, points: Sequence[ScreenedPoint]) -> list[Figure]
         )
         for point in points
     ]
-    return _maps(policy, cells, titles, relative=True)
+    scale = scale_of(points[0].row["quality_metric"])
+    return _maps(policy, cells, titles, scale, relative=True)
 
 
 def _cloud(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> Figure:

@@ -53,7 +53,7 @@ _LONGEST_GROUP = 60
 # characters of a sweep's name in it, where the group has another
 _LONGEST_SWEEP = 40
 _RECORD = Path("wandb", "logged.jsonl")  # in the folder of a sweep
-# the points of quality that may be lost for an alias
+# how many small losses of quality (`MetricScale`) are allowed for an alias
 _LOSS_OF_ALIAS = {"best": 0.0, "best-within-one-point": 1.0}
 _REPORT_FILES = ("report.html", "pareto.png", "sweep.csv")
 
@@ -247,8 +247,8 @@ class WandbLogger:
 
     def _name_best_points(self, run: wandb.Run, group: Group) -> None:
         """Give the artifacts of a setting's best points their aliases."""
-        for alias, loss in _LOSS_OF_ALIAS.items():
-            best = group.best(loss)
+        for alias, small_losses in _LOSS_OF_ALIAS.items():
+            best = group.best(small_losses * group.scale.small_loss)
             if best is not None and best.folder:
                 # the same files: one more alias for that version
                 run.log_artifact(self._files(best), aliases=[alias])

@@ -19,6 +19,7 @@ from transformers import TrainingArguments
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError, require_whole
+from bild_lab.lab.config.compose import override_words
 from bild_lab.lab.config.console import output, status_line
 from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
@@ -276,7 +277,7 @@ def frozen_recipe(train: DictConfig) -> TrainSpec:
     of `train`, made for whole models, have it.
     """
     recipe = typed(TrainSpec, train, "train")
-    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    words = override_words(HydraConfig.get()) if HydraConfig.initialized() else []
     if not any(word.lstrip("+").startswith("train.label_smoothing=") for word in words):
         recipe = replace(recipe, label_smoothing=0.0)
     _require_plain_loss(recipe)

@@ -12,7 +12,12 @@ from bild_lab.report.page.grid import grids, knob_maps
 from bild_lab.report.screened_points import screened_points
 from bild_lab.report.style import marks
 from bild_lab.screening.rows import Row, write_rows
-from tests.report.sample import sample_baseline, sample_result, sample_sweep
+from tests.report.sample import (
+    sample_baseline,
+    sample_log_probability,
+    sample_result,
+    sample_sweep,
+)
 
 LIVE = sample_sweep()[1].point  # of bild, in the setting of the sample
 
@@ -43,6 +48,16 @@ def test_each_point_is_in_the_cell_of_its_knobs() -> None:
         and "+0.21" in trace["text"]
         and len(set(trace["marker"]["color"])) == 2
     )
+
+
+def test_a_map_of_a_log_probability_has_its_digits() -> None:
+    losses = {(1, 1): 0.0, (1, 2): -0.0031, (2, 1): 0.0012, (2, 2): -0.004}
+    results = [
+        replace(sample_log_probability(1.5, loss), knobs={"a": a, "b": b})
+        for (a, b), loss in losses.items()
+    ]
+    _, (trace,) = (figure["data"] for figure in maps(results))
+    assert set(trace["text"]) == {"0.0000", "−0.0031", "+0.0012", "−0.0040"}
 
 
 def test_a_menu_chooses_the_values_of_other_knobs() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bild_lab.lab.schema.numbers import Streamed
+from bild_lab.lab.schema.numbers import NonInferiority, Streamed
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.page.tables import setting_tables
@@ -18,9 +18,11 @@ from tests.report.sample import (
     ENVIRONMENT,
     sample_baseline,
     sample_drafted,
+    sample_log_probability,
     sample_result,
     sample_sweep,
     sample_tested_quality,
+    with_quality,
 )
 
 CHANGE = {
@@ -86,6 +88,13 @@ def test_the_best_points_lose_nothing_and_at_most_a_point() -> None:
     best = shown(*sample_sweep())["best"]
     assert [by_title(best, row)["speedup"][0] for row in (0, 1)] == ["1.55×", "1.70×"]
     assert not shown(*sample_sweep(setting={"n_examples": 19}))["best"]
+
+
+def test_the_bound_of_a_log_probability_has_its_digits() -> None:
+    tested = NonInferiority(margin=0.01, lower_bound=-0.0042, p_value=0.02, test="bootstrap")
+    result = with_quality(sample_log_probability(1.5, -0.003), non_inferiority=tested)
+    points = shown(result)["points"]
+    assert by_title(points)["no worse by 0.01"][1] == "p = 0.020, at least −0.0042, margin 0.01"
 
 
 def test_what_was_not_measured_has_no_table() -> None:

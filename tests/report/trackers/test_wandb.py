@@ -20,6 +20,7 @@ from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import Example, SourcePrompt
+from bild_lab.lab.store.groups import by_setting
 from bild_lab.lab.store.hashing import data_hash
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.trackers.loggers import NoLogger
@@ -41,6 +42,7 @@ from tests.report.sample import (
     sample_baseline,
     sample_drafted,
     sample_example,
+    sample_log_probability,
     sample_result,
 )
 
@@ -183,6 +185,17 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
     assert online.closing() == [
         f"logged to Weights & Biases: 2 runs in group my sweep. {GivenRun.url}"
     ]
+
+
+def test_the_alias_of_a_small_loss_allows_a_hundredth_of_a_nat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = {1.4: 0.002, 1.6: -0.0083, 2.5: -0.9}
+    points = [replace(sample_log_probability(*one), folder=tmp_path) for one in losses.items()]
+    (group,), run = by_setting(points), GivenRun()
+    monkeypatch.setattr(WandbLogger, "_files", lambda _, result: result.speedup.value)
+    logger(tmp_path, "offline")._name_best_points(run, group)
+    assert run.artifacts == [(1.4, ["best"]), (1.6, ["best-within-one-point"])]
 
 
 def test_texts_with_and_without_a_trace_are_rows_of_one_table() -> None:
