@@ -152,8 +152,8 @@ def time_methods(
     options: TimingOptions,
     earlier: TimedTexts | None = None,
 ) -> TimedTexts:
-    """Decode every example with every method in turn, in `repeats` passes over all examples: a
-    machine whose speed changes within minutes shows it in what the repeats differ.
+    """Decode every example with every method in turn, in `repeats` passes over all examples. So the
+    repeats of an example lie apart, and differ where the machine's speed changes within minutes.
 
     The order of the methods alternates; of more than two another begins every second time. The time
     covers a whole example including encoder and prefill, the device synchronized before and after,
@@ -172,7 +172,7 @@ def time_methods(
     with no_garbage_collection():
         for repeat in range(first_repeat, end_repeat):
             for turn, block in enumerate(timed_blocks(len(requests), options.batch)):
-                for name in order(list(methods), turn, repeat, end_repeat):
+                for name in order(list(methods), turn, repeat):
                     texts, joules, compiled = _decode_block(
                         methods[name], requests, block, options, share, is_first=repeat == 0
                     )
@@ -408,13 +408,11 @@ def repeats_of(timed: Mapping[str, Sequence[Timed]]) -> int:
     return len(next(iter(timed.values()))[0].latency_s)
 
 
-def order(names: Sequence[str], index: int, repeat: int, repeats: int) -> list[str]:
+def order(names: Sequence[str], index: int, repeat: int) -> list[str]:
     """The order in which methods decode an example, or a block of examples: two take turns at being
     first, of more another one begins every second time.
     """
-    if len(names) <= 2:
-        return list(names) if (index + repeat) % 2 == 0 else list(reversed(names))
-    turn = index * repeats + repeat
-    start = turn // 2 % len(names)
+    turn = index + repeat
+    start = turn // 2 % len(names) if len(names) > 2 else 0
     rotated = [*names[start:], *names[:start]]
     return rotated if turn % 2 == 0 else rotated[::-1]

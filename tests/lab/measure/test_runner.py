@@ -88,7 +88,7 @@ def measured(
         one
         for repeat in (0, 1)
         for text in range(len(PROMPTS))
-        for one in order(names, text, repeat, 2)
+        for one in order(names, text, repeat)
     ]
     # before, and for it
     joules = iter([used for one in turns for used in (1000.0, 3.0 if one == METHOD else 100.0)])

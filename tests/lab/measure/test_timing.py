@@ -446,9 +446,7 @@ def test_a_draft_models_own_reading_is_its_own_where_the_target_reads_faster() -
 @pytest.mark.parametrize("repeats", [1, 2, 3])
 def test_of_several_methods_each_has_every_place_equally_often(repeats: int) -> None:
     names = ["a", "b", "c"]
-    turns = [
-        order(names, index, repeat, repeats) for index in range(6) for repeat in range(repeats)
-    ]
+    turns = [order(names, index, repeat) for repeat in range(repeats) for index in range(6)]
     assert turns[:3] == [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]]
     assert all(sorted(turn) == names for turn in turns)
     assert all(
