@@ -20,8 +20,18 @@ PLAIN_WORD = r"[\w./~:-]*"  # a value without signs that mean something in Hydra
 NUMBER = r"[\d._]+(?:[eE]-?\d+)?"
 PLACES = ("path", "target", "draft", "tokenizer")  # how keys of files, folders and hub ids end
 # how keys of texts end that may look like numbers
-TEXTS = (*PLACES, "revision", "split", "config", "dir", "column", "categories")
-TEXTS += ("group", "project", "entity")
+TEXTS = (
+    *PLACES,
+    "revision",
+    "split",
+    "config",
+    "dir",
+    "column",
+    "categories",
+    "group",
+    "project",
+    "entity",
+)
 CONSOLE_COMMAND = "bild-lab"  # how commands begin where the package is installed
 MULTIRUN = ("-m", "--multirun")
 VALUED_OPTIONS = (

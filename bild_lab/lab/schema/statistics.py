@@ -181,9 +181,9 @@ def clock_noise(
 
     Each repeat, a pass over all texts, gives a ratio of total times; Student's t over their
     logarithms, as for any few repeated timings (Georges et al., 2007, §3.2), wider as the median of
-    repeats counts and not their mean. blocks: of a batch, as `paired_speedup` takes them. Each has ratios of its own,
-    whose variances about its mean are pooled: all repeats of all blocks then say how noisy one
-    timing is. None for a single repeat.
+    repeats counts and not their mean. blocks: of a batch, as `paired_speedup` takes them. Each has
+    ratios of its own, whose variances about its mean are pooled: all repeats of all blocks then say
+    how noisy one timing is. None for a single repeat.
     """
     repeats = baseline_s.shape[1]
     if repeats < 2:
