@@ -59,7 +59,7 @@ WANTED = (
 KEPT = "nothing was written, as the rows are stored at the end"
 ALL = "all"  # the word for every shape of the device
 # the keys and groups that change what is measured
-TAKEN_GROUPS = ("dataset", "policy")
+TAKEN_GROUPS = ("dataset", "experiment", "policy")
 TAKEN = frozenset(
     "name template pair pair.name pair.target pair.target_revision pair.target_language pair.draft"
     " pair.draft_revision decoding.max_new_tokens decoding.stop runtime.device runtime.dtype"

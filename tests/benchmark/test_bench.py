@@ -357,7 +357,15 @@ def test_shapes_are_those_that_are_named_or_the_devices(
     ],
 )
 def test_a_key_that_would_change_nothing_is_refused(word: str) -> None:
-    script.require_taken(["pair=toy", "runtime.dtype=float32", "dataset.limit=2", "policy.bits=8"])
+    script.require_taken(
+        [
+            "pair=toy",
+            "experiment=quickstart",
+            "runtime.dtype=float32",
+            "dataset.limit=2",
+            "policy.bits=8",
+        ]
+    )
     script.require_taken(["hydra.searchpath=[file:///own]"])
     with pytest.raises(UserError, match=f"{re.escape(word)} would change nothing"):
         script.require_taken(["pair.target=x", word])

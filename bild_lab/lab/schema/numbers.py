@@ -78,7 +78,7 @@ class NonInferiority:
 
 @dataclass(frozen=True)
 class MetricScale:
-    """How a metric's values are told.
+    """How a metric's values are written.
 
     digits: after the decimal point. small_loss: the loss that reports allow beside none, in the
     metric's unit. loss_words: the same in words. loss_line: what a figure calls the baseline's
@@ -144,7 +144,7 @@ class Quality:
 
     @property
     def scale(self) -> MetricScale:
-        """How its values are told."""
+        """How its values are written."""
         return scale_of(self.metric)
 
     @property

@@ -54,7 +54,7 @@ class Group:
 
     @property
     def scale(self) -> MetricScale:
-        """How the metric's values are told."""
+        """How the metric's values are written."""
         return scale_of(self.metric)
 
     @property
@@ -493,12 +493,12 @@ def batch_curves(results: Sequence[Result]) -> list[BatchCurve]:
         knobs = varying_knobs(results_of_policy[policy])
         label = point_label(points[0], knobs, results_of_policy[policy])
         curves.append(BatchCurve(policy, label, points))
-    return _told_apart(curves)
+    return _with_distinct_labels(curves)
 
 
-def _told_apart(curves: Sequence[BatchCurve]) -> list[BatchCurve]:
+def _with_distinct_labels(curves: Sequence[BatchCurve]) -> list[BatchCurve]:
     """The curves; those of one label also say in what their settings differ: `bild, seed 1`."""
-    told_curves = []
+    labelled_curves = []
     for curve in curves:
         of_label = [other.points[:1] for other in curves if other.label == curve.label]
         keys = differing_keys([by_setting(points)[0] for points in of_label])
@@ -508,5 +508,5 @@ def _told_apart(curves: Sequence[BatchCurve]) -> list[BatchCurve]:
             for key in keys
             if key not in (*HASH_KEYS, "batch")
         ]
-        told_curves.append(replace(curve, label=", ".join([curve.label, *words])))
-    return told_curves
+        labelled_curves.append(replace(curve, label=", ".join([curve.label, *words])))
+    return labelled_curves

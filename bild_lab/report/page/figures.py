@@ -122,21 +122,23 @@ def along_text_figure(
     traces, stretches = [], {}
     drawn: Counter[str] = Counter()  # lines by policy
     for result in group.notable():
-        found = stretches_of(stored.get(folder_name(result), ()))
-        if not result.counts.drafted or len(found) < 2:
+        point_stretches = stretches_of(stored.get(folder_name(result), ()))
+        if not result.counts.drafted or len(point_stretches) < 2:
             continue
-        stretches |= {stretch.begin: stretch.words for stretch in found}
+        stretches |= {stretch.begin: stretch.words for stretch in point_stretches}
         mark = colours.get(result.policy, Mark(MUTED, "x", "x"))
-        values = [stretch.tokens_per_call for stretch in found]
-        words = [stretch.words for stretch in found]
+        values = [stretch.tokens_per_call for stretch in point_stretches]
+        words = [stretch.words for stretch in point_stretches]
         trace = _line(words, values, escape(group.label(result)), mark)
         trace["line"] = {**trace["line"], "dash": _DASHES[drawn[result.policy] % len(_DASHES)]}
         drawn[result.policy] += 1
         trace["error_y"] = error_bars(
-            [(stretch.low, stretch.tokens_per_call, stretch.high) for stretch in found], mark.colour
+            [(stretch.low, stretch.tokens_per_call, stretch.high) for stretch in point_stretches],
+            mark.colour,
         )
         trace["customdata"] = [
-            f"{number(stretch.calls, 0)} calls in {stretch.texts} texts" for stretch in found
+            f"{number(stretch.calls, 0)} calls in {stretch.texts} texts"
+            for stretch in point_stretches
         ]
         trace["hovertemplate"] = (
             "%{fullData.name}<br>tokens %{x}: %{y:.2f}, %{customdata}<extra></extra>"
