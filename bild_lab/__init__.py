@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,10 @@ try:
     __version__ = version("bild_lab")
 except PackageNotFoundError:  # run from a checkout that is not installed
     __version__ = "0.1.0"
+
+# PyTorch asks Linux for huge pages for what it holds of large tensors, if it has been told so before
+# the first: each token reads all weights, and with small pages it waits for their addresses too
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 _MODULES = {
     "Decoder": "point.decoder",
