@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bild_lab.lab.schema.formatting import interval, signed
-from bild_lab.lab.schema.numbers import Speedup
+from bild_lab.lab.schema.numbers import NonInferiority, Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import interval_of_best, speedup_interval_of_best
 from bild_lab.lab.store.groups import by_setting
@@ -63,6 +63,12 @@ def test_a_small_loss_of_a_log_probability_is_a_hundredth_of_a_nat() -> None:
     assert "log-probability −0.0083, −0.0103 to −0.0073" in words and "2.50×" not in words
     far = headline([sample_log_probability(2.5, -0.9)])
     assert "No point came within 0.01 nats of the log-probability of vanilla (−0.2315)." in far
+
+
+def test_a_margin_of_a_log_probability_is_in_nats() -> None:
+    tested = NonInferiority(margin=0.01, lower_bound=-0.0042, p_value=0.02, test="bootstrap")
+    point = with_quality(sample_log_probability(1.6, -0.0083), non_inferiority=tested)
+    assert "no worse by 0.01 nats: p = 0.020" in headline([point])
 
 
 def test_an_error_of_the_clock_that_is_larger_than_the_interval_is_told() -> None:
