@@ -32,6 +32,7 @@ from bild_lab.lab.config.entrypoint import (
     FAILED_POINTS,
     plain_message,
     refuse,
+    require_effect,
     require_same_folder,
 )
 from bild_lab.lab.config.schemas import SCHEMAS, ReportSpec, typed
@@ -172,6 +173,7 @@ def check_point(config: DictConfig, changed: Sequence[str] = ()) -> Point:
         require_own_files(config)
         if "hydra" in config:
             require_same_folder(config.hydra)
+            require_effect(config, config.hydra)
         typed(ReportSpec, config.report, "report")
         point = prepare(without_hydra(config))
         # the prompts are those of the first point
