@@ -11,7 +11,7 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -202,7 +202,7 @@ def refusing(config_name: str = "config") -> Iterator[None]:
             require_same_folder(hydra)
             words = override_words(hydra)
             if any(map(_may_change_nothing, words)):
-                require_effect(compose_config(words, hydra.job.config_name), hydra)
+                require_effect(words, compose_config(words, hydra.job.config_name), hydra)
         yield
     except (UserError, HydraException, OmegaConfBaseException) as error:
         if HydraConfig.initialized():
@@ -232,14 +232,14 @@ def require_same_folder(hydra: DictConfig) -> None:
         )
 
 
-def require_effect(cfg: DictConfig, hydra: DictConfig) -> None:
+def require_effect(words: Sequence[str], cfg: DictConfig, hydra: DictConfig) -> None:
     """Raise UserError for a word of the command line that changes nothing: a metric beside a list of
     metrics that another one leads, and an added key that no other refers to, such as a misspelt
     group.
 
-    cfg: the configuration that the words make. hydra: its part of it, which has the words.
+    words: the overrides. cfg: the configuration that they make. hydra: its own part of it.
     """
-    for word in filter(_may_change_nothing, override_words(hydra)):
+    for word in filter(_may_change_nothing, words):
         if word[:1] == "+" and word.partition("=")[0].lstrip("+") not in hydra.runtime.choices:
             _require_referred_to(word, cfg, hydra)
         if _is_metric(word):
