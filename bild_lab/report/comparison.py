@@ -350,7 +350,8 @@ def _no_worse_words(metric: MetricComparison) -> str:
     tested = metric.non_inferiority
     verdict = "no worse" if tested.shown and metric.enough else "not shown\nno worse"
     margin = scale_of(metric.metric).amount(tested.margin)
-    return f"{verdict}\nby {margin}: p {number(tested.p_value, 3)}"
+    rest = "\n" if " " in margin else " "  # a unit fills the column
+    return f"{verdict}\nby {margin}:{rest}p {number(tested.p_value, 3)}"
 
 
 def _text(cell: TableCell) -> Text:

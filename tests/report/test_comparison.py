@@ -130,7 +130,7 @@ def test_a_margin_has_its_columns_and_its_words() -> None:
         metric, metric=LOG_PROBABILITY_NAME, non_inferiority=replace(tested, margin=0.01)
     )
     console.print(comparison_table([replace(both[0], metric_comparisons=(nats,))]))
-    assert "by 0.01 nats: p 0.011" in console.export_text()
+    assert "by 0.01 nats:" in console.export_text()
     few = replace(both[0], metric_comparisons=(replace(metric, enough=False),))
     console.print(comparison_table([few]))
     assert "not shown" in console.export_text()

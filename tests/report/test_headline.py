@@ -18,7 +18,8 @@ from bild_lab.lab.schema.statistics import interval_of_best, speedup_interval_of
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.headline import best_group, headline, headline_sentences
 from bild_lab.report.phrases import reason_lines
-from bild_lab.screening.rows import Row, write_rows
+from bild_lab.screening.rows import write_rows
+from tests.report.page.test_grid import row
 from tests.report.sample import (
     ENVIRONMENT,
     SETTING,
@@ -250,9 +251,7 @@ def test_points_that_were_screened_are_not_told_to_be(tmp_path: Path) -> None:
         replace(one, folder=tmp_path / "points" / one.point)
         for one in (sample_result("bild", {"fallback": at}, 1.5, **EXACT) for at in (0.3, 0.5))
     ]
-    row = dict.fromkeys(Row.__dataclass_fields__, 0)
-    row |= {"policy": "bild", "knobs": {"fallback": 0.3}, "split": "validation"}
-    write_rows(tmp_path, [Row(**{**row, "confirmed": points[0].point})])
+    write_rows(tmp_path, [replace(row(fallback=0.3), confirmed=points[0].point)])
     said = headline(points)
     assert (
         "screen.py" not in said

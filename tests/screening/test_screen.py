@@ -292,7 +292,7 @@ def test_points_of_batches_are_not_chosen_by_the_speed_of_one_text(screen: Comma
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["policy=ppd", "policy.exit_layer=1,2"], "policy ppd has texts or a loop of its own"),
+        (["policy=ppd", "policy.exit_layer=3,4"], "policy ppd has texts or a loop of its own"),
         (["policy.fallback=0.2,0.9", "dataset.split=test"], "dataset.split=test would change"),
         (["policy.fallback=0.2,0.9", "screen.batch=0"], "screen.batch must be a whole number"),
     ],

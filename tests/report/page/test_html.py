@@ -9,7 +9,8 @@ import pytest
 
 from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.report.page.html import write_html
-from bild_lab.screening.rows import Row, write_rows
+from bild_lab.screening.rows import write_rows
+from tests.report.page.test_grid import row
 from tests.report.sample import sample_failure, sample_replayed, sample_result, sample_sweep
 
 ATTACK = "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>"
@@ -117,9 +118,7 @@ def test_screened_points_are_not_told_to_be_screened(tmp_path: Path) -> None:
     ]
     plain = report(tmp_path, points, []).text
     assert advice in plain and told not in plain
-    row = dict.fromkeys(Row.__dataclass_fields__, 1)
-    row |= {"policy": "bild", "knobs": {"fallback": 0.3}, "split": "validation"}
-    write_rows(tmp_path, [Row(**{**row, "quality_metric": "BLEU", "confirmed": points[0].point})])
+    write_rows(tmp_path, [replace(row(fallback=0.3), confirmed=points[0].point)])
     page = report(tmp_path, points, []).text
     assert told in page and advice not in page
 
