@@ -95,8 +95,9 @@ def compare(cfg: DictConfig) -> None:
         )
     require_flag("latex", cfg.latex)
     if cfg.margin is not None:
-        remedy = "5 means five points of quality, null: no test"
-        require_finite("margin", cfg.margin, 0, above=True, remedy=remedy)
+        from bild_lab.lab.config.schemas import MARGIN_REMEDY
+
+        require_finite("margin", cfg.margin, 0, above=True, remedy=MARGIN_REMEDY)
     # imported late: drawing and scoring libraries take seconds, and bad input should not wait for
     # them
     from bild_lab.lab.point.identity import sweep_folder

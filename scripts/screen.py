@@ -4,8 +4,9 @@
       policy=bild policy.fallback='range(0.05,1,0.05)' policy.rollback=0.5,1,2,5
 
 Give lists of values as for a sweep; policy=bild,typical_acceptance screens several policies, each with the lists of the
-knobs that it has. screen.max_loss=1 measures no point that lost more than one point of quality. Begin with coarse
-lists; finer ones around the front cost little, as the record stays.
+knobs that it has. screen.max_loss=1 measures no point that lost more than one point of quality (of a
+log-probability one nat, so set 0.01). Begin with coarse lists; finer ones around the front cost little, as the record
+stays.
 
 screen.guarantee.loss=0.02 certifies the fastest point whose mean loss per text is at most 2 % of the metric's scale.
 

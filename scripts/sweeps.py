@@ -202,12 +202,12 @@ def print_runs(outputs: Path, words: Sequence[str]) -> None:
             f" {' '.join(words)}{named}"
         )
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for title in ("name, date", "models, data", "points", "no loss", "one point"):
+    for title in ("name, date", "models, data", "points", "no loss", "small loss"):
         table.add_column(title, overflow="fold", justify="right" if title == "points" else "left")
     for run in matching:
         name, about = f"{run.name}\n{run.date[:10]}", f"{run.pair}\n{run.data}"
         table.add_row(
-            *map(Text, (name, about, str(run.points), run.without_loss, run.within_one_point))
+            *map(Text, (name, about, str(run.points), run.without_loss, run.within_small_loss))
         )
     output.print(table)
     if words:

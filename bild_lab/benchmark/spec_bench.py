@@ -4,7 +4,8 @@ As its evaluation/speed.py has it (Xia et al., 2024, Table 2): a question's toke
 those of all its turns together; a task's speedup is the mean over its questions, divided by the
 baseline's mean; MT-Bench's eight categories are one task. Mean accepted tokens are those that a
 verification appends before the text is cut at its end (evaluation/inference_medusa.py): the
-target's own token after an accepted end token counts, which our tokens a target call leave out. These
+target's own token after an accepted end token counts, which our tokens a target call leave out. Drafts
+that end a text unverified (`verify_tail: false`) are no such step, and count nowhere. These
 are ratios of means, without pairs or intervals: a sweep's own table has those. A question of which a
 server failed to give a text counts nowhere.
 """
@@ -108,7 +109,10 @@ def spec_bench_row(
         of_task = [example for example in examples if example.category in categories]
         cells.append(_shown(speedup_of_means(of_task)))
     accepted = [
-        measured_round.accepted + 1 for example in examples for measured_round in example.rounds
+        measured_round.accepted + 1
+        for example in examples
+        for measured_round in example.rounds
+        if measured_round.next_token is not None
     ]
     mean_accepted = mean(accepted) if accepted else tokens_per_call
     return [

@@ -32,6 +32,7 @@ from bild_lab.lab.config.entrypoint import (
     FAILED_POINTS,
     plain_message,
     refuse,
+    require_effect,
     require_same_folder,
 )
 from bild_lab.lab.config.schemas import SCHEMAS, ReportSpec, typed
@@ -128,7 +129,7 @@ def check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
         if data_words in checked_specs and not replays(config.policy):
             refusing_points(partial(require_decoder, config, checked_specs[data_words]), changed)
         else:
-            checked_specs[data_words] = check_point(config, changed).specs
+            checked_specs[data_words] = check_point(config, changed, words).specs
         configs.append(config)
     return configs
 
@@ -160,9 +161,11 @@ def _error_of_point(changed: Sequence[str], error: BaseException) -> BaseExcepti
     return UserError(f"{' '.join(changed)}: {plain_message(error)}") if changed else error
 
 
-def check_point(config: DictConfig, changed: Sequence[str] = ()) -> Point:
+def check_point(
+    config: DictConfig, changed: Sequence[str] = (), words: Sequence[str] = ()
+) -> Point:
     """Exit with a message unless the point can be measured. changed: its overrides that the first
-    point has not.
+    point has not. words: all of its overrides; none: those that its configuration has.
     """
 
     def check() -> Point:
@@ -172,6 +175,7 @@ def check_point(config: DictConfig, changed: Sequence[str] = ()) -> Point:
         require_own_files(config)
         if "hydra" in config:
             require_same_folder(config.hydra)
+            require_effect(words or override_words(config.hydra), config, config.hydra)
         typed(ReportSpec, config.report, "report")
         point = prepare(without_hydra(config))
         # the prompts are those of the first point

@@ -25,7 +25,7 @@ from bild_lab.lab.schema.formatting import (
     signed,
     times,
 )
-from bild_lab.lab.schema.numbers import NonInferiority, Speedup, scale_of
+from bild_lab.lab.schema.numbers import Speedup, scale_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES
 from bild_lab.lab.store.groups import telling_knobs
@@ -341,16 +341,17 @@ def _quality_cells(metric: MetricComparison | None) -> list[TableCell]:
     change = TableCell(signed(difference.value, digits), bounds, difference.value)
     details = [f"p {number(difference.p_value, 3)}"]
     if metric.non_inferiority is not None:
-        details.append(_no_worse_words(metric.non_inferiority, metric.enough))
+        details.append(_no_worse_words(metric))
     return [*values, change, _verdict_cell(metric.verdict, "\n".join(details))]
 
 
-def _no_worse_words(tested: NonInferiority, enough: bool) -> str:
-    """Whether B is no worse than A by the margin, in lines as short as a column. enough: whether
-    there are enough examples to say so.
-    """
-    verdict = "no worse" if tested.shown and enough else "not shown\nno worse"
-    return f"{verdict}\nby {tested.margin:g}: p {number(tested.p_value, 3)}"
+def _no_worse_words(metric: MetricComparison) -> str:
+    """Whether B is no worse than A by the margin that was tested, in lines as short as a column."""
+    tested = metric.non_inferiority
+    verdict = "no worse" if tested.shown and metric.enough else "not shown\nno worse"
+    margin = scale_of(metric.metric).amount(tested.margin)
+    rest = "\n" if " " in margin else " "  # a unit fills the column
+    return f"{verdict}\nby {margin}:{rest}p {number(tested.p_value, 3)}"
 
 
 def _text(cell: TableCell) -> Text:

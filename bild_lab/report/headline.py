@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import mean
 
 from bild_lab.lab.schema.formatting import (
+    counted,
     duration,
     interval,
     number,
@@ -19,25 +20,27 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import (
     ENOUGH_EXAMPLES,
     TOLERANCE,
+    are_enough,
     best_at_loss,
-    interval_of_best,
+    can_be_judged,
+    corrected_for_choice,
     mean_speedup_with_interval,
     mean_with_interval,
-    speedup_interval_of_best,
 )
 from bild_lab.lab.store.groups import (
     HASH_KEYS,
     Group,
     by_setting,
     by_setting_without_seed,
-    differing_in,
     differing_keys,
+    points_of_choice,
     setting_value,
     telling_knobs,
 )
 from bild_lab.report.phrases import (
     TIME_BATCHES_TWICE,
     cautions,
+    difference_interval,
     quality_change,
     quality_claim,
     speed_claim,
@@ -45,6 +48,7 @@ from bild_lab.report.phrases import (
     timed_points,
 )
 from bild_lab.report.provenance import load_elsewhere, verdicts
+from bild_lab.report.screened_points import screened_on
 
 # the key of the setting that says whether passes ran as CUDA graphs, compiled, or kernel by kernel
 REGIME = "compile"
@@ -55,6 +59,7 @@ APART = (
 )
 _NAMED_KEYS = 3  # keys of the setting that the headline names at most
 _NAMED_SEED_MEANS = 3  # points that were sampled with several seeds, named at most
+_NAMED_POINTS = 3  # points that are not judged, named at most
 
 
 def headline(results: Sequence[Result]) -> str:
@@ -71,7 +76,7 @@ def headline_sentences(results: Sequence[Result]) -> list[str]:
     group = best_group(groups)
     if group is None:
         return ["No point finished, so there is nothing to report."]
-    keys, n_points = differing_keys(groups), len(differing_in("seed", results))
+    keys, n_points = differing_keys(groups), len(points_of_choice(results))
     if len(groups) == 1 or not keys:
         return [*_counts_on_busy_machine(group), *_findings(group, n_points)]
     n_settings = len(by_setting_without_seed(groups))
@@ -86,17 +91,19 @@ def headline_sentences(results: Sequence[Result]) -> list[str]:
 
 
 def best_group(groups: Sequence[Group]) -> Group | None:
-    """Return the setting with the greatest speedup at no loss, among those with enough examples if
-    there are any; None without a setting.
+    """Return the setting with the greatest speedup at no loss, among those with points that can be
+    judged if there are any; None without a setting.
 
     Seeds are no choice: of settings that differ in the seed alone the mean counts, and the first is
     returned.
     """
 
     def key(groups_of_seeds: Sequence[Group]) -> tuple[bool, float]:
-        best_points = [group.best(0.0) for group in groups_of_seeds]
+        best_points = [
+            best_at_loss(group.judged or group.results, 0.0) for group in groups_of_seeds
+        ]
         speedups = [0.0 if best is None else best.speedup.value for best in best_points]
-        return all(group.has_enough_timings for group in groups_of_seeds), mean(speedups)
+        return all(group.judged for group in groups_of_seeds), mean(speedups)
 
     settings = by_setting_without_seed(groups)
     return max(settings, key=key)[0] if settings else None
@@ -114,7 +121,7 @@ def _one_of_settings(group: Group, groups: Sequence[Group], keys: Sequence[str])
     values = {key: setting_value(group.setting, key) for key in keys if key not in HASH_KEYS}
     named = [f"{key} {short_name(value)}" for key, value in values.items() if value is not None]
     words = ", ".join(named[:_NAMED_KEYS]) or f"which differ in {', '.join(keys)}"
-    comparable = all(each.has_enough_timings for each in groups) and REGIME not in keys
+    comparable = all(each.judged for each in groups) and REGIME not in keys
     return f"{'Best' if comparable else 'One'} of {n_settings} settings ({words})"
 
 
@@ -122,11 +129,10 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
     """A sentence on the fastest points that were sampled with several seeds: means, with intervals
     over the seeds.
     """
-    points_by_seed = [by_seed for by_seed in differing_in("seed", results) if len(by_seed) > 1]
-    representatives = [next(iter(by_seed.values())) for by_seed in points_by_seed]
+    points_by_seed = [point for point in points_of_choice(results) if len(point) > 1]
+    representatives = [seed_results[0] for seed_results in points_by_seed]
     means, has_interval = [], False
-    for by_seed, representative in zip(points_by_seed, representatives, strict=True):
-        seed_results = list(by_seed.values())
+    for seed_results, representative in zip(points_by_seed, representatives, strict=True):
         speedups = [result.speedup.value for result in seed_results]
         differences = [result.quality.difference for result in seed_results]
         may_be_best = all(result.may_be_best for result in seed_results)
@@ -189,12 +195,14 @@ def _timed_findings(group: Group, n_points: int, n_settings: int) -> list[str]:
     ]
     if not possible:
         return [_impossible_speedup(group, points[0])]
-    if not group.has_enough_timings:
+    judged = [result for result in possible if can_be_judged(result)]
+    if not judged:
         return [_without_verdict(group, possible)]
-    claims = _claims(group, possible)
-    if n_points > 1 and group.best(group.scale.small_loss) is not None:
-        claims.append(_choice_in_words(group, n_points, n_settings))
-    return claims
+    claims = _claims(group, judged)
+    best = best_at_loss(judged, group.scale.small_loss)
+    if n_points > 1 and best is not None:
+        claims.append(_choice_in_words(group, best, n_points, n_settings))
+    return claims + _not_judged(group, [one for one in possible if not can_be_judged(one)])
 
 
 def _impossible_speedup(group: Group, result: Result) -> str:
@@ -289,7 +297,9 @@ def _claims(group: Group, results: list[Result]) -> list[str]:
     equal_texts = [result for result in results if result.agreement_with_target == 1.0]
     equal = best_at_loss(equal_texts, 0.0)
     small_loss = group.scale.loss_words
-    without_loss, with_small_loss = group.best(0.0), group.best(group.scale.small_loss)
+    without_loss, with_small_loss = (
+        best_at_loss(results, loss) for loss in (0.0, group.scale.small_loss)
+    )
     if with_small_loss is None:
         return [f"No point came within {small_loss} of the {metric} of {baseline}."]
     claims = []
@@ -317,46 +327,51 @@ def _claims(group: Group, results: list[Result]) -> list[str]:
     return claims
 
 
-def _choice_in_words(group: Group, n_points: int, n_settings: int) -> str:
-    """How the named points were chosen, where to choose them instead, and the last one's intervals
-    for that choice, which was among the points of all settings.
+def _choice_in_words(group: Group, best: Result, n_points: int, n_settings: int) -> str:
+    """How the named points were chosen, where to choose them instead, and the intervals of the last
+    one, `best`, for that choice, which was among the points of all settings.
     """
-    split, best = group.setting.split, group.best(group.scale.small_loss)
-    speedup, quality = best.speedup, best.quality
-    speedup_bounds = speedup_interval_of_best(
-        speedup.value,
-        speedup.low or speedup.value,
-        speedup.high or speedup.value,
-        n_points,
-        best.counted_texts,
-    )
-    corrected = f"{group.label(best)} has {interval(*speedup_bounds)}"
-    if quality.difference_low is not None:
-        bounds = interval_of_best(
-            quality.difference,
-            quality.difference_low,
-            quality.difference_high,
-            n_points,
-            best.counted_texts,
-        )
-        corrected += f", {group.metric} {interval(*bounds, group.scale.digits, signed)}"
+    split, corrected = group.setting.split, corrected_for_choice(best, n_points)
+    intervals = f"{group.label(best)} has {interval(corrected.speedup.low, corrected.speedup.high)}"
+    if corrected.quality.difference_low is not None:
+        intervals += f", {group.metric} {difference_interval(corrected.quality)}"
     where = "on these examples" if n_settings == 1 else f"of {n_settings} settings"
     choice = f"Best of {n_points} points {where} ({split})"
     if split.startswith(("valid", "dev")):
         choice += ": measure the choice on test data."
+    elif (screened_split := screened_on(best)) is not None:
+        choice += (
+            f", which flatters it, though it was screened on {screened_split}:"
+            " screen.confirmations=1 measures only the point that is chosen there."
+        )
     else:
         choice += ", which flatters them: choose on validation data, as scripts/screen.py does."
-    return f"{choice} Corrected for that choice (Bonferroni), {corrected}."
+    return f"{choice} Corrected for that choice (Bonferroni), {intervals}."
+
+
+def _not_judged(group: Group, results: Sequence[Result]) -> list[str]:
+    """A sentence on the points that were left out of the others' verdict, as servers failed to give
+    some of their texts; nothing without one.
+    """
+    if not results:
+        return []
+    named = [f"{group.label(one)} with {counted(one.counted_texts, 'example')}" for one in results]
+    more = f" and {len(named) - _NAMED_POINTS} more" if len(named) > _NAMED_POINTS else ""
+    return [
+        f"Not judged, as intervals are too narrow below {ENOUGH_EXAMPLES} examples:"
+        f" {', '.join(named[:_NAMED_POINTS])}{more}."
+    ]
 
 
 def _without_verdict(group: Group, results: list[Result]) -> str:
     """Why no point is called faster, and the fastest point's numbers."""
-    n_examples, fastest = group.fewest_texts, results[0]
+    fastest = results[0]
+    n_examples = fastest.counted_texts
     examples = "1 example is" if n_examples == 1 else f"{n_examples} examples are"
     reason = (
         "Texts of a batch share their clock, and nothing says how far it is off:"
         f" {TIME_BATCHES_TWICE}."
-        if group.has_enough_examples
+        if are_enough(n_examples)
         else f"{examples} too few to say which point is faster or better, as intervals are too"
         f" narrow below {ENOUGH_EXAMPLES}."
     )
@@ -368,10 +383,10 @@ def _without_verdict(group: Group, results: list[Result]) -> str:
 
 
 def _without_comparison(group: Group) -> str:
-    timed = [result for result in group.results if result.timed]
+    timed = group.judged or [result for result in group.results if result.timed]
     fastest = min(timed, key=lambda result: result.latency_s.median)
     quality = fastest.quality.words
     fact = f"{group.label(fastest)}, {duration(fastest.latency_s.median)} an example (median)"
     reason = "Only the baseline was measured" if group.relative else "No baseline was measured"
-    rank = "Fastest" if group.has_enough_timings and len(timed) > 1 else "Measured"
+    rank = "Fastest" if len(group.judged) > 1 else "Measured"
     return f"{reason}, so there is no speedup to report. {rank}: {fact}, {quality}."

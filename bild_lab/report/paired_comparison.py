@@ -149,7 +149,7 @@ def compare_point(
 
     references: of each example, by its key; None if they are not known. Agreement with the
     baseline's outputs needs none. same: the keys that mean the same text in both; None if all do.
-    margin: also test whether B is no worse than A by so many points of the leading metric.
+    margin: also test whether B is no worse than A by so much of the leading metric.
     Raises UserError without a shared example.
     """
     by_key_a = {example.key: example for example in examples_a}

@@ -18,7 +18,7 @@ from bild_lab.lab.schema.formatting import (
     signed,
     times,
 )
-from bild_lab.lab.schema.numbers import NonInferiority, Quality
+from bild_lab.lab.schema.numbers import MetricScale, NonInferiority, Quality
 from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT, FEWEST_RUNS, best_at_loss
 from bild_lab.lab.store.groups import (
@@ -99,9 +99,9 @@ def p_value_words(p_value: float) -> str:
     return "p < 0.001" if p_value < 0.001 else f"p = {number(p_value, 3)}"
 
 
-def non_inferiority_verdict(tested: NonInferiority) -> str:
-    """`no worse by 5: p = 0.011`, or `not shown to be no worse by 5: p = 0.344`."""
-    claim = f"no worse by {tested.margin:g}"
+def non_inferiority_verdict(tested: NonInferiority, scale: MetricScale) -> str:
+    """`no worse by 5: p = 0.011`, or `not shown to be no worse by 0.01 nats: p = 0.344`."""
+    claim = f"no worse by {scale.amount(tested.margin)}"
     words = claim if tested.shown else f"not shown to be {claim}"
     return f"{words}: {p_value_words(tested.p_value)}"
 
@@ -134,8 +134,8 @@ def quality_claim(group: Group, result: Result) -> str:
     claim = f"{quality_change(group, result)} on {counted(n_examples, 'example')}"
     if difference_high is not None and difference_high < 0:
         claim += ", a loss beyond chance"
-    if result.quality.non_inferiority is not None:
-        claim += f", {non_inferiority_verdict(result.quality.non_inferiority)}"
+    if (tested := result.quality.non_inferiority) is not None:
+        claim += f", {non_inferiority_verdict(tested, result.quality.scale)}"
     if agreement is not None:
         claim += f"; {_agreement(agreement, result.answered_texts)}"
     return claim + cautions(result)

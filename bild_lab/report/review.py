@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from bild_lab.lab.schema.formatting import counted, point_label, times
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.statistics import are_enough, interval_of_best
-from bild_lab.lab.store.groups import Group
+from bild_lab.lab.schema.statistics import are_enough, corrected_for_choice
+from bild_lab.lab.store.groups import Group, points_of_choice
 from bild_lab.report.phrases import (
     difference_interval,
     machine_facts,
@@ -81,7 +80,8 @@ def _repeats(group: Group) -> str:
 
 def _texts(group: Group) -> str:
     """How many independent texts the points have."""
-    fewest, most = group.fewest_texts, max(result.counted_texts for result in group.results)
+    counts = [result.counted_texts for result in group.results]
+    fewest, most = min(counts), max(counts)
     return counted(fewest, "text") if fewest == most else f"{fewest} to {counted(most, 'text')}"
 
 
@@ -106,7 +106,7 @@ def _thresholds(group: Group, screened: Sequence[ScreenedPoint]) -> str:
     """Where the points' knobs were chosen: by a screening of other texts, or with these texts in
     sight.
     """
-    split, n_candidates = group.setting.split, len(timed_points(group))
+    split, n_candidates = group.setting.split, len(points_of_choice(group.results))
     confirmed = [
         point
         for point in screened
@@ -142,38 +142,23 @@ def _lossy_rules(group: Group) -> str:
         for result in timed_points(group)
         if result.policy != CONTROL and result.quality.difference_low is not None
     ]
+    n_rules = len(points_of_choice(rules))
     ahead = [
         corrected
-        for corrected in (_corrected_for_choice(result, len(rules)) for result in rules)
+        for corrected in (corrected_for_choice(result, n_rules) for result in rules)
         if are_enough(corrected.counted_texts) and corrected.quality.difference_low > 0
     ]
     if not ahead:
         return f"no point has more {group.metric} than {group.setting.baseline} beyond chance"
     best = max(ahead, key=lambda result: result.quality.difference)
     best_score = f"{_score(group, best)} and {times(best.speedup.value)}; its control"
-    if len(rules) > 1:
-        best_score = f"of {len(rules)} points (Bonferroni), {best_score}"
+    if n_rules > 1:
+        best_score = f"of {n_rules} points (Bonferroni), {best_score}"
     if not group.setting.temperature:
         return f"{best_score}, {CONTROL}, writes the target’s own text under greedy decoding"
     control_scores = [_score(group, result) for result in group.results if result.policy == CONTROL]
     controls = ", ".join(control_scores) or f"not measured, add policy={CONTROL} with its bar"
     return f"{best_score}, the target alone over the tokens that such a rule accepts: {controls}"
-
-
-def _corrected_for_choice(result: Result, n_points: int) -> Result:
-    """The point with the interval of its difference in quality for the best of so many points."""
-    quality = result.quality
-    if n_points == 1 or not are_enough(result.counted_texts):
-        return result
-    low, high = interval_of_best(
-        quality.difference,
-        quality.difference_low,
-        quality.difference_high,
-        n_points,
-        result.counted_texts,
-    )
-    corrected = replace(quality, difference_low=low, difference_high=high)
-    return replace(result, quality=corrected)
 
 
 def _score(group: Group, result: Result) -> str:

@@ -48,6 +48,17 @@ def was_screened(folder: Path) -> bool:
     return (folder / TABLE).is_file()
 
 
+def screened_on(result: Result) -> str | None:
+    """The split on whose texts a screening chose this point, by the table in its sweep's folder; None
+    if none did.
+    """
+    if result.folder is None or not was_screened(folder := result.folder.parents[1]):
+        return None
+    table = read_table(folder / TABLE)
+    splits = table["split"][table["confirmed"] == result.point]
+    return None if splits.empty else str(splits.iloc[0])
+
+
 def screened_points(folder: Path, results: Sequence[Result]) -> list[ScreenedPoint]:
     """The points that were screened in a sweep's folder and whose speed was predicted; none without
     their table.

@@ -21,7 +21,7 @@ from bild_lab.lab.schema.formatting import (
     signed,
     times,
 )
-from bild_lab.lab.schema.numbers import Category, NonInferiority, Speedup
+from bild_lab.lab.schema.numbers import Category, MetricScale, NonInferiority, Speedup
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.schema.statistics import are_enough
 from bild_lab.lab.store.groups import Group
@@ -245,20 +245,22 @@ def is_tested(results: Sequence[Result]) -> bool:
 
 def non_inferiority_title(results: Sequence[Result]) -> str:
     """`no worse by 5`; of several margins the cells have to tell."""
-    tests = (result.quality.non_inferiority for result in results)
-    margins = {tested.margin for tested in tests if tested is not None}
-    return f"{NO_WORSE} by {margins.pop():g}" if len(margins) == 1 else NO_WORSE
+    tested = (result.quality for result in results if result.quality.non_inferiority is not None)
+    margins = {quality.scale.amount(quality.non_inferiority.margin) for quality in tested}
+    return f"{NO_WORSE} by {margins.pop()}" if len(margins) == 1 else NO_WORSE
 
 
-def non_inferiority_cell(tested: NonInferiority | None, enough: bool, digits: int = 2) -> TableCell:
+def non_inferiority_cell(
+    tested: NonInferiority | None, enough: bool, scale: MetricScale
+) -> TableCell:
     """`yes` or `not shown`, with the p-value; a dash for a point that was not tested. enough:
-    whether there are enough examples to say yes. digits: of the metric's values.
+    whether there are enough examples to say yes. scale: of the metric.
     """
     if tested is None:
         return TableCell(MISSING)
-    details = [p_value_words(tested.p_value), f"margin {tested.margin:g}"]
+    details = [p_value_words(tested.p_value), f"margin {scale.amount(tested.margin)}"]
     if tested.lower_bound is not None:
-        details.insert(1, f"at least {signed(tested.lower_bound, digits)}")
+        details.insert(1, f"at least {signed(tested.lower_bound, scale.digits)}")
     return TableCell(
         "yes" if tested.shown and enough else "not shown",
         ", ".join(details),
@@ -274,7 +276,7 @@ def _non_inferiority_column(group: Group) -> TableColumn:
         lambda result: non_inferiority_cell(
             result.quality.non_inferiority,
             are_enough(result.counted_texts),
-            result.quality.scale.digits,
+            result.quality.scale,
         ),
     )
 

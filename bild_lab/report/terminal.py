@@ -23,7 +23,7 @@ from bild_lab.lab.schema.formatting import (
     percent,
     short_name,
 )
-from bild_lab.lab.schema.numbers import NON_INFERIORITY_LEVEL, NonInferiority, Speedup
+from bild_lab.lab.schema.numbers import NON_INFERIORITY_LEVEL, Quality, Speedup
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, are_enough
 from bild_lab.lab.store.groups import (
@@ -128,9 +128,8 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
         for result in group.results:
             cells = _cells(group, result)
             if tested:
-                tested_quality = result.quality.non_inferiority
                 enough = are_enough(result.counted_texts)
-                cells.insert(4, _non_inferiority_text(tested_quality, enough, one_margin))
+                cells.insert(4, _non_inferiority_text(result.quality, enough, one_margin))
             table.add_row(*cells, style="dim" if result.is_baseline else "")
         table.add_section()
     for failure in failures:
@@ -230,12 +229,13 @@ def _cells(group: Group, result: Result) -> list[Text]:
     return [Text(text) for text in texts]
 
 
-def _non_inferiority_text(tested: NonInferiority | None, enough: bool, one_margin: bool) -> Text:
+def _non_inferiority_text(quality: Quality, enough: bool, one_margin: bool) -> Text:
     """The verdict, and its p-value below it, behind the margin where the title has none."""
-    verdict = non_inferiority_cell(tested, enough).text
+    tested, scale = quality.non_inferiority, quality.scale
+    verdict = non_inferiority_cell(tested, enough, scale).text
     if tested is None:
         return Text(verdict)
-    margin = "" if one_margin else f"by {tested.margin:g}: "
+    margin = "" if one_margin else f"by {scale.amount(tested.margin)}: "
     return Text(f"{verdict}\n{margin}{number(tested.p_value, 3)}")
 
 

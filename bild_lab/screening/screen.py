@@ -200,6 +200,13 @@ class Screening:
             )
         return decoder
 
+    def require_screenable(self) -> None:
+        """Raise UserError for a point that a record does not decode, before weights load and
+        anything is written.
+        """
+        for candidate in self.grid.candidates:
+            self.decoder(candidate.policy, live)
+
     def decode(self, candidates: Sequence[Candidate]) -> list[ReplayedPoint]:
         """The target alone, then these points, decoded over the record.
 
@@ -209,8 +216,6 @@ class Screening:
         """
         candidates = [vanilla(), *candidates]
         with self.stage("load"):
-            for candidate in candidates:
-                self.decoder(candidate.policy, live)  # refuses what cannot be screened
             requests = self.requests  # loads the weights; records take a share of what is free then
             decoders = [self.decoder(candidate.policy, self.records) for candidate in candidates]
             # the method's modules are loaded once for all decoders of its kind

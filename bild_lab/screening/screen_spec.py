@@ -17,7 +17,7 @@ class ScreenSpec:
     """What to screen and confirm on: `conf/screen.yaml`.
 
     select, confirm: splits. confirmations: how many points of the front are measured live.
-    max_loss: the quality that a confirmed point may have lost on `select`, in the metric's points;
+    max_loss: the quality that a confirmed point may have lost on `select`, in the metric's unit;
     None: any. each_policy: confirm so many points of every policy's own front. timed_s: seconds of
     live decoding for the cost model; 0: nothing is timed, and no speed is predicted. batch:
     examples that are recorded at once, where the models decode batches. keep: "scores" of all

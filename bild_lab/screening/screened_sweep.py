@@ -239,8 +239,8 @@ def screen(screening: Screening, spec: ScreenSpec) -> ScreeningResult:
     """Decode the points over the record, predict their speeds, and write what was found.
 
     Raises UserError if another process screens under the same name, if it holds rows of another
-    setting, for a guarantee without speeds, for points chosen by speed in batches, and if `select` has
-    every text of `confirm`.
+    setting, for a guarantee without speeds, for points chosen by speed in batches, for policies that
+    no record decodes, and if `select` has every text of `confirm`.
     """
     if spec.guarantee.loss is not None and not spec.timed_s:
         raise UserError(
@@ -252,6 +252,7 @@ def screen(screening: Screening, spec: ScreenSpec) -> ScreeningResult:
             f" runtime.batch={screening.point.batch}; set runtime.batch=1, and measure batches with"
             " run.py"
         )
+    screening.require_screenable()
     shared_texts = screening.shared_texts(spec.confirm) if spec.uses_confirm else 0
     with Sweep(screening.folder).search_lock():
         contents = screening.point.facts.get("contents") or {}

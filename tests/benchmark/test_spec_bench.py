@@ -61,6 +61,13 @@ def test_the_row_has_each_task_accepted_tokens_and_all_questions() -> None:
     assert overall == "2.00×"  # (40 + 10 + 30) / (20 + 10 + 10)
 
 
+def test_a_draft_that_ends_a_text_unverified_is_no_verification() -> None:
+    """Fault: it counts, with a token of the target that there is not: 3.67 in place of 3.00."""
+    tail = MeasuredRound(drafted=[7, 7, 7, 7], accepted=4, next_token=None)
+    unverified = replace(EXAMPLES[0], rounds=[*EXAMPLES[0].rounds, tail])
+    assert spec_bench_row([unverified, EXAMPLES[3]])[-2] == "3.00"
+
+
 def test_a_question_that_a_server_failed_to_answer_counts_nowhere() -> None:
     report = {"pieces_s": [], "rounds": None, "attempts": 3, "error": "status 500"}
     failed = replace(EXAMPLES[1], token_ids=[], reports=[report])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from bild_lab.lab.config.compose import config_dir
 from bild_lab.lab.config.console import output, tolerate_streams
 from bild_lab.lab.config.entrypoint import BAD_INPUT, INTERRUPTED, POINTS_KEPT, run_application
+from scripts import compare
 
 
 @pytest.mark.parametrize("command", ["bench", "screen", "match_rates", "generate_calibration"])
@@ -55,6 +57,25 @@ def test_a_command_with_words_of_its_own_reads_them(
         and "first_word" in said
         and "KEY=VALUE, such as policy=bild" not in said
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("margin=-1", "margin must be a finite number > 0, got -1"),
+        (
+            "++margn=5",
+            "adds a key that no value refers to, so it changes nothing; did you mean margin?",
+        ),
+    ],
+)
+def test_a_refused_command_leaves_the_working_directory(
+    word: str, said: str, command: Callable[..., tuple[int, str]]
+) -> None:
+    """Fault: it is the folder of this command's results, and empty, and is removed like another."""
+    code, printed = command(compare, "sweeps=[a,b]", word, config="compare")
+    assert code == BAD_INPUT and said in " ".join(printed.split())
+    assert Path.cwd().is_dir()
 
 
 def test_who_stops_a_command_reads_what_is_kept(

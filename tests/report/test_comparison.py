@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from bild_lab.lab.metrics.quality import Difference
-from bild_lab.lab.schema.numbers import NonInferiority, Speedup
+from bild_lab.lab.schema.numbers import LOG_PROBABILITY_NAME, NonInferiority, Speedup
 from bild_lab.report.comparison import (
     comparison_frame,
     comparison_table,
@@ -126,6 +126,11 @@ def test_a_margin_has_its_columns_and_its_words() -> None:
     console.print(comparison_table(both))
     lines = console.export_text()
     assert "no worse" in lines and "by 5: p 0.011" in lines
+    nats = replace(
+        metric, metric=LOG_PROBABILITY_NAME, non_inferiority=replace(tested, margin=0.01)
+    )
+    console.print(comparison_table([replace(both[0], metric_comparisons=(nats,))]))
+    assert "by 0.01 nats:" in console.export_text()
     few = replace(both[0], metric_comparisons=(replace(metric, enough=False),))
     console.print(comparison_table([few]))
     assert "not shown" in console.export_text()

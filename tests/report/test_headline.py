@@ -5,18 +5,21 @@ made of.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from bild_lab.lab.schema.formatting import interval, signed
-from bild_lab.lab.schema.numbers import Speedup
+from bild_lab.lab.schema.numbers import NonInferiority, Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import interval_of_best, speedup_interval_of_best
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.headline import best_group, headline, headline_sentences
 from bild_lab.report.phrases import reason_lines
+from bild_lab.screening.rows import write_rows
+from tests.report.page.test_grid import row
 from tests.report.sample import (
     ENVIRONMENT,
     SETTING,
@@ -63,6 +66,12 @@ def test_a_small_loss_of_a_log_probability_is_a_hundredth_of_a_nat() -> None:
     assert "log-probability −0.0083, −0.0103 to −0.0073" in words and "2.50×" not in words
     far = headline([sample_log_probability(2.5, -0.9)])
     assert "No point came within 0.01 nats of the log-probability of vanilla (−0.2315)." in far
+
+
+def test_a_margin_of_a_log_probability_is_in_nats() -> None:
+    tested = NonInferiority(margin=0.01, lower_bound=-0.0042, p_value=0.02, test="bootstrap")
+    point = with_quality(sample_log_probability(1.6, -0.0083), non_inferiority=tested)
+    assert "no worse by 0.01 nats: p = 0.020" in headline([point])
 
 
 def test_an_error_of_the_clock_that_is_larger_than_the_interval_is_told() -> None:
@@ -187,6 +196,21 @@ def test_texts_that_never_came_and_further_turns_are_no_examples(texts: int, cha
     assert headline([result]).startswith(f"{texts} examples are too few to say which point")
 
 
+def test_a_point_of_too_few_texts_does_not_withhold_the_verdict_of_others() -> None:
+    few = [
+        sample_result("server", {"url": url}, 2.5, streamed={"errors": 97, "retries": 0})
+        for url in ("http://a", "http://b", "http://c", "http://d")
+    ]
+    said = headline([bild(1.5), *few])
+    assert said.startswith("bild decodes 1.50×") and "2.50×" not in said
+    assert said.endswith(
+        "Not judged, as intervals are too narrow below 20 examples: server (url a) with 3 examples,"
+        " server (url b) with 3 examples, server (url c) with 3 examples and 1 more."
+    )
+    assert headline([few[0]]).startswith("3 examples are too few")
+    assert "Not judged" not in headline([bild(1.5)])
+
+
 @pytest.mark.parametrize(("batch", "noise"), [(8, None), (8, 0.01), (1, None)])
 def test_a_batch_that_was_timed_once_gets_no_superlative(batch: int, noise: float | None) -> None:
     results = [
@@ -219,6 +243,26 @@ def test_a_choice_is_named_with_what_to_do_instead() -> None:
     # a single point was not chosen
     assert "Best of" not in headline([sample_baseline(), chosen()[0]])
     assert "Best of" not in headline(chosen(-3.0))  # nothing was chosen
+
+
+def test_points_that_were_screened_are_not_told_to_be(tmp_path: Path) -> None:
+    """Fault: who has screened reads that scripts/screen.py would choose on other texts."""
+    points = [
+        replace(one, folder=tmp_path / "points" / one.point)
+        for one in (sample_result("bild", {"fallback": at}, 1.5, **EXACT) for at in (0.3, 0.5))
+    ]
+    write_rows(tmp_path, [replace(row(fallback=0.3), confirmed=points[0].point)])
+    said = headline(points)
+    assert (
+        "screen.py" not in said
+        and (
+            "Best of 2 points on these examples (test), which flatters it, though it was screened on"
+            " validation: screen.confirmations=1 measures only the point that is chosen there."
+            " Corrected"
+        )
+        in said
+    )
+    assert "scripts/screen.py does" in headline([replace(points[0], folder=None), points[1]])
 
 
 def test_the_interval_of_a_choice_holds_for_the_best_of_all_points() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from bild_lab.lab.schema.formatting import MISSING
+from bild_lab.lab.schema.numbers import LOG_PROBABILITY_NAME
 from bild_lab.report.terminal import category_table, sweep_table
 from tests.report.page.test_tables import with_categories
 from tests.report.sample import (
@@ -143,6 +144,8 @@ def test_points_that_were_tested_by_several_margins_say_theirs() -> None:
     printed = " ".join(rendered(points, [], width=80))
     assert "by 5: 0.010" in printed and "by 2: 0.010" in printed
     assert "by 5" not in " ".join(rendered(points[1:], [], width=80))
+    nats = with_quality(points[0], metric=LOG_PROBABILITY_NAME)
+    assert "by 5 nats" in " ".join(rendered([nats], [], width=80))
 
 
 def test_points_that_were_tested_say_whether_they_are_no_worse_by_the_margin():

@@ -286,7 +286,30 @@ def test_a_split_that_would_not_be_screened_is_refused() -> None:
 def test_points_of_batches_are_not_chosen_by_the_speed_of_one_text(screen: Command) -> None:
     code, printed = screen("policy.fallback=0.2,0.9", "runtime.batch=2")
     assert code == 2 and "speed of one text at a time, got runtime.batch=2; set" in printed
-    assert not Path("outputs/grid/record").exists()
+    assert not list(Path("outputs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (["policy=ppd", "policy.exit_layer=1,2"], "this method reads states inside it"),
+        (["policy=vanilla,hf_generate"], "policy hf_generate has texts or a loop of"),
+        (["policy.fallback=0.2,0.9", "dataset.split=test"], "dataset.split=test would change"),
+        (["policy.fallback=0.2,0.9", "screen.batch=0"], "screen.batch must be a whole number"),
+    ],
+)
+def test_a_refused_screening_leaves_no_folder_but_one_with_something_in_it(
+    screen: Command, others: list[str], said: str
+) -> None:
+    kept = Path("outputs/grid/mine.txt")
+    for there in (False, True):
+        if there:
+            kept.parent.mkdir(parents=True)
+            kept.write_text("mine")
+        code, printed = screen(*others)
+        assert code == 2 and said in printed
+        assert there or not list(Path("outputs").iterdir())
+    assert kept.read_text() == "mine"
 
 
 def test_a_screening_scores_the_texts_that_a_run_does(

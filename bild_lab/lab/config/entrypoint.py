@@ -11,8 +11,9 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
@@ -32,7 +33,7 @@ from bild_lab.lab.config.command_line import (
     require_overrides,
     this_script,
 )
-from bild_lab.lab.config.compose import compose_config, config_dir
+from bild_lab.lab.config.compose import compose_config, config_dir, override_words
 from bild_lab.lab.config.console import console, output, status_line, tolerate_streams
 from bild_lab.lab.schema.glossary import terms_text
 from bild_lab.ranks import launched
@@ -197,10 +198,27 @@ def refusing(config_name: str = "config") -> Iterator[None]:
     status_line.enter("loading libraries")
     try:
         if HydraConfig.initialized():
-            require_same_folder(HydraConfig.get())
+            hydra = HydraConfig.get()
+            require_same_folder(hydra)
+            words = override_words(hydra)
+            if any(map(_may_change_nothing, words)):
+                require_effect(words, compose_config(words, hydra.job.config_name), hydra)
         yield
     except (UserError, HydraException, OmegaConfBaseException) as error:
+        if HydraConfig.initialized():
+            _remove_empty_folder(HydraConfig.get())
         refuse(error, config_name)
+
+
+def _remove_empty_folder(hydra: DictConfig) -> None:
+    """Remove the folder that Hydra has made for what was refused, such as outputs/NAME. With
+    anything in it, it stays, and so does the working directory. hydra: its part of the
+    configuration.
+    """
+    folder = Path(hydra.runtime.output_dir)
+    if not Path(hydra.runtime.cwd).is_relative_to(folder):
+        with suppress(OSError):  # something is in it
+            folder.rmdir()
 
 
 def require_same_folder(hydra: DictConfig) -> None:
@@ -212,6 +230,57 @@ def require_same_folder(hydra: DictConfig) -> None:
             "hydra.job.chdir=true would put results where no report and no later command finds"
             " them; leave it out, results go to outputs/NAME of the working directory"
         )
+
+
+def require_effect(words: Sequence[str], cfg: DictConfig, hydra: DictConfig) -> None:
+    """Raise UserError for a word of the command line that changes nothing: a metric beside a list of
+    metrics that another one leads, and an added key that no other refers to, such as a misspelt
+    group.
+
+    words: the overrides. cfg: the configuration that they make. hydra: its own part of it.
+    """
+    for word in filter(_may_change_nothing, words):
+        if word[:1] == "+" and word.partition("=")[0].lstrip("+") not in hydra.runtime.choices:
+            _require_referred_to(word, cfg, hydra)
+        if _is_metric(word):
+            _require_leading(word, cfg.dataset)
+
+
+def _may_change_nothing(word: str) -> bool:
+    return word[:1] == "+" or _is_metric(word)
+
+
+def _is_metric(word: str) -> bool:
+    return word.lstrip("+").startswith("dataset.metric=")
+
+
+def _require_leading(word: str, dataset: DictConfig) -> None:
+    """Raise UserError where `dataset.metrics` has not the metric of this word, or not first."""
+    metric, metrics = dataset.metric, dataset.get("metrics")
+    if metric is None or not metrics or metric == metrics or metric == metrics[0]:
+        return
+    raise UserError(
+        f"{word} would change nothing beside dataset.metrics={metrics}, whose first metric leads; set"
+        f" dataset.metrics=null, or a list that begins with {metric}"
+    )
+
+
+def _require_referred_to(word: str, cfg: DictConfig, hydra: DictConfig) -> None:
+    """Raise UserError where a word adds a group, or a key outside of any, that no value refers to."""
+    key = word.partition("=")[0].lstrip("+")
+    name, config_name = key.partition(".")[0], hydra.job.config_name
+    if name in compose_config([], config_name):  # the keys of a known group are checked with it
+        return
+    values, hydra_values = (OmegaConf.to_container(node, resolve=False) for node in (cfg, hydra))
+    others = [values[other] for other in values if other not in (name, "hydra")]
+    others += [hydra_values[other] for other in hydra_values if other != "overrides"]
+    if re.search(rf"\$\{{[^}}]*\b{re.escape(name)}\b", str(others)):
+        return
+    meant = suggestion(key, known_keys(config_name)) or "."
+    raise UserError(
+        f"{word} adds a key that no value refers to, so it changes nothing{meant} A key of your own"
+        f" needs ${{{key}}} where its value belongs"
+    )
 
 
 def require_one_process() -> None:

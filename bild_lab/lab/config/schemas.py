@@ -35,6 +35,11 @@ TOY, TOY_MODELS = "toy", "toy:"  # the default pair, and how its models' names b
 WEIGHTS = (8, 4, "gguf", None)  # their bits; a GGUF file's own blocks; as in the precision
 ALL_PICTURE_KINDS = ("png", "pdf", "svg")
 PICTURE_KINDS = ("png", "pdf")  # the files of a picture, unless a command names others
+# what a margin means
+MARGIN_REMEDY = (
+    "5 means five points of dataset.metric, of log_probability 0.01 a hundredth of a nat; null: no"
+    " test"
+)
 # the keys of conf/config.yaml
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()
 
@@ -175,14 +180,14 @@ class MeasureSpec:
     certify: bool = False  # compare every output with the target's own
     target_log_probability: bool = True  # score every text by the target
     run_code: bool = False  # let dataset.metric=pass_at_1 run programs
-    # test whether a point's quality is no worse than the baseline's by so many points
+    # test whether a point's quality is no worse than the baseline's by so much, as dataset.metric has
+    # it: points, nats a token or tokens
     margin: float | None = None
 
     def __post_init__(self) -> None:
         require_finite("measure.quiet", self.quiet, 0)
         if self.margin is not None:
-            remedy = "5 means five points of dataset.metric, null: no test"
-            require_finite("measure.margin", self.margin, 0, above=True, remedy=remedy)
+            require_finite("measure.margin", self.margin, 0, above=True, remedy=MARGIN_REMEDY)
             if self.baseline is None:
                 raise UserError(
                     "measure.margin compares with a baseline, got measure.baseline=null; set"

@@ -37,8 +37,9 @@ def speculation_profile(
     2247, as it stood open in September 2026
     (examples/specdec_bench/specdec_bench/speculation_profile.py): an acceptance length counts the
     tokens that a verification emitted, the target's own among them, marginal rate i is the share of
-    verified drafts of which the first i + 1 tokens were accepted, conditional rate i the same among
-    those of which the first i were: where a draft ended counts as a rejection. After an accepted
+    verifications that accepted the first i + 1 tokens of their draft, conditional rate i the same
+    among those that accepted the first i. All verifications count, also of shorter drafts and of
+    none: where a draft ended counts as a rejection. After an accepted
     token that ends the text the target's own is not emitted, so the mean length may be less than 1
     plus all marginal rates. Not known from there, and so ours: what a checkpoint's dictionary holds,
     the names of methods, the verification "tree", and all of `measurement_conditions`.
@@ -94,7 +95,7 @@ def speculation_profile(
 
 
 def _marginal_rates(examples: Sequence[MeasuredExample], longest: int) -> list[float]:
-    """For each position of a draft, the share of all verified drafts that were accepted up to it."""
+    """For each position of a draft, the share of all verifications that accepted it."""
     accepted = Counter(
         example_round.accepted
         for example in examples

@@ -43,9 +43,7 @@ Tokens = tuple[Sequence[tuple[int, float | None]] | None, Sequence[tuple[int, fl
 
 @dataclass(frozen=True)
 class Difference:
-    """Predictions minus baseline in points of the metric, with its paired 95 % bootstrap
-    interval.
-    """
+    """Predictions minus baseline in the metric's unit, with its paired 95 % bootstrap interval."""
 
     metric: str
     value: float
@@ -72,7 +70,7 @@ class Scoring:
     metrics: by their names in the configuration; the first leads. run_code: whether pass_at_1 may
     run programs.
     writing: how the references are written. margin: of the test whether the leading metric is no
-    worse than the baseline's, in its points; None: no test.
+    worse than the baseline's, in its unit; None: no test.
     """
 
     metrics: tuple[str, ...]
@@ -228,9 +226,9 @@ def score_with_baseline(
     """`score`, and how much better (positive) or worse the predictions are than the baseline's,
     paired by example.
 
-    margin: also test whether they are no worse by so many points; None: no test. conversations: of
-    which each example is a turn, as `conversations_of` numbers them; None: of none. Raises
-    UserError as `score` does.
+    margin: also test whether they are no worse by so much, in the metric's unit; None: no test.
+    conversations: of which each example is a turn, as `conversations_of` numbers them; None: of
+    none. Raises UserError as `score` does.
     """
     measured = metric_sums(metric, predictions, references, run_code, writing)
     if baseline is None:

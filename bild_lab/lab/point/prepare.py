@@ -98,10 +98,10 @@ def prepare(cfg: DictConfig) -> Point:
     specs = replace(specs, runtime=resolve_auto(specs.runtime, cfg.policy, specs.pair))
     if own_baseline is not None:
         policies[BASELINE] = own_baseline
-    elif specs.measure.baseline is not None:
-        policies[BASELINE] = compose_policy(specs.measure.baseline)
     resolved_policies = {role: resolved_policy(policy) for role, policy in policies.items()}
     decoders = {role: specs.decoder(policy) for role, policy in policies.items()}
+    if own_baseline is None and specs.measure.baseline is not None:
+        resolved_policies[BASELINE], decoders[BASELINE] = _usual_baseline(specs)
     method_policy, method_decoder = resolved_policies[METHOD], decoders[METHOD]
     chat = specs.dataset.chat
     specs = replace(specs, dataset=for_model(specs.dataset, method_decoder.target.checkpoint))
@@ -134,6 +134,24 @@ def prepare(cfg: DictConfig) -> Point:
         specs=specs,
         resume=cfg.resume,
     )
+
+
+def _usual_baseline(specs: Specs) -> tuple[dict[str, Any], Decoder]:
+    """The policy of `measure.baseline`, resolved, and its decoder.
+
+    Raises UserError for an unknown one, and one that cannot decode with the knobs of its file.
+    """
+    name, remedy = specs.measure.baseline, ""
+    try:
+        policy = compose_policy(name)
+        if knob_values(policy):
+            remedy = (
+                "; a baseline has the knobs of its policy's file: for others name a file of your own"
+                " that sets them"
+            )
+        return resolved_policy(policy), specs.decoder(policy)
+    except UserError as error:
+        raise UserError(f"measure.baseline={name}: {error}{remedy}") from error
 
 
 def _beside(own_baseline: DictConfig | None, specs: Specs) -> Specs:

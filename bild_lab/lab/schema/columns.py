@@ -19,7 +19,7 @@ from bild_lab.lab.schema.formatting import number, percent, times
 T = TypeVar("T")
 
 SHARE, TIMES = "share", "times"  # units: a fraction of 1, and a ratio to the baseline's
-POINTS, NATS = "points", "nats/token"
+NATS, OF_METRIC = "nats/token", "the metric’s"
 
 
 @dataclass(frozen=True)

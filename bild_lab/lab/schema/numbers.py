@@ -10,7 +10,7 @@ from typing import Any
 
 from bild_lab.lab.schema.columns import (
     NATS,
-    POINTS,
+    OF_METRIC,
     SHARE,
     TIMES,
     column,
@@ -49,14 +49,13 @@ class NonInferiority:
     """
 
     margin: float = required(
-        "How many points of quality a point may lose and still count as no worse"
-        " (`measure.margin`).",
-        unit=POINTS,
+        "How much of the quality a point may lose and still count as no worse (`measure.margin`).",
+        unit=OF_METRIC,
     )
     lower_bound: float | None = required(
         "The one-sided lower 95 % bound of the quality minus the baseline’s. Above minus the margin"
         " the point is no worse.",
-        unit=POINTS,
+        unit=OF_METRIC,
     )
     p_value: float = required(
         "How often a difference at least this good would come by chance if the point lost the whole"
@@ -82,21 +81,26 @@ class MetricScale:
 
     digits: after the decimal point. small_loss: the loss that reports allow beside none, in the
     metric's unit. loss_words: the same in words. loss_line: what a figure calls the baseline's
-    quality less that.
+    quality less that. unit: of the metric's values.
     """
 
     digits: int
     small_loss: float
     loss_words: str
     loss_line: str
+    unit: str = "points"
+
+    def amount(self, value: float) -> str:
+        """A margin: `5`, as points are what is meant where nothing is said, but `0.01 nats`."""
+        return f"{value:g}" if self.unit == "points" else f"{value:g} {self.unit}"
 
 
 POINTS_SCALE = MetricScale(2, 1.0, "one point", f"{MINUS}1 point")
 LOG_PROBABILITY_NAME, LENGTH_NAME = "log-probability", "length"  # of metrics that have no points
 _OTHER_SCALES = {
     # as one point of `screen.guarantee.loss`: a token's probability falls by 1 %
-    LOG_PROBABILITY_NAME: MetricScale(4, 0.01, "0.01 nats", f"{MINUS}0.01 nats"),
-    LENGTH_NAME: MetricScale(2, 1.0, "one token", f"{MINUS}1 token"),
+    LOG_PROBABILITY_NAME: MetricScale(4, 0.01, "0.01 nats", f"{MINUS}0.01 nats", "nats"),
+    LENGTH_NAME: MetricScale(2, 1.0, "one token", f"{MINUS}1 token", "tokens"),
 }
 
 
@@ -107,31 +111,34 @@ def scale_of(metric: str) -> MetricScale:
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """The quality of the outputs, on the metric's scale of 0 to 100, with its 95 % interval over
+    """The quality of the outputs, on the metric's scale (`MetricScale`), with its 95 % interval over
     examples.
 
     signature: how it was computed. What compares with the baseline is None without one.
     non_inferiority: None without `measure.margin`, and for further metrics.
     """
 
-    metric: str = required("The quality metric, on a scale of 0 to 100.", name="quality_metric")
-    value: float | None = required(
-        "The metric of the point’s outputs, with its 95 % interval.", name="quality", unit=POINTS
+    metric: str = required(
+        "The quality metric: from 0 to 100, a log-probability in nats a token, a length in tokens.",
+        name="quality_metric",
     )
-    low: float | None = end("lower", "the quality", POINTS)
-    high: float | None = end("upper", "the quality", POINTS)
+    value: float | None = required(
+        "The metric of the point’s outputs, with its 95 % interval.", name="quality", unit=OF_METRIC
+    )
+    low: float | None = end("lower", "the quality", OF_METRIC)
+    high: float | None = end("upper", "the quality", OF_METRIC)
     signature: str | None = None
-    baseline: float | None = column("The baseline’s quality on the same examples.", unit=POINTS)
+    baseline: float | None = column("The baseline’s quality on the same examples.", unit=OF_METRIC)
     difference: float | None = column(
         "The point’s quality minus the baseline’s on the same examples, with its paired 95 %"
         " interval.",
         label="difference from the baseline",
         heading="difference",
         short="diff.",
-        unit=POINTS,
+        unit=OF_METRIC,
     )
-    difference_low: float | None = end("lower", "the difference", POINTS)
-    difference_high: float | None = end("upper", "the difference", POINTS)
+    difference_low: float | None = end("lower", "the difference", OF_METRIC)
+    difference_high: float | None = end("upper", "the difference", OF_METRIC)
     p_value: float | None = column(
         "How often a quality difference at least this large would come by chance if the two systems"
         " were equally good.",

@@ -34,6 +34,13 @@ def are_enough(texts: int) -> bool:
     return texts >= ENOUGH_EXAMPLES
 
 
+def can_be_judged(result: Result) -> bool:
+    """Whether a point has enough texts, and a clock that is known well enough, to be called better
+    or faster than others. Some points of a setting may have fewer: a server failed to give texts.
+    """
+    return are_enough(result.counted_texts) and result.clock_is_known
+
+
 def conversations_of(ids: Sequence[str]) -> list[int] | None:
     """The conversation of each example, from 0 in order of appearance. Its turns share it, and one
     question in several templates does.
@@ -134,6 +141,24 @@ def speedup_interval_of_best(
         math.log(value), math.log(low), math.log(high), count, texts
     )
     return math.exp(log_low), math.exp(log_high)
+
+
+def corrected_for_choice(result: Result, count: int) -> Result:
+    """A point with intervals of its speedup and its difference in quality that hold for the best of
+    so many points; as it is, if it was not chosen, or has too few texts.
+    """
+    texts, speedup, quality = result.counted_texts, result.speedup, result.quality
+    if count == 1 or not are_enough(texts):
+        return result
+    if None not in (speedup.low, speedup.high):
+        low, high = speedup_interval_of_best(speedup.value, speedup.low, speedup.high, count, texts)
+        speedup = replace(speedup, low=low, high=high)
+    if None not in (quality.difference_low, quality.difference_high):
+        low, high = interval_of_best(
+            quality.difference, quality.difference_low, quality.difference_high, count, texts
+        )
+        quality = replace(quality, difference_low=low, difference_high=high)
+    return replace(result, speedup=speedup, quality=quality)
 
 
 def mean_with_interval(

@@ -14,7 +14,7 @@ from bild_lab.lab.schema.columns import to_json
 from bild_lab.lab.schema.formatting import counted, is_command, knob_label, point_label, short_name
 from bild_lab.lab.schema.numbers import MetricScale, scale_of
 from bild_lab.lab.schema.result import Result, Setting
-from bild_lab.lab.schema.statistics import are_enough, best_at_loss, pareto_front
+from bild_lab.lab.schema.statistics import best_at_loss, can_be_judged, pareto_front
 from bild_lab.lab.store.hashing import canonical_text
 
 FEW = 12  # so many results are all selected
@@ -65,22 +65,9 @@ class Group:
         )
 
     @property
-    def fewest_texts(self) -> int:
-        """How many independent texts the point has that has the fewest, as a server failed to give
-        it others.
-        """
-        return min(result.counted_texts for result in self.results)
-
-    @property
-    def has_enough_examples(self) -> bool:
-        """Whether every point has enough texts to say which is better."""
-        return are_enough(self.fewest_texts)
-
-    @property
-    def has_enough_timings(self) -> bool:
-        """Whether there are enough timings to say which point is fastest."""
-        timed = [result for result in self.results if result.timed]
-        return self.has_enough_examples and all(result.clock_is_known for result in timed)
+    def judged(self) -> list[Result]:
+        """The timed results that may be called better or faster (`can_be_judged`), fastest first."""
+        return [result for result in self.results if result.timed and can_be_judged(result)]
 
     @property
     def baseline_quality(self) -> float | None:
@@ -473,6 +460,13 @@ def differing_in(key: str, results: Sequence[Result]) -> list[dict[Any, Result]]
         group = groups.setdefault(point_key, {})
         group[result.setting.get(key)] = result
     return list(groups.values())
+
+
+def points_of_choice(results: Sequence[Result]) -> list[list[Result]]:
+    """What the best of these results is chosen among: every timed point without the baseline, whether
+    it could be the best or not. Results that differ in nothing but the seed are one point.
+    """
+    return [list(by_seed.values()) for by_seed in differing_in("seed", results)]
 
 
 def batch_curves(results: Sequence[Result]) -> list[BatchCurve]:

@@ -27,8 +27,10 @@ from bild_lab.lab.schema.formatting import counted
 
 # the stage whose examples are counted; those of further repeats begin with it
 DECODING = "decoding"
-# seconds of decoding before the first estimate, if no text is complete
-FIRST_S = 20.0
+# seconds of decoding before the first estimate: fewer would be mostly what comes before the first
+# text, such as the garbage collector's tenths of a second, and not its milliseconds
+FIRST_S = 5.0
+LONG_TEXT_S = 20.0  # the same, if no text is complete
 # a shorter estimate is not worth a line
 SHORT_S = 10.0
 
@@ -38,8 +40,8 @@ class PointProgress:
     sweep.
 
     In a file or a pipe it is a line for each point when it begins, one for each stage that lasts
-    some seconds, and then one a minute. Both get an estimate of the whole sweep when the first text
-    of its first point is decoded.
+    some seconds, and then one a minute. Both get an estimate of the whole sweep after some seconds
+    of decoding its first point.
 
     place: of the point among `points`, from 1. typical_s: seconds that a point of this sweep takes;
     None if none was measured yet.
@@ -116,7 +118,8 @@ class PointProgress:
         sweep_s = left_s + self._later * (self._typical_s or now - self._started_s + left_s)
         if self._sweep is not None:
             self._bars.update(self._sweep, count=f"{self._place}, {roughly(sweep_s)} left")
-        if not self._estimated and (self._done + 1e-9 >= 1 or decoding_s >= FIRST_S):
+        estimated_from_s = FIRST_S if self._done + 1e-9 >= 1 else LONG_TEXT_S
+        if not self._estimated and decoding_s >= estimated_from_s:
             self._estimated = True
             if sweep_s >= SHORT_S:
                 sweep_estimate = (

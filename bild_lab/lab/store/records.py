@@ -210,6 +210,10 @@ class Sweep:
             pass
         try:
             yield
+        except UserError:  # what was refused before anything was written leaves nothing to keep
+            if [file.name for file in self.folder.iterdir()] == [name]:
+                (self.folder / name).unlink()
+            raise
         finally:
             lock.release()
 

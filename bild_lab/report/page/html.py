@@ -13,12 +13,14 @@ from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.formatting import duration, knob_label, knob_value, percent
 from bild_lab.lab.schema.glossary import TERMS
 from bild_lab.lab.schema.result import Failure, Result
+from bild_lab.lab.schema.statistics import best_at_loss
 from bild_lab.lab.store.groups import (
     FEW,
     Group,
     batch_curves,
     by_setting,
     differing_keys,
+    points_of_choice,
     setting_value,
     telling_knobs,
 )
@@ -30,10 +32,10 @@ from bild_lab.report.page.examples import Stored, text_browser, traced_points
 from bild_lab.report.page.grid import grids, knob_maps
 from bild_lab.report.page.pareto_plot import overlay_figure, overlays, pareto_figure
 from bild_lab.report.page.tables import batch_table, setting_tables
-from bild_lab.report.phrases import front_in_words, reason_lines, setting_titles, timed_points
+from bild_lab.report.phrases import front_in_words, reason_lines, setting_titles
 from bild_lab.report.provenance import notes, sources
 from bild_lab.report.review import review_answers
-from bild_lab.report.screened_points import screened_points
+from bild_lab.report.screened_points import screened_on, screened_points
 from bild_lab.report.style import Mark, marks
 from bild_lab.report.tables import Table, TableCell, folder_name, plain_table, points_table
 
@@ -145,6 +147,7 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
         "trees": [figures.tree_figure(group.label(result), content) for result, content in trees],
     }
     details = [(key, _plain(value)) for key, value in group.setting.items()]
+    best = best_at_loss(group.judged, group.scale.small_loss)
     fastest = group.results[0]
     for quality in (fastest.quality, *fastest.further_qualities.values()):
         if quality.signature:
@@ -164,7 +167,8 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
             for result, label, numbers in front_in_words(group)
         ],
         "fixed": fixed_knobs(group),
-        "candidates": len(timed_points(group)),
+        "candidates": len(points_of_choice(group.results)),
+        "screened_on": None if best is None else screened_on(best),
     }
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from bild_lab.lab.schema.formatting import MISSING, counted, number, percent
 from bild_lab.lab.schema.numbers import Category
 from bild_lab.lab.schema.result import COLUMNS, Result
+from bild_lab.lab.schema.statistics import best_at_loss
 from bild_lab.lab.store.groups import BatchCurve, Group
 from bild_lab.report.provenance import disturbance
 from bild_lab.report.tables import (
@@ -79,10 +80,10 @@ def setting_tables(group: Group) -> dict[str, Table]:
 def best_table(group: Group) -> Table:
     """The fastest points where no loss was measured and within a small loss.
 
-    No rows without a baseline, or with too few timings to call a point the fastest.
+    No rows without a baseline, and where no point can be judged.
     """
     columns = [column_of("speedup"), *quality_columns(group), column_of("agreement_with_target")]
-    if not group.relative or not group.has_enough_timings:
+    if not group.relative or not group.judged:
         return Table([], [])
     rows = []
     scale = group.scale
@@ -90,7 +91,7 @@ def best_table(group: Group) -> Table:
         ("no loss measured", 0.0),
         (f"{scale.loss_words} of loss", scale.small_loss),
     ):
-        best = group.best(loss)
+        best = best_at_loss(group.judged, loss)
         if best is None:
             cells = [TableCell(MISSING)] * len(columns)
             policy_cell = TableCell(

@@ -21,6 +21,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.statistics import best_at_loss
 from bild_lab.lab.store.groups import Group, by_setting, pair_title
 from bild_lab.lab.store.hashing import content_hash
 from bild_lab.lab.store.inputs import examples_of, stored_config
@@ -230,9 +231,7 @@ class WandbLogger:
             if (sweep.folder / name).is_file():
                 artifact.add_file(str(sweep.folder / name))
         run.log_artifact(artifact)
-        headline_group = best_group(groups)
-        if headline_group.has_enough_timings:
-            self._name_best_points(run, headline_group)
+        self._name_best_points(run, best_group(groups))
         self._end(run, self._logged(identity))
 
     def _update_fronts(self, groups: Sequence[Group]) -> None:
@@ -248,7 +247,7 @@ class WandbLogger:
     def _name_best_points(self, run: wandb.Run, group: Group) -> None:
         """Give the artifacts of a setting's best points their aliases."""
         for alias, small_losses in _LOSS_OF_ALIAS.items():
-            best = group.best(small_losses * group.scale.small_loss)
+            best = best_at_loss(group.judged, small_losses * group.scale.small_loss)
             if best is not None and best.folder:
                 # the same files: one more alias for that version
                 run.log_artifact(self._files(best), aliases=[alias])

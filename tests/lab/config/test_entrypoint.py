@@ -530,6 +530,26 @@ BAD_INPUT = {
         ["hydra.job.chdir=true"],
         "hydra.job.chdir=true would put results where no report",
     ),
+    "misspelt group that is added": (
+        ["++runtme.dtype=float32"],
+        "adds a key that no value refers to, so it changes nothing; did you mean runtime.dtype?",
+    ),
+    "key of one's own": (
+        ["+mine.window=3", "policy.window=${mine.window}", "policy.fallback=2"],
+        "must lie in [0, 1], got 2",  # mine.window has its effect
+    ),
+    "metric that another one leads": (
+        ["dataset.metric=chrf", "dataset.metrics=[bleu,chrf]"],
+        "dataset.metric=chrf would change nothing beside dataset.metrics=['bleu', 'chrf']",
+    ),
+    "metrics to sweep over that another one leads": (
+        ["-m", "dataset.metric=bleu,chrf", "dataset.metrics=[bleu,chrf]"],
+        "dataset.metric=chrf: dataset.metric=chrf would change nothing",
+    ),
+    "metric that leads": (
+        ["dataset.metric=chrf", "dataset.metrics=[chrf,bleu]", "policy.fallback=2"],
+        "must lie in [0, 1], got 2",
+    ),
     "unknown part": (
         ["policy.decoder.drafter._target_=bild_lab.engine.methods.vanilla.Oracle"],
         "cannot find bild_lab.engine.methods",
@@ -538,7 +558,13 @@ BAD_INPUT = {
 
 
 @pytest.mark.fast(
-    "misspelt key", "no draft model", "points of several folders", "another working directory"
+    "misspelt key",
+    "no draft model",
+    "points of several folders",
+    "another working directory",
+    "misspelt group that is added",
+    "key of one's own",
+    "metric that another one leads",
 )
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gives_one_message_and_leaves_nothing(
@@ -550,7 +576,7 @@ def test_bad_input_gives_one_message_and_leaves_nothing(
     assert code == 2, printed
     assert message in " ".join(printed.split())
     assert "Traceback" not in printed
-    assert files() == []
+    assert not Path("outputs").exists()
 
 
 def test_the_script_runs_as_a_process_and_tells_its_exit_code(

@@ -89,6 +89,13 @@ def test_a_token_after_an_accepted_end_is_not_emitted_and_lowers_no_rate() -> No
     assert acceptance_lengths(unverified) == [2]
 
 
+def test_verifications_of_shorter_drafts_and_of_none_lower_the_rates_too() -> None:
+    rounds = [{"drafted": [1] * drafted, "accepted": drafted} for drafted in (3, 1, 0, 0)]
+    found = profile(sample_example(rounds=rounds, token_ids=[1] * 8))
+    assert found["marginal_accept_rates"] == pytest.approx([2 / 4, 1 / 4, 1 / 4])
+    assert found["mean_accept_length"] == pytest.approx(1 + sum(found["marginal_accept_rates"]))
+
+
 def test_it_says_by_category_and_how_drafts_were_verified() -> None:
     found = profile(
         text(0, 2, category="writing"), text(3, category="math"), text(1, category="writing")

@@ -259,6 +259,7 @@ REFUSED = {  # what is wrong with the configuration, before a weight is read
     "measure.precision=5": "measure.precision must lie in (0, 1], got 5",
     "measure.quiet=-1": "measure.quiet",
     "+measure={precision: 0.1, baseline: null}": "measure.precision needs a baseline",
+    "measure.baseline=vanila": "measure.baseline=vanila: policy must be one of ",
     "+measure={precision: 0.1, most_repeats: 2}": "at least 2 and measure.repeats, got",
 }
 
@@ -269,6 +270,14 @@ def test_what_cannot_be_measured_is_refused_with_the_key_at_fault(
 ) -> None:
     with pytest.raises(UserError, match=re.escape(REFUSED[word])):
         prepare(compose_config([*base, "decoding=sample", word]))
+
+
+def test_a_baseline_that_needs_other_knobs_than_its_file_has_says_so(base: list[str]) -> None:
+    said = (
+        r"^measure\.baseline=truncation: truncation needs a bar, .* for others name a file of your"
+    )
+    with pytest.raises(UserError, match=said):
+        name_of(*base, "measure.baseline=truncation", "policy=truncation", "policy.top_k=2")
 
 
 def test_greedy_text_is_certified_beside_the_target_alone_and_a_sampled_one_beside_any(

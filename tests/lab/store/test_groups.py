@@ -9,6 +9,7 @@ from bild_lab.lab.store.groups import (
     by_setting,
     data_title,
     differing_keys,
+    points_of_choice,
     setting_title,
     setting_value,
     varying_keys,
@@ -231,24 +232,30 @@ def test_one_example_is_written_as_one() -> None:
     assert quality_claim(group, result).partition(";")[0].endswith(" on 1 example")
 
 
-@pytest.mark.parametrize(("noises", "enough"), [((0.01, 0.02), True), ((0.01, None), False)])
-def test_of_a_batch_every_point_must_say_how_far_its_clock_is_off(noises, enough):
+def test_of_a_batch_a_point_is_judged_that_says_how_far_its_clock_is_off():
     points = [
         sample_result("bild", {"fallback": place}, 1.5, setting={"batch": 8}) for place in range(2)
     ]
     (group,) = by_setting(
-        [with_speedup(one, noise=noise) for one, noise in zip(points, noises, strict=True)]
+        [with_speedup(one, noise=noise) for one, noise in zip(points, (0.01, None), strict=True)]
     )
-    assert group.has_enough_timings == enough
+    assert [one.knobs["fallback"] for one in group.judged] == [0]
 
 
-def test_a_setting_has_as_many_texts_as_its_point_with_the_fewest():
+def test_points_of_enough_texts_are_judged_whatever_others_of_their_setting_have():
     points = [
         sample_result("bild", {"fallback": texts}, 1.5, independent_texts=texts)
         for texts in (40, 10, 30)
     ]
-    (group,) = by_setting(points)
-    assert group.fewest_texts == 10 and not group.has_enough_examples
+    (group,) = by_setting([*points, sample_replayed()])
+    assert [one.counted_texts for one in group.judged] == [40, 30]
+
+
+def test_a_choice_is_among_every_timed_point_and_seeds_are_none():
+    seeds = [sample_result("bild", {}, 1.5, setting={"seed": seed}) for seed in range(3)]
+    few = sample_result("server", {}, 9.0, independent_texts=3)
+    found = points_of_choice([sample_baseline(), *seeds, few, sample_replayed()])
+    assert [[one.policy for one in point] for point in found] == [["bild"] * 3, ["server"]]
 
 
 def test_without_a_baseline_the_first_is_the_one_of_the_least_latency():

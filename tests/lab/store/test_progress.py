@@ -171,6 +171,23 @@ def test_a_stage_that_lasts_is_told_in_a_file_and_a_short_one_is_not(
     assert piped.file.getvalue().splitlines() == said
 
 
+def test_short_texts_are_not_judged_by_the_first_and_what_comes_before_it(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    """Fault: a thousand texts of 25 ms, the first 0.25 s after the stage began, are said to take
+    four minutes.
+    """
+    piped = Console(file=io.StringIO(), width=80)
+    monkeypatch.setattr(progress, "console", piped)
+    with PointProgress("bild", 1000) as shown:
+        shown.stage("decoding")
+        for text in range(1000):
+            clock[0] = 0.25 + 0.025 * text
+            shown.advance(1)
+    (told,) = piped.file.getvalue().splitlines()[1:]
+    assert told == "bild: about 21 s for this point"
+
+
 def test_a_terminal_keeps_the_estimate_and_a_short_point_has_none(
     screen: Console, clock: list[float]
 ) -> None:

@@ -1,6 +1,7 @@
 """Tests of the HTML report: complete, escaped, and independent of any network."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 
 from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.report.page.html import write_html
+from bild_lab.screening.rows import write_rows
+from tests.report.page.test_grid import row
 from tests.report.sample import sample_failure, sample_replayed, sample_result, sample_sweep
 
 ATTACK = "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>"
@@ -103,6 +106,21 @@ def test_the_front_is_listed_with_its_knobs_and_every_point_opens(page):
     assert len([1 for _, attrs in page.tags if attrs.get("href", "").startswith("points/")]) == 20
     opened = {attrs["data-open"] for _, attrs in page.tags if "data-open" in attrs}
     assert opened == {attrs["data-point"] for _, attrs in page.tags if "data-point" in attrs}
+
+
+def test_screened_points_are_not_told_to_be_screened(tmp_path: Path) -> None:
+    """The best of two, of which a screening chose one."""
+    advice = "Choose thresholds on validation data, for example with scripts/screen.py"
+    told = "They were screened on validation: screen.confirmations=1 measures only the point"
+    points = [
+        replace(one, folder=tmp_path / "points" / one.point)
+        for one in (sample_result("bild", {"fallback": at}, 1.5) for at in (0.3, 0.5))
+    ]
+    plain = report(tmp_path, points, []).text
+    assert advice in plain and told not in plain
+    write_rows(tmp_path, [replace(row(fallback=0.3), confirmed=points[0].point)])
+    page = report(tmp_path, points, []).text
+    assert told in page and advice not in page
 
 
 def test_settings_of_one_title_say_what_tells_them_apart(tmp_path):

@@ -90,11 +90,12 @@ def test_the_best_points_lose_nothing_and_at_most_a_point() -> None:
     assert not shown(*sample_sweep(setting={"n_examples": 19}))["best"]
 
 
-def test_the_bound_of_a_log_probability_has_its_digits() -> None:
+def test_the_margin_of_a_log_probability_is_in_nats_and_its_bound_has_its_digits() -> None:
     tested = NonInferiority(margin=0.01, lower_bound=-0.0042, p_value=0.02, test="bootstrap")
     result = with_quality(sample_log_probability(1.5, -0.003), non_inferiority=tested)
     points = shown(result)["points"]
-    assert by_title(points)["no worse by 0.01"][1] == "p = 0.020, at least −0.0042, margin 0.01"
+    cell = by_title(points)["no worse by 0.01 nats"]
+    assert cell == ("yes", "p = 0.020, at least −0.0042, margin 0.01 nats")
 
 
 def test_what_was_not_measured_has_no_table() -> None:
