@@ -351,40 +351,30 @@ def certify_sampled(
         return Certificate(DEFECT, position, check=TEXT)
     defects = [(DRAWS, position) for position in wrong_draws]
     scores, prompt = RowByRow(target, request), request.source.prompt
-    judged = 0
-    rounding: dict[int, float] = {}
-    distances: list[float | None] = []
-    deviations: list[dict[str, tuple[float, float]]] = []
-    for position in range(len(tokens)):
+    judged: list[JudgedContext] = []
+    for position, token in enumerate(tokens):
         if position not in contexts:
             defects.append((UNVERIFIED, position))
             continue
-        judged += 1
-        context = contexts[position]
         alone = scores.after([*prompt, *tokens[:position]])
-        target_probs = distribution(request.sampling, context.logits)
-        moved = total_variation(target_probs, distribution(request.sampling, alone))
-        rounding[context.rows] = max(moved, rounding.get(context.rows, 0.0))
-        if not relative_difference(context.logits, alone) <= most_noise(target):
-            defects.append((LOGITS, position))
-        if context.output is None:
-            distances.append(None)
-            continue
-        distances.append(total_variation(context.output, target_probs))
-        deviations.append(
-            {
-                name: deviation(tokens[position], context.output, values)
-                for name, values in token_values(context.output, context.proposed).items()
-            }
-        )
-        if not distances[-1] <= SAME_OUTPUT:
-            defects.append((OUTPUT, position))
-    measured = [distance for distance in distances if distance is not None]
+        judged.append(_judge_context(contexts[position], token, alone, request.sampling, target))
+        defects += [(check, position) for check in judged[-1].failed]
+    return _verdict_of_contexts(judged, defects)
+
+
+def _verdict_of_contexts(
+    judged: Sequence[JudgedContext], defects: Sequence[tuple[str, int]]
+) -> Certificate:
+    """A sampled text's certificate. defects: the checks that failed, each with its position."""
+    rounding: dict[int, float] = {}
+    for context in judged:
+        rounding[context.rows] = max(context.moved, rounding.get(context.rows, 0.0))
+    distances = [context.output for context in judged if context.output is not None]
     findings = {
-        "contexts": judged,
-        "output": max(measured) if measured else None,
+        "contexts": len(judged),
+        "output": max(distances) if distances else None,
         "rounding": dict(sorted(rounding.items())),
-        "deviations": sum_of(deviations),
+        "deviations": sum_of(context.deviations for context in judged),
     }
     if defects:
         check, position = min(
@@ -392,10 +382,46 @@ def certify_sampled(
         )
         verdict = SESSION_DEFECT if check == LOGITS else DEFECT
         return Certificate(verdict, position, check=check, **findings)
-    if not judged or None in distances:
+    if not judged or len(distances) < len(judged):
         return Certificate(NO_FORM, **findings)
     verdict = EXACT if max(rounding.values()) <= SAME_OUTPUT else ROUNDING
     return Certificate(verdict, **findings)
+
+
+@dataclass(frozen=True)
+class JudgedContext:
+    """What was found in one context. rows: how many ran in the verifying forward. moved: the total
+    variation between the target's distribution there and that of one row after another. output: that
+    between what the rule emits and the target's distribution; None if it has no closed form.
+    deviations: as in `Certificate`. failed: checks that found a defect.
+    """
+
+    rows: int
+    moved: float
+    output: float | None
+    deviations: Mapping[str, tuple[float, float]]
+    failed: tuple[str, ...]
+
+
+def _judge_context(
+    context: SampledContext, token: int, alone: Logits, sampling: Sampling, target: LoadedModel
+) -> JudgedContext:
+    """token: that was emitted. alone: the target's logits, one row after another."""
+    failed = []
+    target_probs = distribution(sampling, context.logits)
+    moved = total_variation(target_probs, distribution(sampling, alone))
+    if not relative_difference(context.logits, alone) <= most_noise(target):
+        failed.append(LOGITS)
+    if context.output is None:
+        return JudgedContext(context.rows, moved, None, {}, tuple(failed))
+    distance = total_variation(context.output, target_probs)
+    if not distance <= SAME_OUTPUT:
+        failed.append(OUTPUT)
+    deviations = {
+        name: deviation(token, context.output, values)
+        for name, values in token_values(context.output, context.proposed).items()
+    }
+    return JudgedContext(context.rows, moved, distance, deviations, tuple(failed))
 
 
 @dataclass(frozen=True)
