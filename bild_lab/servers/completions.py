@@ -141,20 +141,7 @@ class CompletionsClient:
         try:
             with self._client.stream("POST", f"{self.url}/{endpoint}", json=sent_body) as response:
                 if not response.is_success:
-                    response.read()
-                    accepted_extensions = {
-                        name: value
-                        for name, value in extensions.items()
-                        if name not in response.text
-                    }
-                    if response.status_code in REFUSALS and len(accepted_extensions) < len(
-                        extensions
-                    ):
-                        return self._complete(body, chat, accepted_extensions)
-                    raise RequestError(
-                        f"status {response.status_code}: {response.text[:SHOWN]}",
-                        _retry_after_s(response),
-                    )
+                    return self._complete(body, chat, _accepted_extensions(response, extensions))
                 self.extensions = extensions
                 for event in _events(response, self._stall_s):
                     _take_whole(answer, event, time.perf_counter() - started)
@@ -178,6 +165,19 @@ def _salted(extensions: Mapping[str, Any]) -> dict[str, Any]:
     """The extensions with a salt of this request alone."""
     values = {**extensions, "cache_salt": uuid4().hex}
     return {name: values[name] for name in extensions}
+
+
+def _accepted_extensions(response: httpx.Response, extensions: Mapping[str, Any]) -> dict[str, Any]:
+    """The extensions that a refusal does not name. Raises RequestError if it is none, or names no
+    extension.
+    """
+    response.read()
+    accepted = {name: value for name, value in extensions.items() if name not in response.text}
+    if response.status_code in REFUSALS and len(accepted) < len(extensions):
+        return accepted
+    raise RequestError(
+        f"status {response.status_code}: {response.text[:SHOWN]}", _retry_after_s(response)
+    )
 
 
 def _events(response: httpx.Response, stall_s: float) -> Iterator[Mapping[str, Any]]:
