@@ -144,11 +144,7 @@ def decoder_of(
     method = build_method(policy, {"target": lambda: target, **parts})
     for model in (target, *drafts):
         model.checkpoint.check()
-    runs_blocks = getattr(method, "reads_gguf_blocks", False) and runtime.weights == "gguf"
-    is_peer = isinstance(method, External) and not isinstance(method, Served)
-    runs_original_weights = is_peer or method.engine == "hf"
-    quantized = runtime.weights or pair.draft_weights
-    if quantized and runs_original_weights and not runs_blocks:
+    if (runtime.weights or pair.draft_weights) and not _runs_quantized(method, runtime.weights):
         raise UserError(
             f"policy {policy.name} runs the original weights; set runtime.weights=null"
             " pair.draft_weights=null"
@@ -168,6 +164,14 @@ def decoder_of(
     return Decoder(
         target, method, (target, *drafts), processors, languages, stop, policy=str(policy.name)
     )
+
+
+def _runs_quantized(method: Method, weights: int | str | None) -> bool:
+    """Whether a method's engine runs weights of fewer bits. weights: as `runtime.weights`."""
+    if weights == "gguf" and getattr(method, "reads_gguf_blocks", False):
+        return True
+    is_peer = isinstance(method, External) and not isinstance(method, Served)
+    return not is_peer and method.engine != "hf"
 
 
 def warn_of_translation(draft: LoadedModel) -> None:
@@ -383,12 +387,9 @@ def load_model(
         raise UserError(f"{path} cannot run natively, as {why_hf}; set runtime.engine=hf or auto")
     where = torch.device(device)
     if engine != "hf" and why_hf is None:
-        if engine == "kernels" and compile != "false":
-            raise UserError("the kernels need no compiler; set runtime.compile=false")
+        if engine == "kernels":
+            _require_kernels(compile, checkpoint, where, dtype, bits)
         lacking = _why_without_kernels(engine, compile, checkpoint, where, dtype)
-        if engine == "kernels" and lacking is not None:
-            remedy = _remedy_for_kernels(bits, where, dtype)
-            raise UserError(f"the kernels cannot run: {lacking}; set {remedy}")
         if bits != "gguf" or lacking is None:
             module = HuggingFaceModel(checkpoint, where, dtype)
             return NativeModel(
@@ -418,6 +419,22 @@ def _require_gguf_blocks(checkpoint: Checkpoint) -> None:
             " 8, 4 or null"
         )
     _ = checkpoint.kernel_blocks
+
+
+def _require_kernels(
+    compile: str,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    bits: int | str | None,
+) -> None:
+    """Raise UserError where the kernels were asked for and cannot run."""
+    if compile != "false":
+        raise UserError("the kernels need no compiler; set runtime.compile=false")
+    lacking = why_no_kernels(device, dtype, checkpoint.config)
+    if lacking is not None:
+        remedy = _remedy_for_kernels(bits, device, dtype)
+        raise UserError(f"the kernels cannot run: {lacking}; set {remedy}")
 
 
 def _why_without_kernels(

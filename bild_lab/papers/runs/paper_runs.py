@@ -177,27 +177,17 @@ def settings_of(words: Words) -> list[RunSetting]:
 
 def setting_of(cfg: DictConfig, points: int) -> RunSetting:
     """What a configuration's models, data and lengths are."""
-    pair, trained = cfg.get("pair"), cfg.get("train")
-    model_path = cfg.model.get("path") if "model" in cfg else None
+    trained = cfg.get("train")
     outline = None
     if "config" in cfg.get("model", {}):  # of random weights
-        model_path = f"outputs/{cfg.name}/checkpoint"
         outline = {**OmegaConf.to_container(cfg.model.config), "vocab_size": cfg.model.vocabulary}
-    models = (
-        [model_path]
-        if model_path or pair is None
-        else [pair.target, pair.draft, pair.get("second_draft")]
-    )
-    # released heads draft beside a target, as a small model does
-    if (heads := OmegaConf.select(cfg, "policy.heads")) in hub()["models"]:
-        models.append(heads)
-    frozen = trained is None or "answers" in cfg  # of conf/shared/frozen.yaml
+    target, *drafts = _models_of(cfg)
     chat_templates = cfg.dataset.get("chat_template") if "dataset" in cfg else None
     return RunSetting(
-        target=models[0],
-        drafts=tuple(model for model in models[1:] if model is not None),
+        target=target,
+        drafts=tuple(draft for draft in drafts if draft is not None),
         dataset=OmegaConf.to_container(cfg.dataset) if "dataset" in cfg else NO_DATA,
-        dtype=cfg.runtime.dtype if trained is None else "bfloat16" if frozen else "float32",
+        dtype=_dtype_of(cfg),
         max_new_tokens=cfg.decoding.max_new_tokens
         if "decoding" in cfg
         else trained.max_target_tokens,
@@ -213,6 +203,25 @@ def setting_of(cfg: DictConfig, points: int) -> RunSetting:
         outline=outline,
         spread=any(OmegaConf.select(cfg, key) for key in DEVICE_MAPS),
     )
+
+
+def _models_of(cfg: DictConfig) -> list[str | None]:
+    """The target, then what drafts beside it: small models, and released heads."""
+    if "config" in cfg.get("model", {}):  # of random weights
+        models = [f"outputs/{cfg.name}/checkpoint"]
+    elif OmegaConf.select(cfg, "model.path") or cfg.get("pair") is None:
+        models = [OmegaConf.select(cfg, "model.path")]
+    else:
+        models = [cfg.pair.target, cfg.pair.draft, cfg.pair.get("second_draft")]
+    heads = OmegaConf.select(cfg, "policy.heads")
+    return [*models, heads] if heads in hub()["models"] else models
+
+
+def _dtype_of(cfg: DictConfig) -> str:
+    """The precision of the weights that run, or stay frozen beside what is trained."""
+    if cfg.get("train") is None:
+        return cfg.runtime.dtype
+    return "bfloat16" if "answers" in cfg else "float32"  # answers: of conf/shared/frozen.yaml
 
 
 def training_of(cfg: DictConfig) -> Training:
