@@ -144,12 +144,14 @@ def _missing_examples(compared: Sequence[PointComparison]) -> list[str]:
 def _without_verdicts(compared: Sequence[PointComparison]) -> list[str]:
     """Where no side is called faster or better, and why."""
     sentences = []
-    if not all(each.enough_answered and each.quality.enough for each in compared):
+    if not all(comparison.enough_answered and comparison.quality.enough for comparison in compared):
         sentences.append(
             f"Below {ENOUGH_EXAMPLES} examples intervals are too narrow, so nothing is called"
             " faster, better or no worse there."
         )
-    if not all(each.clock_is_known for each in compared if each.latency_ratio is not None):
+    if not all(
+        comparison.clock_is_known for comparison in compared if comparison.latency_ratio is not None
+    ):
         sentences.append(
             "Texts of a batch share their clock, so nothing is called faster where nothing says how"
             f" far it is off: {TIME_BATCHES_TWICE}."

@@ -309,23 +309,23 @@ def _counted(usage: Mapping[str, Any], name: str) -> int | None:
     return count
 
 
-def _require_whole(answer: ServerAnswer, asked: int | None) -> None:
+def _require_whole(answer: ServerAnswer, max_tokens: int | None) -> None:
     """Raise RequestError for a text that the server did not end, or at another length than was
-    asked. asked: so many tokens at most; None if nobody knows.
+    asked. max_tokens: what was asked for; None if nobody knows.
     """
     if answer.finish_reason is None:
         raise RequestError(f"the stream ended after {len(answer.pieces_s)} pieces, unfinished")
     if answer.finish_reason not in (STOPPED, AT_LENGTH):
         raise RequestError(f"the server ended the text: finish_reason {answer.finish_reason}")
-    if asked is None:
+    if max_tokens is None:
         return
     known = len(answer.token_ids or ())
-    if (most := max(known, answer.completion_tokens or 0)) > asked:
-        raise RequestError(f"{most} tokens came where at most {asked} were asked for")
+    if (received := max(known, answer.completion_tokens or 0)) > max_tokens:
+        raise RequestError(f"{received} tokens came where at most {max_tokens} were asked for")
     written = known if answer.completion_tokens is None else answer.completion_tokens
-    if answer.finish_reason == AT_LENGTH and 0 < written < asked:
+    if answer.finish_reason == AT_LENGTH and 0 < written < max_tokens:
         raise RequestError(
-            f"the server ended the text after {written} of {asked} tokens: at a limit of its own,"
+            f"the server ended the text after {written} of {max_tokens} tokens: at a limit of its own,"
             " such as its context"
         )
 

@@ -310,10 +310,10 @@ class DatasetSpec:
 
         Those of a checkpoint are known after `for_model`.
         """
-        own, trims = self.has_own_template, self.chat_template[0] == TRIMMING
+        is_own, trims = self.has_own_template, self.chat_template[0] == TRIMMING
         return tuple(
-            Template(first_turn, self.next_turn_template, complete=own, trims=trims)
-            for first_turn in (self.chat_template[1:] if own else self.chat_template)
+            Template(first_turn, self.next_turn_template, complete=is_own, trims=trims)
+            for first_turn in (self.chat_template[1:] if is_own else self.chat_template)
         )
 
     @property

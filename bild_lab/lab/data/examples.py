@@ -308,16 +308,16 @@ def trimmed(
     """The turns and the texts around the asked one, the last or the first, so that no question has
     spaces around it. A turn that is asked several times in a question keeps those inside.
     """
-    asked = len(turns) - 1 if asks_the_last else 0
-    questions = [turn if index == asked else turn.strip() for index, turn in enumerate(turns)]
+    asked_place = len(turns) - 1 if asks_the_last else 0
+    questions = [turn if index == asked_place else turn.strip() for index, turn in enumerate(turns)]
     texts = [around[0].lstrip(), *around[1:]]
     texts[-1] = texts[-1].rstrip()
-    turn, spaces_before, spaces_after = turns[asked], "", ""
+    turn, spaces_before, spaces_after = turns[asked_place], "", ""
     if not texts[0]:
         spaces_before = turn[: len(turn) - len(turn.lstrip())]
     if not texts[-1]:
         spaces_after = turn[len(turn.rstrip()) :]
-    questions[asked] = turn.removeprefix(spaces_before).removesuffix(spaces_after)
+    questions[asked_place] = turn.removeprefix(spaces_before).removesuffix(spaces_after)
     texts[1:-1] = [spaces_after + text + spaces_before for text in texts[1:-1]]
     return questions, tuple(texts)
 

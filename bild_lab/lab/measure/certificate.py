@@ -137,22 +137,24 @@ def certify(
         return Certificate(EQUAL)
     if min(len(tokens), len(target_tokens)) == position:  # one goes on after the other has ended
         return _ended_elsewhere(position, tokens, target_tokens)
-    first = _judge_token(
+    first_verdict = _judge_token(
         target, request, tokens, position, target_tokens[position], method, other_engines
     )
-    if first.verdict != TIE:
-        return first
+    if first_verdict.verdict != TIE:
+        return first_verdict
     prompt, scores = request.source.prompt, RowByRow(target, request)
-    for position in range(first.position + 1, len(tokens)):
+    for position in range(first_verdict.position + 1, len(tokens)):
         target_token = int(most_likely(scores.after([*prompt, *tokens[:position]])[None])[0])
         if tokens[position] == target_token:
             continue
-        later = _judge_token(target, request, tokens, position, target_token, method, other_engines)
-        if later.verdict != TIE:
-            return later
+        later_verdict = _judge_token(
+            target, request, tokens, position, target_token, method, other_engines
+        )
+        if later_verdict.verdict != TIE:
+            return later_verdict
     if not request.limits.reached([*prompt, *tokens]):  # the target goes on
         return Certificate(DEFECT, len(tokens))
-    return first
+    return first_verdict
 
 
 def certify_replayed(

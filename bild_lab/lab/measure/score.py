@@ -202,11 +202,11 @@ def _engine_facts(point: Point) -> dict[str, Any]:
     if isinstance(decoder.method, Replays):
         return {"engine": None, "precision": None, "peak_memory_mb": None}
     drafting = decoder.running[1:]
-    ours = decoder.method.engine in {model.engine for model in decoder.running}
+    runs_here = decoder.method.engine in {model.engine for model in decoder.running}
     return {
         "engine": decoder.method.engine,
         "draft_engine": ", ".join(dict.fromkeys(model.engine for model in drafting))
-        if drafting and ours
+        if drafting and runs_here
         else None,
         "precision": precision_of(decoder.method, decoder.target, point.setting["dtype"]),
         "peak_memory_mb": peak_memory_mb(decoder.target.device),

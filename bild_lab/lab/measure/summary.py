@@ -134,11 +134,11 @@ def stream_summary(timed: Sequence[Timed], errors: int) -> Streamed | None:
             attempts += report.attempts - 1
             if not report.pieces_s:
                 continue
-            first, last = report.pieces_s[0], report.pieces_s[-1]
-            first_token_s.append(first)
+            first_s, last_s = report.pieces_s[0], report.pieces_s[-1]
+            first_token_s.append(first_s)
             gap_s += np.diff(report.pieces_s).tolist()
             if len(text.token_ids) > 1 and len(report.pieces_s) > 1:
-                token_s.append((last - first) / (len(text.token_ids) - 1))
+                token_s.append((last_s - first_s) / (len(text.token_ids) - 1))
     fields = {"first_token": first_token_s, "token": token_s, "gap": gap_s}
     percentiles = {
         f"{name}_p{percent}": float(np.quantile(seconds, percent / 100))

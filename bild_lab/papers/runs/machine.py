@@ -227,18 +227,18 @@ def _spread_gpus(step_needs: Sequence[Needs], machine: Machine, fewest: int) -> 
 
 
 def fewest_gpus(
-    step_needs: Sequence[Needs], machine: Machine, most: int | None = None
+    step_needs: Sequence[Needs], machine: Machine, limit: int | None = None
 ) -> int | None:
     """Over how many of the machine's GPUs the models of a step fit; None: over none of its numbers.
 
-    most: GPUs that may be taken; None: those of the machine.
+    limit: GPUs that may be taken; None: those of the machine.
     """
     if machine.room_gb is None:  # nothing is known of the memory
         return 1
     return next(
         (
             count
-            for count in range(1, (most or machine.gpus) + 1)
+            for count in range(1, (limit or machine.gpus) + 1)
             if all(need.memory_on(count) <= machine.room_gb for need in step_needs)
         ),
         None,

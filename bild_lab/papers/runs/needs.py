@@ -247,17 +247,17 @@ def _with_training(needed: Needs, target: Size, gpu: str, prompt: int, tokens: i
     """
     setting, training = needed.setting, needed.setting.training
     shape = target.shape if setting.outline is None else outline_shape(setting.outline)
-    most = max(1, training.batch_size // training.accumulate)
+    most_rows = max(1, training.batch_size // training.accumulate)
     memory: TrainingMemory | None = None
     if shape is not None:
         memory = training_memory(training, shape, target.weights, prompt)
     if memory is None:
-        return replace(needed, row_gb=None, rows=most)
+        return replace(needed, row_gb=None, rows=most_rows)
     needed = replace(
         needed,
         state_gb=(memory.trained + memory.state) / 1e9,
         row_gb=memory.row / 1e9,
-        rows=most,
+        rows=most_rows,
     )
     steps = training.steps
     if steps is None:
@@ -270,7 +270,7 @@ def _with_training(needed: Needs, target: Size, gpu: str, prompt: int, tokens: i
     product_s = training.batch_size * flops / (TRAINING_SHARE * GPUS[gpu][2] * 1e12)
     read_s = target.read * BYTES["float32"] / (1e9 * READ_SHARE * GPUS[gpu][1])
     evaluations = steps / training.evaluate_every if training.evaluate_every else 0
-    batches = math.ceil(training.evaluated / most)
+    batches = math.ceil(training.evaluated / most_rows)
     evaluation_s = batches * tokens * max(read_s, MODULE_LAUNCHES_S * shape.layers)
 
     def hours_on(gpus: int) -> float:
