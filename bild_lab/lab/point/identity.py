@@ -37,7 +37,7 @@ from bild_lab.lab.metrics.external_metrics import EVALUATE, script_of, user_func
 from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.metrics.writing import splitter_name
 from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder, sampling_of
-from bild_lab.lab.point.environment import hardware, package_version
+from bild_lab.lab.point.environment import PACKAGES, hardware, package_version
 from bild_lab.lab.point.load import decoder_of
 from bild_lab.lab.store.code import own_code_hash
 from bild_lab.lab.store.groups import pair_title
@@ -50,8 +50,6 @@ from bild_lab.lab.store.hashing import (
     parts_code_hash,
 )
 
-# packages whose version can change a number
-PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score")
 # bytes; file systems allow 255, and our temporary names are longer than the folder's
 LONGEST_NAME = 200
 DEFAULT_THREADS = torch.get_num_threads()
