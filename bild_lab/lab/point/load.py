@@ -205,18 +205,24 @@ class _Models:
 
     def load(self, key: str, device_map: str | None = None) -> LoadedModel:
         """The model of this key of the pair, on one device or spread over several."""
-        if key not in self._in_memory:
-            path, revision = getattr(self._pair, key), getattr(self._pair, f"{key}_revision")
-            options = (
-                self.engine,
-                self._runtime.compile,
-                self._runtime.trust_remote_code,
-                device_map,
-            )
-            pickles, bits = self._runtime.allow_pickles, self._runtime.weights
-            if key != "target":
-                bits = self._pair.draft_weights or bits
-            return load_model(path, revision, self.device, self.dtype, *options, pickles, bits)
+        if key in self._in_memory:
+            return self._model_in_memory(self._in_memory[key], device_map)
+        runtime, pair = self._runtime, self._pair
+        draft_bits = None if key == "target" else pair.draft_weights
+        return load_model(
+            getattr(pair, key),
+            getattr(pair, f"{key}_revision"),
+            self.device,
+            self.dtype,
+            self.engine,
+            compile=runtime.compile,
+            trust_remote_code=runtime.trust_remote_code,
+            device_map=device_map,
+            allow_pickles=runtime.allow_pickles,
+            bits=draft_bits or runtime.weights,
+        )
+
+    def _model_in_memory(self, loaded: Loaded, device_map: str | None) -> LoadedModel:
         own_weights = self._runtime.weights or self._pair.draft_weights
         if (
             self.engine != "hf"
@@ -228,7 +234,7 @@ class _Models:
                 "a model in memory runs on hf, on one device, got other settings; save it to a"
                 " folder and give that"
             )
-        checkpoint = _loaded_checkpoint(self._in_memory[key])
+        checkpoint = _loaded_checkpoint(loaded)
         return HuggingFaceModel(checkpoint, torch.device(self.device), self.dtype)
 
     def drafting(self, model: LoadedModel) -> LoadedModel:
