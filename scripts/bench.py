@@ -37,6 +37,7 @@ from rich.table import Table
 
 from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
+from bild_lab.lab.config.command_line import key_of
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.config.console import console, output, status_line
 from bild_lab.lab.config.entrypoint import run_application
@@ -322,7 +323,7 @@ def chosen(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
 def require_taken(overrides: Sequence[str]) -> None:
     """Raise UserError for a key that would change nothing here."""
     for word in overrides:
-        key = word.partition("=")[0].lstrip("+")
+        key = key_of(word).lstrip("+")
         if key not in TAKEN and key.partition(".")[0] not in TAKEN_GROUPS:
             raise UserError(
                 "the benchmark runs methods of its own, greedily and one text at a time, so"

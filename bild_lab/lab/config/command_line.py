@@ -72,6 +72,16 @@ def as_typed(text: str) -> str:
     return re.sub(r"python (?:scripts/)?(\w+)\.py", rf"{CONSOLE_COMMAND} \1", text)
 
 
+def key_of(word: str) -> str:
+    """The key of an override KEY=VALUE."""
+    return word.partition("=")[0]
+
+
+def value_of(word: str) -> str:
+    """The value of an override KEY=VALUE."""
+    return word.partition("=")[2]
+
+
 def options_first(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Hydra's options that have a value, each with it, and all other words."""
     options, other_words, remaining_words = [], [], list(words)
@@ -79,7 +89,7 @@ def options_first(words: Sequence[str]) -> tuple[list[str], list[str]]:
         word = remaining_words.pop(0)
         if word in VALUED_OPTIONS and remaining_words:
             options += [word, remaining_words.pop(0)]
-        elif word.partition("=")[0] in VALUED_OPTIONS:
+        elif key_of(word) in VALUED_OPTIONS:
             options.append(word)
         else:
             other_words.append(word)
@@ -92,7 +102,7 @@ def require_overrides(words: Sequence[str]) -> None:
 
     Hydra itself only names the place in its grammar where it stopped.
     """
-    if any(word.partition("=")[0] in FREE_OPTIONS for word in words):
+    if any(key_of(word) in FREE_OPTIONS for word in words):
         return
     for index, word in enumerate(words):
         _require_hyphens(word)

@@ -15,6 +15,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import require_choice
+from bild_lab.lab.config.command_line import key_of
 from bild_lab.lab.config.compose import (
     HYDRA_VERSION,
     config_dir,
@@ -141,7 +142,7 @@ def lists_of(words: Words) -> dict[str, Words]:
     if (application := application_of(words[1])) is None:
         return {}
     overrides = [word for word in words[2:] if "=" in word]
-    group_choices = tuple(word for word in overrides if word.partition("=")[0] in CHOICES)
+    group_choices = tuple(word for word in overrides if key_of(word) in CHOICES)
     swept = composed(application, group_choices).hydra.sweeper.get("params") or {}
     return read_lists(
         [*group_choices, *(f"{key}={value}" for key, value in swept.items()), *overrides]
@@ -150,8 +151,8 @@ def lists_of(words: Words) -> dict[str, Words]:
 
 def replaced_words(words: Words, changes: Sequence[str]) -> Words:
     """The command line with these KEY=VALUE in place of those with the keys that it has."""
-    keys = {word.partition("=")[0] for word in changes}
-    unchanged = (word for word in words if "=" not in word or word.partition("=")[0] not in keys)
+    keys = set(map(key_of, changes))
+    unchanged = (word for word in words if "=" not in word or key_of(word) not in keys)
     return (*unchanged, *changes)
 
 
