@@ -264,11 +264,7 @@ def cache_bytes_per_text(models: Iterable[LoadedModel], requests: Sequence[Reque
 
 def longest(requests: Sequence[Request]) -> tuple[int, int]:
     """The most tokens of a prompt and its answer, and of a source."""
-    max_tokens = max(
-        len(request.source.prompt) + request.limits.max_new_tokens for request in requests
+    return (
+        max(request.max_length for request in requests),
+        max(request.source.encoder_length for request in requests),
     )
-    max_source = max(
-        0 if request.source.encoder_ids is None else request.source.encoder_ids.shape[1]
-        for request in requests
-    )
-    return max_tokens, max_source

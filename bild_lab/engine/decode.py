@@ -152,8 +152,7 @@ class DraftThenVerify(TokenLoop):
     def _rounds(self, request: Request, trace: Trace, by_programs: bool) -> Iterator[list[int]]:
         """The loop: yields the tokens that each round adds to the text.
 
-        The text's last token is committed but not cached yet. It runs with the draft, as row 0;
-        node i of the draft is row i + 1.
+        The text's last token is committed but not cached yet, so it runs with the draft.
         """
         limits = request.limits
         tokens = list(request.source.prompt)
@@ -185,16 +184,14 @@ class DraftThenVerify(TokenLoop):
                 verdict = rule(draft, draft_logits, request)
 
             # 3. accepted rows stay in the target's cache, and the drafter follows
-            accepted_rows = [0, *(node + 1 for node in verdict.path)]
-            session.keep(accepted_rows)
+            session.keep(verdict.rows)
             drafter.observe(draft, scores, verdict)
 
             # 4. accepted tokens and the target's own after them go on with the text
-            accepted_tokens = [draft.token_list[node] for node in verdict.path]
-            tokens = limits.append(tokens, [*accepted_tokens, verdict.next_token])
+            tokens = limits.append(tokens, verdict.tokens(draft))
             stopped = limits.tokens_until_stop(tokens, committed)
             trace.step(draft, verdict, limits.end_tokens, stopped)
-            trace.emitted(tokens[committed:], scores.logits, accepted_rows)
+            trace.emitted(tokens[committed:], scores.logits, verdict.rows)
             yield tokens[committed:]
 
             # the first token came alone, with the prompt; where the session has no program, or none

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -43,7 +42,7 @@ from bild_lab.report.paired_comparison import (
 from bild_lab.report.phrases import TIME_BATCHES_TWICE
 from bild_lab.report.provenance import scored_differently, unreliable
 from bild_lab.report.tables import TableCell, number_cell, plain_table
-from bild_lab.report.terminal import WIDTH, latex_table, widen
+from bild_lab.report.terminal import latex_table, narrow_table, widen
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed
 # of verdicts, in `report.css`
@@ -161,7 +160,7 @@ def _without_verdicts(compared: Sequence[PointComparison]) -> list[str]:
 
 def comparison_table(compared: Sequence[PointComparison]) -> Table:
     """Tabulate the comparison for the terminal, in A's order."""
-    table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
+    table = narrow_table()
     table.add_column("point", ratio=1, overflow="fold")
     for title in ("speedup\nA, B", "latency\nB/A", "speed", "quality\nA", "B minus A", "quality"):
         side = "left" if title in ("speed", "quality") else "right"

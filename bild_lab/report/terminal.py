@@ -107,7 +107,7 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
     """Tabulate every point, fastest first, a section per setting, with the failed points at the
     end.
     """
-    table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
+    table = narrow_table()
     table.add_column("", width=1)
     table.add_column("policy, knobs", ratio=1, overflow="fold")
     groups = by_setting(results)
@@ -153,6 +153,11 @@ def _caption(results: Sequence[Result], failures: Sequence[Failure], tested: boo
             message = f"{message[:_LONGEST_MESSAGE]}\u2026"
         caption.append(f"\n{TIMES} {message}", style="red")
     return caption
+
+
+def narrow_table() -> Table:
+    """An empty table of `WIDTH`, with no space to spare, whose caption begins at the left."""
+    return Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
 
 
 def widen(table: Table) -> None:

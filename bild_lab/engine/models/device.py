@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import psutil
 import torch
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, first_line
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
@@ -72,9 +72,7 @@ def resolve_device(name: str) -> torch.device:
         )
         if meant := _meant(name):
             raise UserError(f"{requirement}; did you mean {meant}?") from error
-        raise UserError(
-            f"{requirement}: {str(error).splitlines()[0].partition('. ')[0]}"
-        ) from error
+        raise UserError(f"{requirement}: {first_line(error).partition('. ')[0]}") from error
     return device
 
 

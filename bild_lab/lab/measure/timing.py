@@ -228,7 +228,7 @@ def _decode_block(
         _rehearse(method, requests, block, options)
     for _ in range(MOST_DECODINGS):
         steps = options.compiled_steps()
-        seeded_requests = [requests[index].seeded(options.seed, index) for index in block]
+        seeded_requests = _seeded(requests, block, options)
         if options.batch > 1:
             texts = _decode_batch(method, seeded_requests, options, share)
         else:
@@ -238,6 +238,10 @@ def _decode_block(
         if steps == options.compiled_steps():
             return texts, joules, False
     return texts, joules, True
+
+
+def _seeded(requests: Sequence[Request], block: range, options: TimingOptions) -> list[Request]:
+    return [requests[index].seeded(options.seed, index) for index in block]
 
 
 def _shared_out(joules: float | None, texts: Sequence[BatchedText]) -> list[float | None]:
@@ -252,7 +256,7 @@ def _rehearse(
 ) -> None:
     """Decode the first token of each text of a block, together if they are timed together."""
     untimed = replace(options, synchronize=no_wait, joules=no_joules, advance=no_progress)
-    block_requests = [requests[index].seeded(options.seed, index) for index in block]
+    block_requests = _seeded(requests, block, options)
     if options.batch > 1:
         first_tokens = [request.shorter(1) for request in block_requests]
         _decode_batch(method, first_tokens, untimed, share=0.0)
@@ -313,7 +317,7 @@ def warm_up(
     tokens_each = WARM_TOKENS if batch > 1 else -(-WARM_TOKENS // max(1, count))
     for block in blocks(count, batch):
         for method in methods.values():
-            seeded_requests = [requests[index].seeded(options.seed, index) for index in block]
+            seeded_requests = _seeded(requests, block, options)
             if batch == 1 and isinstance(method, Streams):
                 verify_s += _warm_up_stream(method, seeded_requests[0], tokens_each)
                 continue

@@ -22,7 +22,7 @@ from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.protocols import External
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError
-from bild_lab.files import pin_of
+from bild_lab.files import hub_key, pin_of
 from bild_lab.lab.config.schemas import (
     SCHEMAS,
     DecodingSpec,
@@ -321,9 +321,7 @@ def _commits_of(decoder: Decoder, dataset: DatasetSpec) -> dict[str, str]:
     revisions = {model.checkpoint.path: model.checkpoint.revision for model in decoder.models}
     if not dataset.path:
         revisions[dataset.hub_id] = dataset.hub_revision
-    keys = {
-        name if revision is None else f"{name}@{revision}" for name, revision in revisions.items()
-    }
+    keys = {hub_key(name, revision) for name, revision in revisions.items()}
     return {key: commit for key, commit in commits_read().items() if key in keys}
 
 

@@ -51,8 +51,7 @@ class EagleDrafter(StateTreeDrafter):
         self._heads.bias = head_bias(
             self._target.checkpoint, self._target.dtype, self._target.device
         )
-        room = len(request.source.prompt) + request.limits.max_new_tokens
-        return EagleSession(self._heads, room, target.forwards)
+        return EagleSession(self._heads, request.max_length, target.forwards)
 
     def target_states(self, scores: Scores) -> Float[Tensor, "m states"]:
         return joined_states(self._heads.config.variant, scores.head_input, scores.hidden)

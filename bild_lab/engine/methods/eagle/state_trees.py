@@ -163,8 +163,7 @@ def states_of_text(
     # the rows of the prompt, which another drafter may have asked for
     prompt_rows = states.shape[0] - probe_count - len(draft) - 1
     rows = list(range(prompt_rows)) if prompt else []
-    accepted_rows = [0, *(node + 1 for node in verdict.path)]
-    rows += [prompt_rows + row for row in accepted_rows]
+    rows += [prompt_rows + row for row in verdict.rows]
     return states if len(rows) == states.shape[0] else states[on_device(rows, states.device)]
 
 
