@@ -335,10 +335,9 @@ def main() -> None:
     words = [word for word in sys.argv[1:] if "=" not in word]
     overrides = [word for word in sys.argv[1:] if "=" in word]
     status_line.enter("loading libraries")
-    import torch  # late: it takes seconds to load
-
+    # late: torch takes seconds to load
     from bild_lab.benchmark.bench import why_without_peers
-    from bild_lab.engine.models.device import DTYPES, resolve_device, wait_for
+    from bild_lab.engine.models.device import DTYPES, resolve_device, set_threads, wait_for
     from bild_lab.lab.measure.machine import read_gb_per_s
 
     runtime = typed(RuntimeSpec, compose_config([*DEFAULTS, *overrides]).runtime, "runtime")
@@ -356,8 +355,7 @@ def main() -> None:
             " pair.target=DIR"
         )
     cfg = configuration(shapes, overrides, long)
-    if runtime.threads is not None:
-        torch.set_num_threads(runtime.threads)
+    set_threads(runtime.threads)
     synchronize = partial(wait_for, device)
     if (lacking := why_without_peers(device, dtype)) is not None:
         console.print(f"no peers: {lacking}")

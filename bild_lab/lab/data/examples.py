@@ -26,7 +26,7 @@ from bild_lab.lab.data.conversations import (
     messages_of,
     questions_and_answers,
 )
-from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, fill_template
+from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template, fill_template
 from bild_lab.lab.data.formats import Row, columns_of, first_value
 from bild_lab.lab.data.prompts import (
     CompleteSourcePrompt,
@@ -286,20 +286,22 @@ def _row_examples(
         if asks_the_last:
             yield last_turn(templated_example, asked_turns, answers, template, asked_around)
             continue
-        asked_question = asked_turns[0].join(asked_around)
-        first_turn, *later_turns = conversation(
-            templated_example, [asked_question, *asked_turns[1:]], template
-        )
-        prompt_type = CompleteSourcePrompt if template.complete else SourcePrompt
-        source_prompt = prompt_type(
-            asked_turns[0], inserted(template.first_turn.split("{question}"), asked_around)
-        )
-        turn_examples = [replace(first_turn, prompt=source_prompt), *later_turns]
+        turn_examples = _all_turns(templated_example, asked_turns, asked_around, template)
         if answers and spec.reference_column:
             for turn_example, answer in zip(turn_examples, answers, strict=True):
                 yield replace(turn_example, references=(answer,))
         else:
             yield from turn_examples
+
+
+def _all_turns(
+    example: Example, turns: Sequence[str], around: Sequence[str], template: Template
+) -> list[Example]:
+    """An example for each turn. around: the texts around the source in the first question."""
+    first_turn, *later_turns = conversation(example, [turns[0].join(around), *turns[1:]], template)
+    prompt_type = CompleteSourcePrompt if template.complete else SourcePrompt
+    prompt = prompt_type(turns[0], inserted(template.first_turn.split("{question}"), around))
+    return [replace(first_turn, prompt=prompt), *later_turns]
 
 
 def trimmed(

@@ -23,7 +23,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.gguf_file import GgufCheckpoint, recognized
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.engine.models.checkpoint.precision import AUTO, resolve_dtype
-from bild_lab.engine.models.device import DTYPES, dtype_name, resolve_device
+from bild_lab.engine.models.device import DTYPES, dtype_name, resolve_device, set_threads
 from bild_lab.engine.models.hf.model import (
     HuggingFaceModel,
     SpreadModel,
@@ -106,8 +106,7 @@ def load(
     pair = typed(PairSpec, {"name": "user", **paths, **group_options["pair"]}, "pair")
     runtime = typed(RuntimeSpec, group_options["runtime"], "runtime")
     decoder = decoder_of(node, pair, decoding, runtime, in_memory=in_memory)
-    if runtime.threads is not None:
-        torch.set_num_threads(runtime.threads)
+    set_threads(runtime.threads)
     return replace(decoder, chat=chat)
 
 
