@@ -5,7 +5,7 @@ distributions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -459,24 +459,36 @@ def resample(
             drawn_after.append(recorded.text)
         if not drawn_as_declared(recorded.draft):
             wrong_draws.append(len(recorded.text) - prompt_length)
-        draft, output, drawn = recorded.draft, None, None
-        draws_are_told = draft.probs is None or draft.uniforms is not None
-        if draws_are_told or draft.drawn_from is not None:
-            if id(draft.drawn_from) not in drafters:
-                drafters[id(draft.drawn_from)] = one_row_of_drafter(draft.drawn_from, request)
-            output, drawn = output_of(recorded, request, drafters[id(draft.drawn_from)])
-        children = judged_nodes(draft)
-        for length, row in recorded.contexts:
-            contexts[length - prompt_length] = SampledContext(
-                recorded.rows,
-                recorded.logits[row].clone(),
-                None if output is None else output[row].clone(),
-                None if drawn is None or not children[row] else drawn[children[row][0]].clone(),
-            )
+        drawing_model = recorded.draft.drawn_from
+        if id(drawing_model) not in drafters:
+            drafters[id(drawing_model)] = one_row_of_drafter(drawing_model, request)
+        for length, context in _contexts_of(recorded, request, drafters[id(drawing_model)]):
+            contexts[length - prompt_length] = context
     for text in drawn_after[:REDRAWN_CONTEXTS]:
         if not draws_are_kept(method, request, text):
             wrong_draws.append(len(text) - prompt_length)
     return tokens, contexts, wrong_draws
+
+
+def _contexts_of(
+    recorded: RecordedRound, request: Request, drafter: RowByRow | None
+) -> Iterator[tuple[int, SampledContext]]:
+    """The contexts of a round, each with its length in tokens."""
+    draft, output, drawn = recorded.draft, None, None
+    draws_are_told = draft.probs is None or draft.uniforms is not None
+    if draws_are_told or draft.drawn_from is not None:
+        output, drawn = output_of(recorded, request, drafter)
+    children = judged_nodes(draft)
+    for length, row in recorded.contexts:
+        yield (
+            length,
+            SampledContext(
+                recorded.rows,
+                recorded.logits[row].clone(),
+                None if output is None else output[row].clone(),
+                None if drawn is None or not children[row] else drawn[children[row][0]].clone(),
+            ),
+        )
 
 
 def one_row_of_drafter(model: Model | None, request: Request) -> RowByRow | None:
