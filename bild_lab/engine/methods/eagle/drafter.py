@@ -4,8 +4,6 @@ and EAGLE-3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -20,7 +18,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.session import (
     ALL_LOGITS,
     OutputSpec,
-    Rows,
+    RowsOrTokens,
     Scores,
     Session,
     as_rows,
@@ -82,9 +80,7 @@ class EagleSession(StateSession):
         self._received.append(self._eagle.fused(states))
 
     @torch.inference_mode()
-    def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
-    ) -> Scores:
+    def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         rows = as_rows(rows)
         tokens, tree = on_device(rows.tokens, self._cache.keys.device), rows.tree
         count = tokens.shape[0]
