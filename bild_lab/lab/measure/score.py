@@ -33,6 +33,7 @@ from bild_lab.lab.measure.summary import (
     log_probabilities,
     score_all,
     summarize,
+    texts_at,
 )
 from bild_lab.lab.measure.timing import (
     LONG_ROUND_S,
@@ -190,7 +191,7 @@ def _answered(
 ) -> tuple[TimedTexts, Mapping[str, Sequence[float]] | None]:
     """The texts that no engine failed to give, and their log-probabilities if they are known."""
     indices = answered_indices(timed)
-    texts = {name: [texts[index] for index in indices] for name, texts in timed.items()}
+    texts = texts_at(timed, indices)
     if likelihoods is None:
         return texts, None
     return texts, {name: [nats[index] for index in indices] for name, nats in likelihoods.items()}

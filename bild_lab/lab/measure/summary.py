@@ -69,7 +69,7 @@ def summarize(
     # by all ids, as the first turn of a conversation may be what did not come
     questions = questions_of([example.id for example in examples])
     examples = [replace(examples[index], id=questions[index]) for index in indices]
-    timed = {name: [texts[index] for index in indices] for name, texts in timed.items()}
+    timed = texts_at(timed, indices)
     baseline = timed.get(BASELINE)
     if not all(text.latency_s for text in timed[METHOD]):
         return {
@@ -104,6 +104,11 @@ def answered_indices(timed: TimedTexts) -> list[int]:
     return [
         index for index in range(count) if not any(texts[index].failed for texts in timed.values())
     ]
+
+
+def texts_at(timed: Mapping[str, Sequence[Timed]], indices: Sequence[int]) -> TimedTexts:
+    """Each method's texts of the examples at these places."""
+    return {name: [texts[index] for index in indices] for name, texts in timed.items()}
 
 
 def drafted_by_server(timed: Sequence[Timed]) -> int | None:
@@ -241,7 +246,7 @@ def by_category(
             members.setdefault(example.category, []).append(index)
     categories = {}
     for category, indices in members.items():
-        timed_members = {name: [texts[index] for index in indices] for name, texts in timed.items()}
+        timed_members = texts_at(timed, indices)
         member_counts = counts(timed_members[METHOD])
         categories[category] = Category(
             n_examples=len(indices),
