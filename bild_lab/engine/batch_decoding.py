@@ -24,6 +24,11 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 
+ARRIVAL_SEED = 0
+UNTIMED_BATCH = 16  # how many texts decode at once where no clock runs
+MEMORY_SHARE = 0.9  # the share of the free memory that caches may take
+GIB = 2**30
+
 
 @dataclass(frozen=True)
 class BatchedText:
@@ -166,12 +171,6 @@ def why_not_in_batches(method: Method, models: Sequence[LoadedModel]) -> str | N
 def learns_from_texts(method: Method) -> bool:
     """Whether what a method drafts depends on the texts before."""
     return isinstance(method, DraftThenVerify) and method.drafter.learns_from_texts
-
-
-ARRIVAL_SEED = 0
-UNTIMED_BATCH = 16  # how many texts decode at once where no clock runs
-MEMORY_SHARE = 0.9  # the share of the free memory that caches may take
-GIB = 2**30
 
 
 def require_batches(name: str, method: Method, models: Sequence[LoadedModel]) -> None:
