@@ -77,6 +77,12 @@ def require_finite(
         )
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; the name of its type where there is none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def did_you_mean(word: object, choices: Iterable[object]) -> str:
     """`did you mean bild?` names the most similar choice, in whatever case; empty if none is
     similar.

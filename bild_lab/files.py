@@ -67,7 +67,12 @@ def pin_of(kind: str, name: str, revision: str | None) -> Mapping[str, str] | No
 
     kind: models or datasets. revision: as it was asked for; None: the main branch.
     """
-    return _pins(PINS)[kind].get(name if revision is None else f"{name}@{revision}")
+    return _pins(PINS)[kind].get(hub_key(name, revision))
+
+
+def hub_key(name: str, revision: str | None) -> str:
+    """A repository of the hub as `pins.yaml` names it: ID, or ID@REVISION where one was named."""
+    return name if revision is None else f"{name}@{revision}"
 
 
 def forget_pins() -> None:

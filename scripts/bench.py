@@ -37,6 +37,7 @@ from rich.table import Table
 
 from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
+from bild_lab.lab.config.command_line import key_of
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.config.console import console, output, status_line
 from bild_lab.lab.config.entrypoint import run_application
@@ -322,7 +323,7 @@ def chosen(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
 def require_taken(overrides: Sequence[str]) -> None:
     """Raise UserError for a key that would change nothing here."""
     for word in overrides:
-        key = word.partition("=")[0].lstrip("+")
+        key = key_of(word).lstrip("+")
         if key not in TAKEN and key.partition(".")[0] not in TAKEN_GROUPS:
             raise UserError(
                 "the benchmark runs methods of its own, greedily and one text at a time, so"
@@ -334,10 +335,9 @@ def main() -> None:
     words = [word for word in sys.argv[1:] if "=" not in word]
     overrides = [word for word in sys.argv[1:] if "=" in word]
     status_line.enter("loading libraries")
-    import torch  # late: it takes seconds to load
-
+    # late: torch takes seconds to load
     from bild_lab.benchmark.bench import why_without_peers
-    from bild_lab.engine.models.device import DTYPES, resolve_device, wait_for
+    from bild_lab.engine.models.device import DTYPES, resolve_device, set_threads, wait_for
     from bild_lab.lab.measure.machine import read_gb_per_s
 
     runtime = typed(RuntimeSpec, compose_config([*DEFAULTS, *overrides]).runtime, "runtime")
@@ -355,8 +355,7 @@ def main() -> None:
             " pair.target=DIR"
         )
     cfg = configuration(shapes, overrides, long)
-    if runtime.threads is not None:
-        torch.set_num_threads(runtime.threads)
+    set_threads(runtime.threads)
     synchronize = partial(wait_for, device)
     if (lacking := why_without_peers(device, dtype)) is not None:
         console.print(f"no peers: {lacking}")

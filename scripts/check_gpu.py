@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from rich.markup import escape
 
@@ -41,21 +41,10 @@ def main() -> None:
     """
     import torch  # late, as it takes seconds to load
 
-    from bild_lab.engine.models.native import why_no_kernels
     from bild_lab.lab.measure.machine import read_gb_per_s
 
-    if not torch.cuda.is_available():
-        raise UserError("the Triton kernels need a GPU, and PyTorch finds none")
-    device = torch.device("cuda")
-    if (reason := why_no_kernels(device, torch.bfloat16)) is not None:
-        raise UserError(f"the Triton kernels cannot run: {reason}")
-    from bild_lab.benchmark.decoding_check import PAIRS, USUAL_PAIRS
-    from bild_lab.benchmark.kernel_check import BLOCKS, MODELS, USUAL
-
-    names = sys.argv[1:] or [*USUAL, *USUAL_PAIRS]
-    for name in names:
-        require_choice("model or pair", name, [*MODELS, *BLOCKS, *PAIRS])
-    names.sort(key=lambda name: (name in BLOCKS, name in PAIRS))
+    device = gpu_of_kernels()
+    names = checked_names()
     gb_per_s = read_gb_per_s(device, torch.cuda.synchronize)
     output.print(f"{torch.cuda.get_device_name(device)} reads {gb_per_s:,.0f} GB/s")
     began, wrong = time.monotonic(), 0
@@ -68,17 +57,48 @@ def main() -> None:
             seconds = time.monotonic() - began
             output.print(escape(f"{seconds:6.1f} s  {name:26} {verdict}  {finding.text}"))
             if finding.right is False and not answers():
-                output.print("the GPU answers this process no more, so a fresh one goes on")
-                faulthandler.cancel_dump_traceback_later()
-                rest = names[index + 1 :]
-                if rest:
-                    subprocess.run([sys.executable, "-m", "bild_lab", "check_gpu", *rest])
-                raise UserError("the GPU was lost, after the findings marked WRONG above")
+                go_on_afresh(names[index + 1 :])
         gc.collect()
         torch.cuda.empty_cache()
     faulthandler.cancel_dump_traceback_later()
     if wrong:
         raise UserError(f"{wrong} findings are wrong, marked WRONG above")
+
+
+def gpu_of_kernels() -> torch.device:
+    """This machine's GPU. Raises UserError without one that the kernels run on."""
+    import torch
+
+    from bild_lab.engine.models.native import why_no_kernels
+
+    if not torch.cuda.is_available():
+        raise UserError("the Triton kernels need a GPU, and PyTorch finds none")
+    device = torch.device("cuda")
+    if (reason := why_no_kernels(device, torch.bfloat16)) is not None:
+        raise UserError(f"the Triton kernels cannot run: {reason}")
+    return device
+
+
+def checked_names() -> list[str]:
+    """The models and pairs of the command line, or the usual ones, models in blocks and pairs last.
+    Raises UserError for unknown ones.
+    """
+    from bild_lab.benchmark.decoding_check import PAIRS, USUAL_PAIRS
+    from bild_lab.benchmark.kernel_check import BLOCKS, MODELS, USUAL
+
+    names = sys.argv[1:] or [*USUAL, *USUAL_PAIRS]
+    for name in names:
+        require_choice("model or pair", name, [*MODELS, *BLOCKS, *PAIRS])
+    return sorted(names, key=lambda name: (name in BLOCKS, name in PAIRS))
+
+
+def go_on_afresh(names: list[str]) -> NoReturn:
+    """Check the rest in another process, as the GPU answers this one no more. Raises UserError."""
+    output.print("the GPU answers this process no more, so a fresh one goes on")
+    faulthandler.cancel_dump_traceback_later()
+    if names:
+        subprocess.run([sys.executable, "-m", "bild_lab", "check_gpu", *names])
+    raise UserError("the GPU was lost, after the findings marked WRONG above")
 
 
 def findings_of(name: str, device: torch.device, gb_per_s: float) -> Iterator[Finding]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig
 from rich.markup import escape
 
-from bild_lab.errors import require_whole
 from bild_lab.lab.config.compose import hydra_main
 from bild_lab.lab.config.console import console, output
 from bild_lab.lab.config.entrypoint import refusing, run_application
@@ -53,8 +52,7 @@ def generate(cfg: DictConfig) -> None:
 
 def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     """The configuration, checked; no weights are read. device: this process's own."""
-    import torch
-
+    from bild_lab.engine.models.device import set_threads
     from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.data.prompts import cut_sources
@@ -68,9 +66,7 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     folder = sweep_folder(cfg)
     require_writable(folder)
-    if cfg.runtime.threads is not None:
-        require_whole("runtime.threads", cfg.runtime.threads, 1)
-        torch.set_num_threads(cfg.runtime.threads)
+    set_threads(cfg.runtime.threads)
     device_map = BasePlacement(cfg.runtime.device_map).device_map
     target = configured_model(cfg, device, cfg.runtime.dtype, device_map)
     target.checkpoint.check()

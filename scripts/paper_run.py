@@ -223,7 +223,9 @@ def sentences_line(steps: Sequence[Step], run: bool) -> str | None:
 
     data = [setting.dataset for step in steps for setting in step.settings]
     metrics = [
-        metric for one in data for metric in (one.get("metric"), *(one.get("metrics") or ()))
+        metric
+        for dataset in data
+        for metric in (dataset.get("metric"), *(dataset.get("metrics") or ()))
     ]
     if ROUGE_LSUM not in metrics:
         return None

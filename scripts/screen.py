@@ -24,6 +24,7 @@ from omegaconf import DictConfig
 from rich.markup import escape
 
 from bild_lab.errors import UserError
+from bild_lab.lab.config.command_line import key_of
 from bild_lab.lab.config.compose import hydra_main
 from bild_lab.lab.config.console import output
 from bild_lab.lab.config.entrypoint import refusing, run_application
@@ -93,7 +94,7 @@ def require_split(words: Sequence[str], split: str, select: str) -> None:
 
     words: the overrides of the command. split: the configuration's.
     """
-    keys = {word.partition("=")[0].lstrip("+") for word in words}
+    keys = {key_of(word).lstrip("+") for word in words}
     if "dataset.split" in keys and canonical_split(split) != canonical_split(select):
         raise UserError(
             f"points are screened on screen.select={select}, so dataset.split={split} would change"

@@ -260,7 +260,7 @@ class LlamaCpp(Peer):
         return False
 
     def prepare(self, request: Request) -> None:
-        needed = len(request.source.prompt) + request.limits.max_new_tokens
+        needed = request.max_length
         if needed > self._positions:
             self.close()  # a cache cannot grow
             self._positions = 1 << (needed - 1).bit_length()

@@ -24,6 +24,11 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 
+ARRIVAL_SEED = 0
+UNTIMED_BATCH = 16  # how many texts decode at once where no clock runs
+MEMORY_SHARE = 0.9  # the share of the free memory that caches may take
+GIB = 2**30
+
 
 @dataclass(frozen=True)
 class BatchedText:
@@ -168,12 +173,6 @@ def learns_from_texts(method: Method) -> bool:
     return isinstance(method, DraftThenVerify) and method.drafter.learns_from_texts
 
 
-ARRIVAL_SEED = 0
-UNTIMED_BATCH = 16  # how many texts decode at once where no clock runs
-MEMORY_SHARE = 0.9  # the share of the free memory that caches may take
-GIB = 2**30
-
-
 def require_batches(name: str, method: Method, models: Sequence[LoadedModel]) -> None:
     """Raise UserError for a policy that decodes one text at a time."""
     if learns_from_texts(method):
@@ -264,11 +263,7 @@ def cache_bytes_per_text(models: Iterable[LoadedModel], requests: Sequence[Reque
 
 def longest(requests: Sequence[Request]) -> tuple[int, int]:
     """The most tokens of a prompt and its answer, and of a source."""
-    max_tokens = max(
-        len(request.source.prompt) + request.limits.max_new_tokens for request in requests
+    return (
+        max(request.max_length for request in requests),
+        max(request.source.encoder_length for request in requests),
     )
-    max_source = max(
-        0 if request.source.encoder_ids is None else request.source.encoder_ids.shape[1]
-        for request in requests
-    )
-    return max_tokens, max_source

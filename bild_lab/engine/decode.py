@@ -1,4 +1,8 @@
-"""The draft-then-verify loop that all drafting methods share."""
+"""The draft-then-verify loop that all drafting methods share: `DraftThenVerify._rounds`.
+
+Where the target drafts nothing, an accelerator may decode several tokens in one program: one call of
+its session, in which the device chooses each token itself and the host does not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Protocol
 import torch
 
 from bild_lab.engine.batch_scheduler import current_batch
-from bild_lab.engine.draft import Verdict, empty_draft, require_tree
+from bild_lab.engine.draft import Draft, Verdict, empty_draft, require_tree
 from bild_lab.engine.protocols import Acceptance, Drafter, Method
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
@@ -26,10 +30,8 @@ from bild_lab.engine.session import (
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_flag
 
-# tokens that a target without a draft decodes in one program
-PROGRAM_TOKENS = 32
-# as many with stop strings, which no program knows: what it decodes behind one is lost
-PROGRAM_TOKENS_BEFORE_STOP = 8
+PROGRAM_TOKENS = 32  # of one program
+PROGRAM_TOKENS_BEFORE_STOP = 8  # with stop strings, which no program knows: the rest is lost
 
 
 class TokenLoop(Method, Protocol):
@@ -148,7 +150,10 @@ class DraftThenVerify(TokenLoop):
         return self._rounds(request, trace, by_programs=True)
 
     def _rounds(self, request: Request, trace: Trace, by_programs: bool) -> Iterator[list[int]]:
-        """The loop: yields the tokens that each round adds to the text."""
+        """The loop: yields the tokens that each round adds to the text.
+
+        The text's last token is committed but not cached yet, so it runs with the draft.
+        """
         limits = request.limits
         tokens = list(request.source.prompt)
         output_spec = self.required_outputs
@@ -159,16 +164,9 @@ class DraftThenVerify(TokenLoop):
 
         while not limits.reached(tokens):
             committed = len(tokens)
+            # 1. the drafter proposes what may follow
             with trace.span("draft"):
-                draft = drafter.propose(tokens)
-                require_tree(draft, type(self.drafter).__name__)
-                draft = limits.fitting(draft, tokens)
-            if len(tokens) != committed:
-                raise UserError(
-                    f"{type(self.drafter).__name__} has changed the list of tokens that it was asked"
-                    " to continue; let it change a copy, list(tokens)"
-                )
-
+                draft = limits.fitting(self._proposed(drafter, tokens), tokens)
             if not self.verify_tail:
                 drafted_text = limits.append(tokens, draft.token_list)
                 if limits.reached(drafted_text):
@@ -177,28 +175,44 @@ class DraftThenVerify(TokenLoop):
                     yield drafted_text[committed:]
                     return
 
+            # 2. the target scores it in one forward, and the rule says how much of it is accepted
             with trace.span("verify"):
-                # the last committed token is not cached yet, so it runs with the draft
                 rows = Rows(draft.row_tokens(tokens[-1]), draft.tree)
                 scores = session.extend(rows, output_spec)
                 rule = self.acceptance.in_round(tokens, scores)
                 draft_logits = scores.logits[: len(draft) + 1]  # the rows of probes come last
                 verdict = rule(draft, draft_logits, request)
 
-            accepted_rows = [0, *(node + 1 for node in verdict.path)]
-            session.keep(accepted_rows)
+            # 3. accepted rows stay in the target's cache, and the drafter follows
+            session.keep(verdict.rows)
             drafter.observe(draft, scores, verdict)
 
-            accepted_tokens = [draft.token_list[node] for node in verdict.path]
-            tokens = limits.append(tokens, [*accepted_tokens, verdict.next_token])
+            # 4. accepted tokens and the target's own after them go on with the text
+            tokens = limits.append(tokens, verdict.tokens(draft))
             stopped = limits.tokens_until_stop(tokens, committed)
             trace.step(draft, verdict, limits.end_tokens, stopped)
-            trace.emitted(tokens[committed:], scores.logits, accepted_rows)
+            trace.emitted(tokens[committed:], scores.logits, verdict.rows)
             yield tokens[committed:]
 
-            if by_programs:  # the first token came alone, with the prompt
+            # the first token came alone, with the prompt; where the session has no program, or none
+            # for the rest of the text, rounds go on
+            if by_programs:
                 tokens = yield from tokens_by_programs(session, tokens, limits, trace)
                 by_programs = False
+
+    def _proposed(self, drafter: Drafter, tokens: list[int]) -> Draft:
+        """The draft after these tokens. Raises UserError for one that is no tree, and for a drafter
+        that changes the tokens.
+        """
+        committed, drafter_name = len(tokens), type(self.drafter).__name__
+        draft = drafter.propose(tokens)
+        require_tree(draft, drafter_name)
+        if len(tokens) != committed:
+            raise UserError(
+                f"{drafter_name} has changed the list of tokens that it was asked to continue; let"
+                " it change a copy, list(tokens)"
+            )
+        return draft
 
 
 def tokens_by_programs(
@@ -214,7 +228,7 @@ def tokens_by_programs(
         chain = ChainSpec(min(most_tokens, limits.room(tokens)), limits.end_tokens)
         with trace.span("verify"):
             session.rollback(len(tokens) - 1)
-            decoded = session.draft(tokens[session.length :], chain)
+            decoded = session.draft(tokens[session.length :], chain)  # the target for itself
         if decoded is None:
             return tokens
         committed = len(tokens)

@@ -182,6 +182,17 @@ class Verdict:
     next_token: int
     stats: Stats = field(default_factory=dict)
 
+    @property
+    def rows(self) -> list[int]:
+        """The rows of the target's forward that stay: the last committed token's, which is row 0,
+        and those of the accepted nodes, of which node i is row i + 1.
+        """
+        return [0, *(node + 1 for node in self.path)]
+
+    def tokens(self, draft: Draft) -> list[int]:
+        """What the round gives to the text: the accepted tokens, then the target's own."""
+        return [*(draft.token_list[node] for node in self.path), self.next_token]
+
     def __post_init__(self) -> None:
         if type(self.next_token) is not int:  # a tensor is never among the end tokens
             object.__setattr__(self, "next_token", int(self.next_token))

@@ -51,11 +51,16 @@ class Source:
         return self.key[1] if self.one_vocabulary else ()
 
     @property
+    def encoder_length(self) -> int:
+        """How many tokens the encoder reads, 0 for decoder-only models."""
+        return 0 if self.encoder_ids is None else self.encoder_ids.shape[1]
+
+    @property
     def length(self) -> int:
         """How many tokens the model reads of the prompt: of an encoder–decoder those of its
         encoder.
         """
-        return len(self.prompt) if self.encoder_ids is None else self.encoder_ids.shape[1]
+        return len(self.prompt) if self.encoder_ids is None else self.encoder_length
 
     def to(self, device: torch.device) -> Source:
         ids = None if self.encoder_ids is None else self.encoder_ids.to(device)
@@ -134,6 +139,11 @@ class Request:
     limits: Limits
     sampling: Sampling = field(default_factory=Sampling)
     generator: torch.Generator | None = None
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens that the text may have, the prompt's included."""
+        return len(self.source.prompt) + self.limits.max_new_tokens
 
     def shorter(self, max_new_tokens: int) -> Request:
         """The request with at most so many new tokens."""

@@ -40,6 +40,9 @@ class Rows:
     states: Float[Tensor, "m dim"] | None = None
 
 
+RowsOrTokens = Rows | Sequence[int] | Int[Tensor, " m"]  # token ids alone are a chain
+
+
 @dataclass(frozen=True)
 class Skipped:
     """The layers, by index, whose blocks of each kind add nothing.
@@ -313,9 +316,7 @@ class Session(Protocol):
     def length(self) -> int:
         """How many tokens of the sequence do not have to be passed again."""
 
-    def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
-    ) -> Scores:
+    def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         """Run rows after the cached ones. Plain token ids are a chain.
 
         The prompt of a decoder-only model runs together with the first rows, in one forward.
@@ -483,7 +484,7 @@ class LoadedModel(Model, Protocol):
         """
 
 
-def as_rows(rows: Rows | Sequence[int] | Int[Tensor, " m"]) -> Rows:
+def as_rows(rows: RowsOrTokens) -> Rows:
     """The rows, with plain token ids turned into a chain."""
     return rows if isinstance(rows, Rows) else Rows(rows)
 

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.engine.models.device import visible_gpus
 from bild_lab.errors import UserError
+from bild_lab.lab.config.command_line import key_of
 from bild_lab.lab.config.compose import (
     PLUGIN,
     compose_config,
@@ -143,7 +144,7 @@ def points_to_check(jobs: list[list[str]]) -> list[tuple[str, ...]]:
     first_point = tuple(values[0] for values in jobs)
     if math.prod(map(len, jobs)) <= MOST_CHECKED:
         return list(itertools.product(*jobs))
-    groups = [values if "." not in values[0].partition("=")[0] else values[:1] for values in jobs]
+    groups = [values if "." not in key_of(values[0]) else values[:1] for values in jobs]
     single = [
         (*first_point[:index], value, *first_point[index + 1 :])
         for index, values in enumerate(jobs)

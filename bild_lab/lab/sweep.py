@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.markup import escape
 
 from bild_lab.errors import UserError
+from bild_lab.lab.config.command_line import key_of
 from bild_lab.lab.config.compose import (
     keep_search_path,
     knob_values,
@@ -171,7 +172,7 @@ def title_of(point: Point, place: int, points: int, overrides: Sequence[str]) ->
     """The point's place, policy and drafter, and the knobs that were given or differ from the
     policy's file.
     """
-    overridden_keys = {word.partition("=")[0].lstrip("+") for word in overrides}
+    overridden_keys = {key_of(word).lstrip("+") for word in overrides}
     changed = changed_knobs(point.policy, point.knobs)
     knobs = [knob for knob in point.knobs if f"policy.{knob}" in overridden_keys or knob in changed]
     drafters = [

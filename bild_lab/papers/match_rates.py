@@ -35,7 +35,7 @@ from bild_lab.engine.methods.early_exit.layer_heads import (
 from bild_lab.engine.methods.ppd.pipeline import SHARED
 from bild_lab.engine.methods.vanilla import target_alone
 from bild_lab.engine.models.checkpoint.hub import commits_read
-from bild_lab.engine.models.device import dtype_name, resolve_device
+from bild_lab.engine.models.device import dtype_name, resolve_device, set_threads
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, OutputSpec, Rows, Session
@@ -384,9 +384,7 @@ def require_same_rates(folder: Path, settings: Mapping[str, Any]) -> None:
 
 def target_of(cfg: DictConfig) -> LoadedModel:
     """The model whose layers are measured. No weights are read."""
-    if cfg.runtime.threads is not None:
-        require_whole("runtime.threads", cfg.runtime.threads, 1)
-        torch.set_num_threads(cfg.runtime.threads)
+    set_threads(cfg.runtime.threads)
     target = configured_model(cfg, resolve_device(cfg.runtime.device), cfg.runtime.dtype)
     target.checkpoint.check()
     target.require_layers("measuring match rates")

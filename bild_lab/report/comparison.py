@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -43,7 +42,7 @@ from bild_lab.report.paired_comparison import (
 from bild_lab.report.phrases import TIME_BATCHES_TWICE
 from bild_lab.report.provenance import scored_differently, unreliable
 from bild_lab.report.tables import TableCell, number_cell, plain_table
-from bild_lab.report.terminal import WIDTH, latex_table, widen
+from bild_lab.report.terminal import latex_table, narrow_table, widen
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed
 # of verdicts, in `report.css`
@@ -144,12 +143,14 @@ def _missing_examples(compared: Sequence[PointComparison]) -> list[str]:
 def _without_verdicts(compared: Sequence[PointComparison]) -> list[str]:
     """Where no side is called faster or better, and why."""
     sentences = []
-    if not all(each.enough_answered and each.quality.enough for each in compared):
+    if not all(comparison.enough_answered and comparison.quality.enough for comparison in compared):
         sentences.append(
             f"Below {ENOUGH_EXAMPLES} examples intervals are too narrow, so nothing is called"
             " faster, better or no worse there."
         )
-    if not all(each.clock_is_known for each in compared if each.latency_ratio is not None):
+    if not all(
+        comparison.clock_is_known for comparison in compared if comparison.latency_ratio is not None
+    ):
         sentences.append(
             "Texts of a batch share their clock, so nothing is called faster where nothing says how"
             f" far it is off: {TIME_BATCHES_TWICE}."
@@ -159,7 +160,7 @@ def _without_verdicts(compared: Sequence[PointComparison]) -> list[str]:
 
 def comparison_table(compared: Sequence[PointComparison]) -> Table:
     """Tabulate the comparison for the terminal, in A's order."""
-    table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
+    table = narrow_table()
     table.add_column("point", ratio=1, overflow="fold")
     for title in ("speedup\nA, B", "latency\nB/A", "speed", "quality\nA", "B minus A", "quality"):
         side = "left" if title in ("speed", "quality") else "right"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +24,7 @@ from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.groups import flat_setting, telling_knobs
 from bild_lab.report.matching import MatchedRuns, identity_columns, match_runs
 from bild_lab.report.provenance import disturbance
-from bild_lab.report.terminal import DISTURBED, WIDTH, speedup_text, widen
+from bild_lab.report.terminal import DISTURBED, narrow_table, speedup_text, widen
 
 TABLE = "machines.csv"
 _MEDIAN = "\u25cf"
@@ -121,7 +120,7 @@ def _slowest_first(runs: MatchedRuns) -> dict[str, Result]:
 
 def machines_table(points: Sequence[PointRuns]) -> Table:
     """Each point with its median speedup and its range, and below it every run."""
-    table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
+    table = narrow_table()
     table.add_column("", width=1)
     table.add_column("point, its runs", ratio=1, overflow="fold")
     for title in ("speedup", "GB/s", "eight\nrows"):

@@ -100,9 +100,9 @@ def match_runs(
             )
             runs.results[name] = result
     for runs in points.values():
-        (first_name, first), *others = runs.results.items()
-        for name, other in others:
-            _require_same_task(first, other, f"{first_name} and {name}")
+        (first_name, first_result), *others = runs.results.items()
+        for name, other_result in others:
+            _require_same_task(first_result, other_result, f"{first_name} and {name}")
     return list(points.values())
 
 

@@ -32,8 +32,10 @@ def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
     from bild_lab.report.screened_points import was_screened
     from bild_lab.report.terminal import category_table, sweep_table
 
-    kept = [kind for kind in ALL_PICTURE_KINDS if (sweep.folder / f"pareto.{kind}").is_file()]
-    figures = list(dict.fromkeys([*figures, *kept]))
+    earlier_kinds = [
+        kind for kind in ALL_PICTURE_KINDS if (sweep.folder / f"pareto.{kind}").is_file()
+    ]
+    figures = list(dict.fromkeys([*figures, *earlier_kinds]))
     with sweep.report_lock():
         results, failures, older = sweep.results(), sweep.failures(), sweep.older()
         groups = by_setting(results)

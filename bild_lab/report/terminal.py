@@ -107,7 +107,7 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
     """Tabulate every point, fastest first, a section per setting, with the failed points at the
     end.
     """
-    table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
+    table = narrow_table()
     table.add_column("", width=1)
     table.add_column("policy, knobs", ratio=1, overflow="fold")
     groups = by_setting(results)
@@ -136,16 +136,27 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
         knobs = knob_label(failure, telling_knobs(failure, failures), " ", failures)
         table.add_row(Text(TIMES), Text(f"{failure.policy} {knobs}"), Text("failed"), style="red")
     widen(table)
+    table.caption = _caption(results, failures, tested)
+    return table
+
+
+def _caption(results: Sequence[Result], failures: Sequence[Failure], tested: bool) -> Text:
+    """The legend of the table, then what went wrong. tested: whether it has a column for that."""
     legend = f"{_LEGEND} {_TESTED}" if tested else _LEGEND
-    table.caption = Text(f"{legend} {_precisions(results)}".strip(), style="dim", justify="left")
+    caption = Text(f"{legend} {_precisions(results)}".strip(), style="dim", justify="left")
     if any(disturbance(result) for result in results):
-        table.caption.append(f"\n{DISTURBED} {_UNRELIABLE}", style="red")
+        caption.append(f"\n{DISTURBED} {_UNRELIABLE}", style="red")
     for failure in failures:
         message = f"{failure.point} {failure.error.type}: {failure.error.message}"
         if len(message) > _LONGEST_MESSAGE:  # failed.json has all of it
             message = f"{message[:_LONGEST_MESSAGE]}\u2026"
-        table.caption.append(f"\n{TIMES} {message}", style="red")
-    return table
+        caption.append(f"\n{TIMES} {message}", style="red")
+    return caption
+
+
+def narrow_table() -> Table:
+    """An empty table of `WIDTH`, with no space to spare, whose caption begins at the left."""
+    return Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
 
 
 def widen(table: Table) -> None:

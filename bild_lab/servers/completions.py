@@ -141,20 +141,7 @@ class CompletionsClient:
         try:
             with self._client.stream("POST", f"{self.url}/{endpoint}", json=sent_body) as response:
                 if not response.is_success:
-                    response.read()
-                    accepted_extensions = {
-                        name: value
-                        for name, value in extensions.items()
-                        if name not in response.text
-                    }
-                    if response.status_code in REFUSALS and len(accepted_extensions) < len(
-                        extensions
-                    ):
-                        return self._complete(body, chat, accepted_extensions)
-                    raise RequestError(
-                        f"status {response.status_code}: {response.text[:SHOWN]}",
-                        _retry_after_s(response),
-                    )
+                    return self._complete(body, chat, _accepted_extensions(response, extensions))
                 self.extensions = extensions
                 for event in _events(response, self._stall_s):
                     _take_whole(answer, event, time.perf_counter() - started)
@@ -178,6 +165,19 @@ def _salted(extensions: Mapping[str, Any]) -> dict[str, Any]:
     """The extensions with a salt of this request alone."""
     values = {**extensions, "cache_salt": uuid4().hex}
     return {name: values[name] for name in extensions}
+
+
+def _accepted_extensions(response: httpx.Response, extensions: Mapping[str, Any]) -> dict[str, Any]:
+    """The extensions that a refusal does not name. Raises RequestError if it is none, or names no
+    extension.
+    """
+    response.read()
+    accepted = {name: value for name, value in extensions.items() if name not in response.text}
+    if response.status_code in REFUSALS and len(accepted) < len(extensions):
+        return accepted
+    raise RequestError(
+        f"status {response.status_code}: {response.text[:SHOWN]}", _retry_after_s(response)
+    )
 
 
 def _events(response: httpx.Response, stall_s: float) -> Iterator[Mapping[str, Any]]:
@@ -309,23 +309,23 @@ def _counted(usage: Mapping[str, Any], name: str) -> int | None:
     return count
 
 
-def _require_whole(answer: ServerAnswer, asked: int | None) -> None:
+def _require_whole(answer: ServerAnswer, max_tokens: int | None) -> None:
     """Raise RequestError for a text that the server did not end, or at another length than was
-    asked. asked: so many tokens at most; None if nobody knows.
+    asked. max_tokens: what was asked for; None if nobody knows.
     """
     if answer.finish_reason is None:
         raise RequestError(f"the stream ended after {len(answer.pieces_s)} pieces, unfinished")
     if answer.finish_reason not in (STOPPED, AT_LENGTH):
         raise RequestError(f"the server ended the text: finish_reason {answer.finish_reason}")
-    if asked is None:
+    if max_tokens is None:
         return
     known = len(answer.token_ids or ())
-    if (most := max(known, answer.completion_tokens or 0)) > asked:
-        raise RequestError(f"{most} tokens came where at most {asked} were asked for")
+    if (received := max(known, answer.completion_tokens or 0)) > max_tokens:
+        raise RequestError(f"{received} tokens came where at most {max_tokens} were asked for")
     written = known if answer.completion_tokens is None else answer.completion_tokens
-    if answer.finish_reason == AT_LENGTH and 0 < written < asked:
+    if answer.finish_reason == AT_LENGTH and 0 < written < max_tokens:
         raise RequestError(
-            f"the server ended the text after {written} of {asked} tokens: at a limit of its own,"
+            f"the server ended the text after {written} of {max_tokens} tokens: at a limit of its own,"
             " such as its context"
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, first_line
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.policies import flat_values
 from bild_lab.lab.schema.columns import to_json
@@ -221,9 +221,8 @@ def writing(
             shutil.rmtree(half_written, ignore_errors=True)
         existing = next(parent for parent in [place, *place.absolute().parents] if parent.exists())
         free_mb = shutil.disk_usage(existing).free // 2**20
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"cannot write {what} to {place}: {reason} ({free_mb} MB are free); {remedy}"
+            f"cannot write {what} to {place}: {first_line(error)} ({free_mb} MB are free); {remedy}"
         ) from error
 
 

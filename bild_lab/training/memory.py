@@ -60,24 +60,25 @@ def rows_at_once(
     same answer.
     """
     share = recipe.batch_size // launched().count  # rows of a step in each process
-    most = RowsAtOnce(share // recipe.accumulate, recipe.accumulate)
+    undivided = RowsAtOnce(share // recipe.accumulate, recipe.accumulate)
     if room_bytes(device) is None:
-        return most
+        return undivided
     devices = [device]
     if spread:
         devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     else:
         objective.model.to(device)
-    before = {place: torch.cuda.memory_allocated(place) for place in devices}
+    idle_bytes = {place: torch.cuda.memory_allocated(place) for place in devices}
     state = state_bytes(objective.model, recipe)
     rooms = {place: room_bytes(place) - state.get(place, 0) for place in devices}
-    counted, peaks = counted_peaks(objective, recipe.in_bfloat16, rooms, most.rows)
+    counted, peaks = counted_peaks(objective, recipe.in_bfloat16, rooms, undivided.rows)
     # what does not grow with the rows is counted as if it did
     fits = min(counted * rooms[place] // max(1, peaks[place]) for place in devices)
     fits = min(launched().gather(max(1, fits)))
-    rows = next(rows for rows in range(min(fits, most.rows), 0, -1) if share % rows == 0)
+    rows = next(rows for rows in range(min(fits, undivided.rows), 0, -1) if share % rows == 0)
     estimates = [
-        before[place] + state.get(place, 0) + peaks[place] * rows // counted for place in devices
+        idle_bytes[place] + state.get(place, 0) + peaks[place] * rows // counted
+        for place in devices
     ]
     for place in devices:  # what the training itself takes is compared with the estimate
         torch.cuda.reset_peak_memory_stats(place)
@@ -108,7 +109,7 @@ def state_bytes(model: torch.nn.Module, recipe: TrainSpec) -> Bytes:
 
 
 def counted_peaks(
-    objective: Objective, bfloat16: bool, rooms: Bytes, most: int
+    objective: Objective, bfloat16: bool, rooms: Bytes, most_rows: int
 ) -> tuple[int, Bytes]:
     """The rows of the largest trial pass, and the most bytes that it took of each device.
 
@@ -120,7 +121,7 @@ def counted_peaks(
     devices = list(rooms)
     trial_pass(objective, bfloat16, 1)  # in which libraries take buffers that they keep
     rows, peaks = 1, peak_bytes(partial(trial_pass, objective, bfloat16, 1), devices)
-    while all(launched().gather(_twice_fits(peaks, rooms))) and 2 * rows <= most:
+    while all(launched().gather(_twice_fits(peaks, rooms))) and 2 * rows <= most_rows:
         rows *= 2
         peaks = peak_bytes(partial(trial_pass, objective, bfloat16, rows), devices)
     return rows, peaks
@@ -132,13 +133,13 @@ def _twice_fits(peaks: Bytes, rooms: Bytes) -> bool:
 
 def peak_bytes(run: Callable[[], None], devices: Sequence[torch.device]) -> Bytes:
     """The most bytes that were in use at a time in a run, above those before it, by GPU."""
-    before = {}
+    idle_bytes = {}
     for place in devices:
         torch.cuda.synchronize(place)
         torch.cuda.reset_peak_memory_stats(place)
-        before[place] = torch.cuda.memory_allocated(place)
+        idle_bytes[place] = torch.cuda.memory_allocated(place)
     run()
-    return {place: torch.cuda.max_memory_allocated(place) - before[place] for place in devices}
+    return {place: torch.cuda.max_memory_allocated(place) - idle_bytes[place] for place in devices}
 
 
 def trial_pass(objective: Objective, bfloat16: bool, rows: int) -> None:

@@ -193,10 +193,10 @@ def without_configurations(words: Sequence[str], replacing: Sequence[str]) -> li
     """The words without those of `own_configurations` that others replace: a command takes one
     folder, and one search path.
     """
-    kept = list(words)
-    if "--config-dir" in kept and "--config-dir" in replacing:
-        place = kept.index("--config-dir")
-        del kept[place : place + 2]
+    other_words = list(words)
+    if "--config-dir" in other_words and "--config-dir" in replacing:
+        place = other_words.index("--config-dir")
+        del other_words[place : place + 2]
     if any(word.startswith("hydra.searchpath=") for word in replacing):
-        kept = [word for word in kept if not word.startswith("hydra.searchpath=")]
-    return kept
+        other_words = [word for word in other_words if not word.startswith("hydra.searchpath=")]
+    return other_words

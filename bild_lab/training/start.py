@@ -32,7 +32,7 @@ from transformers import (
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.hf.admission import learned_positions
-from bild_lab.errors import UserError, require_choice, require_whole
+from bild_lab.errors import UserError, first_line, require_choice, require_whole
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.point.languages import languages_of
 from bild_lab.lab.store.hashing import content_hash
@@ -209,9 +209,7 @@ class FromScratch:
         try:
             model = auto.from_config(config, dtype=torch.float32)
         except (ValueError, TypeError, RuntimeError) as error:
-            raise UserError(
-                f"model.config cannot be built: {str(error).strip().splitlines()[0]}"
-            ) from error
+            raise UserError(f"model.config cannot be built: {first_line(error)}") from error
         model.config.architectures = [type(model).__name__]
         model.generation_config.max_new_tokens = self._longest
         return model

@@ -15,6 +15,7 @@ from transformers import LlamaConfig
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.native.layers import SPARE_ROWS
+from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.training import answers, memory
 from bild_lab.training.distillation import Teaching
 from bild_lab.training.finetune import finetune
@@ -164,8 +165,7 @@ def test_a_model_spread_over_gpus_answers_as_many_texts_as_their_caches_have_roo
         load=lambda: None,
         module=SimpleNamespace(parameters=lambda: iter(weights)),
     )
-    source = SimpleNamespace(prompt=(1,) * 30, encoder_ids=None, length=30)
-    requests = [SimpleNamespace(source=source, limits=SimpleNamespace(max_new_tokens=70))]
+    requests = [Request(Source((1,) * 30), Limits(30, 70))]
     # layers, keys and values, heads, width, bytes, tokens
     text_bytes = 4 * 2 * 2 * 16 * 2 * (100 + SPARE_ROWS)
     monkeypatch.setattr(answers, "free_bytes", lambda device: 10.1 * text_bytes)

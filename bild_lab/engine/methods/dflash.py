@@ -259,7 +259,7 @@ class DFlashDrafter(Drafter):
         )
         self._request, self._forwards = request, target.forwards
         layers, weight = self._heads.config.layers, self._heads.fc.weight
-        room = len(request.source.prompt) + request.limits.max_new_tokens + SPARE_ROWS
+        room = request.max_length + SPARE_ROWS
         shape = (layers.num_hidden_layers, layers.num_key_value_heads, room, layers.head_dim)
         self._cache = KeyValueCache(shape, weight.dtype, weight.device)
         self._cached = 0  # tokens whose keys and values are there

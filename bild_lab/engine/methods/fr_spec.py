@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.methods.early_exit.views import TargetLayers
@@ -28,7 +26,7 @@ from bild_lab.engine.session import (
     LoadedModel,
     Model,
     OutputSpec,
-    Rows,
+    RowsOrTokens,
     Scores,
     Session,
     SessionOptions,
@@ -129,9 +127,7 @@ class NarrowSession(SessionOver):
         self._vocabulary = vocabulary
 
     @torch.inference_mode()
-    def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
-    ) -> Scores:
+    def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         scores = self._session.extend(rows, replace(output_spec, vocabulary=self._vocabulary))
         return (
             scores

@@ -29,7 +29,7 @@ from transformers import PreTrainedConfig
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.checkpoint.hub import hub_problem, require_hub
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, first_line
 from bild_lab.files import pin_of, write_atomically
 
 if TYPE_CHECKING:
@@ -279,9 +279,7 @@ def read_tensors(folder: Path, kind: FolderKind, names: Sequence[str]) -> dict[s
             return load_file(file)
         content = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise UserError(
-            f"cannot read {file}: {str(error).splitlines()[0]}; {kind.remedy}"
-        ) from error
+        raise UserError(f"cannot read {file}: {first_line(error)}; {kind.remedy}") from error
     if isinstance(content, Mapping) and all(
         isinstance(value, Tensor) for value in content.values()
     ):

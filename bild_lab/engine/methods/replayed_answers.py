@@ -300,10 +300,10 @@ class Wording:
         while start > 0 and self._written(tokens[: start - 1]) == written:
             start -= 1
         silent = list(tokens[start:])
-        most = min(len(silent), len(rest) - 1)
+        longest = min(len(silent), len(rest) - 1)
         return next(
             count
-            for count in range(most, -1, -1)
+            for count in range(longest, -1, -1)
             if silent[len(silent) - count :] == list(rest[:count])
         )
 

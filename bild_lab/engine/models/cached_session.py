@@ -23,7 +23,7 @@ from bild_lab.engine.session import (
     ChainSpec,
     GrownTree,
     OutputSpec,
-    Rows,
+    RowsOrTokens,
     Scores,
     Skipped,
     TreeSpec,
@@ -194,9 +194,7 @@ class CachedSession:
         return self._cached - self.layers.reserved + len(self._pending)
 
     @torch.inference_mode()
-    def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
-    ) -> Scores:
+    def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         rows = as_rows(rows)
         if rows.position is not None:
             self.prefill()

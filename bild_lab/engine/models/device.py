@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import psutil
 import torch
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, first_line, require_whole
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
@@ -72,9 +72,7 @@ def resolve_device(name: str) -> torch.device:
         )
         if meant := _meant(name):
             raise UserError(f"{requirement}; did you mean {meant}?") from error
-        raise UserError(
-            f"{requirement}: {str(error).splitlines()[0].partition('. ')[0]}"
-        ) from error
+        raise UserError(f"{requirement}: {first_line(error).partition('. ')[0]}") from error
     return device
 
 
@@ -98,6 +96,13 @@ def thread_share(processes: int) -> str:
     the cores.
     """
     return os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+
+
+def set_threads(threads: int | None) -> None:
+    """Give PyTorch so many threads of the CPU; None: as many as it has. Raises UserError below 1."""
+    if threads is not None:
+        require_whole("runtime.threads", threads, 1)
+        torch.set_num_threads(threads)
 
 
 def few_cores(processes: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from transformers import LogitsProcessorList
 
@@ -18,7 +18,7 @@ from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import (
     ALL_LOGITS,
     OutputSpec,
-    Rows,
+    RowsOrTokens,
     Scores,
     Session,
     StagedSession,
@@ -89,9 +89,7 @@ class ProcessedSession(SessionOver):
         self._fed: list[int] = []  # the last extend's, or the whole tree's
 
     @torch.inference_mode()
-    def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
-    ) -> Scores:
+    def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         rows = as_rows(rows)
         start = self._session.length if rows.position is None else rows.position
         scores = self._session.extend(rows, output_spec)

@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, Tree
@@ -21,6 +20,7 @@ from bild_lab.engine.session import (
     GrownTree,
     OutputSpec,
     Rows,
+    RowsOrTokens,
     Scores,
     Session,
     TreeSpec,
@@ -70,9 +70,7 @@ class IntersectionSession(SessionOver):
         return self._prompt_rows + len(self._ends)
 
     @torch.inference_mode()
-    def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
-    ) -> Scores:
+    def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         rows = as_rows(rows)
         if (
             rows.position is not None
@@ -186,9 +184,7 @@ class WithinPositions(SessionOver):
         super().__init__(session)
         self._translated = translated
 
-    def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
-    ) -> Scores:
+    def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         return self._session.extend(rows, output_spec)
 
     def room(self, rows: Sequence[int]) -> int | None:

@@ -24,7 +24,7 @@ from bild_lab.engine.session import (
     GrownTree,
     LoadedModel,
     OutputSpec,
-    Rows,
+    RowsOrTokens,
     Scores,
     Session,
     SessionOptions,
@@ -145,9 +145,7 @@ class SharedIdSession(SessionOver):
         return self._model.shared.intersection(vocabulary)
 
     @torch.inference_mode()
-    def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
-    ) -> Scores:
+    def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         rows, vocabulary = as_rows(rows), self._vocabulary(output_spec.vocabulary)
         draft_rows = replace(rows, tokens=self._model.read(rows.tokens))
         scores = self._session.extend(draft_rows, replace(output_spec, vocabulary=vocabulary))

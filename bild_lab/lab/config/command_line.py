@@ -72,6 +72,16 @@ def as_typed(text: str) -> str:
     return re.sub(r"python (?:scripts/)?(\w+)\.py", rf"{CONSOLE_COMMAND} \1", text)
 
 
+def key_of(word: str) -> str:
+    """The key of an override KEY=VALUE."""
+    return word.partition("=")[0]
+
+
+def value_of(word: str) -> str:
+    """The value of an override KEY=VALUE."""
+    return word.partition("=")[2]
+
+
 def options_first(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Hydra's options that have a value, each with it, and all other words."""
     options, other_words, remaining_words = [], [], list(words)
@@ -79,7 +89,7 @@ def options_first(words: Sequence[str]) -> tuple[list[str], list[str]]:
         word = remaining_words.pop(0)
         if word in VALUED_OPTIONS and remaining_words:
             options += [word, remaining_words.pop(0)]
-        elif word.partition("=")[0] in VALUED_OPTIONS:
+        elif key_of(word) in VALUED_OPTIONS:
             options.append(word)
         else:
             other_words.append(word)
@@ -92,47 +102,60 @@ def require_overrides(words: Sequence[str]) -> None:
 
     Hydra itself only names the place in its grammar where it stopped.
     """
-    if any(word.partition("=")[0] in FREE_OPTIONS for word in words):
+    if any(key_of(word) in FREE_OPTIONS for word in words):
         return
     for index, word in enumerate(words):
-        key, equals, value = word.partition("=")
-        next_word = words[index + 1] if index + 1 < len(words) else ""
-        if word[:1] in LONG_DASHES:
-            raise UserError(
-                f"{word!r} begins with a long dash; write it with a hyphen: -{word[1:]}"
-            )
-        if word[:2] == "--" and equals:
-            raise UserError(
-                f"{word!r} is no option; keys have no hyphens before them: {word.lstrip('-')}"
-            )
-        # an option may be shortened
-        if word[:1] == "-" and not any(flag.startswith(word) for flag in FLAGS):
-            meant = did_you_mean(word, FLAGS) or "keys are KEY=VALUE without hyphens"
-            raise UserError(f"there is no option {word!r}; {meant}")
+        _require_hyphens(word)
         if word[:1] in ("-", "~"):
             continue
-        space_before_equals = not equals and next_word[:1] == "="
-        space_after_equals = (
-            equals and not value and next_word and "=" not in next_word and next_word[:1] != "-"
-        )
-        if space_before_equals or space_after_equals:
-            joined = "".join([word, *words[index + 1 : index + (3 if next_word == "=" else 2)]])
-            raise UserError(
-                f"a space around = parts the key from its value; write them together: {joined}"
-            )
-        if not equals:
+        _require_joined(word, words[index + 1 :])
+        if "=" not in word:
             raise UserError(_no_override(word, words[index - 1] if index else ""))
-        if key.endswith("template"):  # free text
-            continue
-        if value[:1] in CURLED_QUOTES:
-            raise UserError(f"{word!r} has curled quotes; write straight ones, ' or \", or none")
-        if value.endswith(",") and len(value) > 1:
-            remedy = (
-                f"{word}{next_word}" if next_word and "=" not in next_word else word.rstrip(",")
-            )
-            raise UserError(
-                f"{word!r} ends with a comma; values have no space between them: {remedy}"
-            )
+        next_word = words[index + 1] if index + 1 < len(words) else ""
+        _require_plain_value(word, next_word)
+
+
+def _require_hyphens(word: str) -> None:
+    """Raise UserError for an option that there is not, or that a keyboard has changed."""
+    if word[:1] in LONG_DASHES:
+        raise UserError(f"{word!r} begins with a long dash; write it with a hyphen: -{word[1:]}")
+    if word[:2] == "--" and "=" in word:
+        raise UserError(
+            f"{word!r} is no option; keys have no hyphens before them: {word.lstrip('-')}"
+        )
+    # an option may be shortened
+    if word[:1] == "-" and not any(flag.startswith(word) for flag in FLAGS):
+        meant = did_you_mean(word, FLAGS) or "keys are KEY=VALUE without hyphens"
+        raise UserError(f"there is no option {word!r}; {meant}")
+
+
+def _require_joined(word: str, next_words: Sequence[str]) -> None:
+    """Raise UserError for a space before or after =, which makes several words of an override."""
+    _, equals, value = word.partition("=")
+    next_word = next_words[0] if next_words else ""
+    space_before_equals = not equals and next_word[:1] == "="
+    space_after_equals = (
+        equals and not value and next_word and "=" not in next_word and next_word[:1] != "-"
+    )
+    if space_before_equals or space_after_equals:
+        joined = "".join([word, *next_words[: 2 if next_word == "=" else 1]])
+        raise UserError(
+            f"a space around = parts the key from its value; write them together: {joined}"
+        )
+
+
+def _require_plain_value(word: str, next_word: str) -> None:
+    """Raise UserError for an override whose value a keyboard has changed, or a space after a comma
+    has cut.
+    """
+    key, _, value = word.partition("=")
+    if key.endswith("template"):  # free text
+        return
+    if value[:1] in CURLED_QUOTES:
+        raise UserError(f"{word!r} has curled quotes; write straight ones, ' or \", or none")
+    if value.endswith(",") and len(value) > 1:
+        remedy = f"{word}{next_word}" if next_word and "=" not in next_word else word.rstrip(",")
+        raise UserError(f"{word!r} ends with a comma; values have no space between them: {remedy}")
 
 
 def _no_override(word: str, previous_word: str) -> str:

@@ -32,6 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.errors import (
     UserError,
+    first_line,
     suggestion,
 )
 from bild_lab.lab.config.schemas import SCHEMAS, ReportSpec
@@ -252,7 +253,7 @@ def resolved_policy(policy: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         if isinstance(error.__cause__, UserError):  # from a policy that this one is composed of
             raise error.__cause__ from error
-        raise UserError(f"policy {policy.get('name')}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"policy {policy.get('name')}: {first_line(error)}") from error
     return values
 
 

@@ -18,6 +18,7 @@ from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBas
 
 from bild_lab.errors import (
     UserError,
+    first_line,
     require_choice,
     require_finite,
     require_model_path,
@@ -272,7 +273,7 @@ def typed(cls: type[T], node: Any, group: str) -> T:
             f"{group} has no key {str(error.key)!r}; it has {', '.join(sorted(names))}"
         ) from error
     except OmegaConfBaseException as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         if "is not a ListConfig" in reason:
             reason = "a list is wanted, in brackets: [4,6,8], or of one value [4]"
         raise UserError(f"{group}.{error.full_key or ''}: {reason}") from error

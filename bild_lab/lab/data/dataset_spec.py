@@ -199,10 +199,12 @@ class DatasetSpec:
             object.__setattr__(self, "split", file_split or "test")
         lead = self.metrics[0] if self.metrics else self.metric
         object.__setattr__(self, "metric", lead if lead or self.has_references else "agreement")
-        self._require_task()
+        self._require_prompt()
+        self._require_metrics()
+        self._require_rows()
         self._require_shots()
 
-    def _require_task(self) -> None:
+    def _require_prompt(self) -> None:
         _require(self.split, "split must name a split (train, validation, test), got an empty one")
         # reading a path shows its columns, which the message can then name
         _require(
@@ -220,6 +222,8 @@ class DatasetSpec:
             f"prompt_template holds {{input}}, got {prompt_template!r}; set dataset.input_column, or"
             " leave it out",
         )
+
+    def _require_metrics(self) -> None:
         _require(self.metric, f"metric must be one of {METRIC_NAMES}, got none")
         _require(
             len(set(self.scored)) == len(self.scored),
@@ -243,6 +247,8 @@ class DatasetSpec:
             f"metric=pass_at_1 needs dataset.reference_template, a program that holds {ANSWER}"
             f" once, got {self.reference_template!r}; conf/dataset/humaneval.yaml has one",
         )
+
+    def _require_rows(self) -> None:
         _require(
             self.max_source_tokens is None or self.turns == 1,
             "max_source_tokens cuts the source of a first turn, and later turns need whole ones, "
@@ -251,7 +257,6 @@ class DatasetSpec:
         _require(
             self.path or self.hub_id, f"path=DIR or dataset.hub_id must be set for {self.name!r}"
         )
-
         _require(
             self.category_column or not self.categories,
             f"categories={self.categories} needs the column that has them: set"
@@ -310,10 +315,10 @@ class DatasetSpec:
 
         Those of a checkpoint are known after `for_model`.
         """
-        own, trims = self.has_own_template, self.chat_template[0] == TRIMMING
+        is_own, trims = self.has_own_template, self.chat_template[0] == TRIMMING
         return tuple(
-            Template(first_turn, self.next_turn_template, complete=own, trims=trims)
-            for first_turn in (self.chat_template[1:] if own else self.chat_template)
+            Template(first_turn, self.next_turn_template, complete=is_own, trims=trims)
+            for first_turn in (self.chat_template[1:] if is_own else self.chat_template)
         )
 
     @property

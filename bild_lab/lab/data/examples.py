@@ -26,7 +26,7 @@ from bild_lab.lab.data.conversations import (
     messages_of,
     questions_and_answers,
 )
-from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, fill_template
+from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template, fill_template
 from bild_lab.lab.data.formats import Row, columns_of, first_value
 from bild_lab.lab.data.prompts import (
     CompleteSourcePrompt,
@@ -58,21 +58,38 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
     if spec.limit is not None:
         rows = islice(rows, spec.limit)
     examples = tuple(_examples(spec, rows, "".join(text for _, text in shots)))
-    if not examples and spec.categories and not spec.skip:
+    if not examples:
+        raise _why_none(spec)
+    _require_unique_ids(spec, examples)
+    # one file may serve as two splits
+    if {source for source, _ in shots} & {example.source for example in examples}:
         raise UserError(
+            f"split {spec.shot_split!r} of dataset {spec.name!r} has an example of split"
+            f" {spec.split!r}, so the prompt would show its answer; give dataset.path a folder with"
+            " a file for each split"
+        )
+    return examples if unanswered and spec.history is None else _with_history(spec, examples)
+
+
+def _why_none(spec: DatasetSpec) -> UserError:
+    """The error for a dataset without examples."""
+    if spec.categories and not spec.skip:
+        return UserError(
             f"dataset {spec.name!r} has no row of dataset.categories={list(spec.categories)} in"
             f" split {spec.split!r}; it has {', '.join(_categories(spec)) or 'none'}"
         )
-    if not examples:
-        problem = f"dataset {spec.name!r} has no examples in split {spec.split!r}"
-        if next(islice(_numbered_rows(spec), spec.skip, None), None) is not None:
-            raise UserError(
-                f"{problem}, as all of its rows were left out: they have no source, or no answered"
-                " question; check dataset.source_column and the rows"
-            )
-        if spec.skip:
-            raise UserError(f"{problem} after {spec.skip} rows; check dataset.skip")
-        raise UserError(f"{problem}; check dataset.split")
+    problem = f"dataset {spec.name!r} has no examples in split {spec.split!r}"
+    if next(islice(_numbered_rows(spec), spec.skip, None), None) is not None:
+        return UserError(
+            f"{problem}, as all of its rows were left out: they have no source, or no answered"
+            " question; check dataset.source_column and the rows"
+        )
+    if spec.skip:
+        return UserError(f"{problem} after {spec.skip} rows; check dataset.skip")
+    return UserError(f"{problem}; check dataset.split")
+
+
+def _require_unique_ids(spec: DatasetSpec, examples: Sequence[Example]) -> None:
     ids = [example.id for example in examples]
     if len(set(ids)) < len(ids):
         repeated_id = next(
@@ -82,13 +99,12 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
             f"dataset {spec.name!r} has two examples with id {repeated_id!r}; set"
             " dataset.id_column=null"
         )
-    # one file may serve as two splits
-    if {source for source, _ in shots} & {example.source for example in examples}:
-        raise UserError(
-            f"split {spec.shot_split!r} of dataset {spec.name!r} has an example of split"
-            f" {spec.split!r}, so the prompt would show its answer; give dataset.path a folder with"
-            " a file for each split"
-        )
+
+
+def _with_history(spec: DatasetSpec, examples: tuple[Example, ...]) -> tuple[Example, ...]:
+    """The examples, later turns after the answers of `spec.history`. Raises UserError for later
+    turns without it.
+    """
     if spec.history == REFERENCES:
         return with_answers(
             examples,
@@ -96,7 +112,7 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
         )
     if spec.history is not None:
         return with_answers(examples, _history(spec.history, spec.split))
-    if not unanswered and any(example.continues for example in examples):
+    if any(example.continues for example in examples):
         raise UserError(
             f"the later turns of dataset {spec.name!r} need the answers to the turns before them;"
             " set dataset.turns=1 for first turns only, or dataset.history=DIR, such as"
@@ -199,23 +215,32 @@ def _examples(
         else:
             turns = _turns(spec, where, row)
         yield from _row_examples(spec, where, row, f"{split}-{index}", turns, answers, shots)
+    _warn_of_rows(spec.name, instructed, unanswered, without_source)
+
+
+def _warn_of_rows(
+    dataset: str, instructed: int, unanswered: int, without_source: Sequence[str]
+) -> None:
+    """Log what a reader of the examples would not expect. instructed, unanswered: conversations
+    with a system message, and without an answered question. without_source: where such rows are.
+    """
     if instructed:
         log.warning(
             "%s: %s with a system message; it stands before their first question",
-            spec.name,
+            dataset,
             "1 conversation begins" if instructed == 1 else f"{instructed} conversations begin",
         )
     if unanswered:
         log.warning(
             "%s: %s without an answered question %s left out",
-            spec.name,
+            dataset,
             "1 conversation" if unanswered == 1 else f"{unanswered} conversations",
             "is" if unanswered == 1 else "are",
         )
     if without_source:
         log.warning(
             "%s: rows without a source are left out, %d of them, first %s",
-            spec.name,
+            dataset,
             len(without_source),
             without_source[0],
         )
@@ -261,20 +286,22 @@ def _row_examples(
         if asks_the_last:
             yield last_turn(templated_example, asked_turns, answers, template, asked_around)
             continue
-        asked_question = asked_turns[0].join(asked_around)
-        first_turn, *later_turns = conversation(
-            templated_example, [asked_question, *asked_turns[1:]], template
-        )
-        prompt_type = CompleteSourcePrompt if template.complete else SourcePrompt
-        source_prompt = prompt_type(
-            asked_turns[0], inserted(template.first_turn.split("{question}"), asked_around)
-        )
-        turn_examples = [replace(first_turn, prompt=source_prompt), *later_turns]
+        turn_examples = _all_turns(templated_example, asked_turns, asked_around, template)
         if answers and spec.reference_column:
             for turn_example, answer in zip(turn_examples, answers, strict=True):
                 yield replace(turn_example, references=(answer,))
         else:
             yield from turn_examples
+
+
+def _all_turns(
+    example: Example, turns: Sequence[str], around: Sequence[str], template: Template
+) -> list[Example]:
+    """An example for each turn. around: the texts around the source in the first question."""
+    first_turn, *later_turns = conversation(example, [turns[0].join(around), *turns[1:]], template)
+    prompt_type = CompleteSourcePrompt if template.complete else SourcePrompt
+    prompt = prompt_type(turns[0], inserted(template.first_turn.split("{question}"), around))
+    return [replace(first_turn, prompt=prompt), *later_turns]
 
 
 def trimmed(
@@ -283,16 +310,16 @@ def trimmed(
     """The turns and the texts around the asked one, the last or the first, so that no question has
     spaces around it. A turn that is asked several times in a question keeps those inside.
     """
-    asked = len(turns) - 1 if asks_the_last else 0
-    questions = [turn if index == asked else turn.strip() for index, turn in enumerate(turns)]
+    asked_place = len(turns) - 1 if asks_the_last else 0
+    questions = [turn if index == asked_place else turn.strip() for index, turn in enumerate(turns)]
     texts = [around[0].lstrip(), *around[1:]]
     texts[-1] = texts[-1].rstrip()
-    turn, spaces_before, spaces_after = turns[asked], "", ""
+    turn, spaces_before, spaces_after = turns[asked_place], "", ""
     if not texts[0]:
         spaces_before = turn[: len(turn) - len(turn.lstrip())]
     if not texts[-1]:
         spaces_after = turn[len(turn.rstrip()) :]
-    questions[asked] = turn.removeprefix(spaces_before).removesuffix(spaces_after)
+    questions[asked_place] = turn.removeprefix(spaces_before).removesuffix(spaces_after)
     texts[1:-1] = [spaces_after + text + spaces_before for text in texts[1:-1]]
     return questions, tuple(texts)
 

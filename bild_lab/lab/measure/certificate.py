@@ -5,7 +5,7 @@ distributions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -137,22 +137,24 @@ def certify(
         return Certificate(EQUAL)
     if min(len(tokens), len(target_tokens)) == position:  # one goes on after the other has ended
         return _ended_elsewhere(position, tokens, target_tokens)
-    first = _judge_token(
+    first_verdict = _judge_token(
         target, request, tokens, position, target_tokens[position], method, other_engines
     )
-    if first.verdict != TIE:
-        return first
+    if first_verdict.verdict != TIE:
+        return first_verdict
     prompt, scores = request.source.prompt, RowByRow(target, request)
-    for position in range(first.position + 1, len(tokens)):
+    for position in range(first_verdict.position + 1, len(tokens)):
         target_token = int(most_likely(scores.after([*prompt, *tokens[:position]])[None])[0])
         if tokens[position] == target_token:
             continue
-        later = _judge_token(target, request, tokens, position, target_token, method, other_engines)
-        if later.verdict != TIE:
-            return later
+        later_verdict = _judge_token(
+            target, request, tokens, position, target_token, method, other_engines
+        )
+        if later_verdict.verdict != TIE:
+            return later_verdict
     if not request.limits.reached([*prompt, *tokens]):  # the target goes on
         return Certificate(DEFECT, len(tokens))
-    return first
+    return first_verdict
 
 
 def certify_replayed(
@@ -351,40 +353,30 @@ def certify_sampled(
         return Certificate(DEFECT, position, check=TEXT)
     defects = [(DRAWS, position) for position in wrong_draws]
     scores, prompt = RowByRow(target, request), request.source.prompt
-    judged = 0
-    rounding: dict[int, float] = {}
-    distances: list[float | None] = []
-    deviations: list[dict[str, tuple[float, float]]] = []
-    for position in range(len(tokens)):
+    judged: list[JudgedContext] = []
+    for position, token in enumerate(tokens):
         if position not in contexts:
             defects.append((UNVERIFIED, position))
             continue
-        judged += 1
-        context = contexts[position]
         alone = scores.after([*prompt, *tokens[:position]])
-        target_probs = distribution(request.sampling, context.logits)
-        moved = total_variation(target_probs, distribution(request.sampling, alone))
-        rounding[context.rows] = max(moved, rounding.get(context.rows, 0.0))
-        if not relative_difference(context.logits, alone) <= most_noise(target):
-            defects.append((LOGITS, position))
-        if context.output is None:
-            distances.append(None)
-            continue
-        distances.append(total_variation(context.output, target_probs))
-        deviations.append(
-            {
-                name: deviation(tokens[position], context.output, values)
-                for name, values in token_values(context.output, context.proposed).items()
-            }
-        )
-        if not distances[-1] <= SAME_OUTPUT:
-            defects.append((OUTPUT, position))
-    measured = [distance for distance in distances if distance is not None]
+        judged.append(_judge_context(contexts[position], token, alone, request.sampling, target))
+        defects += [(check, position) for check in judged[-1].failed]
+    return _verdict_of_contexts(judged, defects)
+
+
+def _verdict_of_contexts(
+    judged: Sequence[JudgedContext], defects: Sequence[tuple[str, int]]
+) -> Certificate:
+    """A sampled text's certificate. defects: the checks that failed, each with its position."""
+    rounding: dict[int, float] = {}
+    for context in judged:
+        rounding[context.rows] = max(context.moved, rounding.get(context.rows, 0.0))
+    distances = [context.output for context in judged if context.output is not None]
     findings = {
-        "contexts": judged,
-        "output": max(measured) if measured else None,
+        "contexts": len(judged),
+        "output": max(distances) if distances else None,
         "rounding": dict(sorted(rounding.items())),
-        "deviations": sum_of(deviations),
+        "deviations": sum_of(context.deviations for context in judged),
     }
     if defects:
         check, position = min(
@@ -392,10 +384,46 @@ def certify_sampled(
         )
         verdict = SESSION_DEFECT if check == LOGITS else DEFECT
         return Certificate(verdict, position, check=check, **findings)
-    if not judged or None in distances:
+    if not judged or len(distances) < len(judged):
         return Certificate(NO_FORM, **findings)
     verdict = EXACT if max(rounding.values()) <= SAME_OUTPUT else ROUNDING
     return Certificate(verdict, **findings)
+
+
+@dataclass(frozen=True)
+class JudgedContext:
+    """What was found in one context. rows: how many ran in the verifying forward. moved: the total
+    variation between the target's distribution there and that of one row after another. output: that
+    between what the rule emits and the target's distribution; None if it has no closed form.
+    deviations: as in `Certificate`. failed: checks that found a defect.
+    """
+
+    rows: int
+    moved: float
+    output: float | None
+    deviations: Mapping[str, tuple[float, float]]
+    failed: tuple[str, ...]
+
+
+def _judge_context(
+    context: SampledContext, token: int, alone: Logits, sampling: Sampling, target: LoadedModel
+) -> JudgedContext:
+    """token: that was emitted. alone: the target's logits, one row after another."""
+    failed = []
+    target_probs = distribution(sampling, context.logits)
+    moved = total_variation(target_probs, distribution(sampling, alone))
+    if not relative_difference(context.logits, alone) <= most_noise(target):
+        failed.append(LOGITS)
+    if context.output is None:
+        return JudgedContext(context.rows, moved, None, {}, tuple(failed))
+    distance = total_variation(context.output, target_probs)
+    if not distance <= SAME_OUTPUT:
+        failed.append(OUTPUT)
+    deviations = {
+        name: deviation(token, context.output, values)
+        for name, values in token_values(context.output, context.proposed).items()
+    }
+    return JudgedContext(context.rows, moved, distance, deviations, tuple(failed))
 
 
 @dataclass(frozen=True)
@@ -431,24 +459,36 @@ def resample(
             drawn_after.append(recorded.text)
         if not drawn_as_declared(recorded.draft):
             wrong_draws.append(len(recorded.text) - prompt_length)
-        draft, output, drawn = recorded.draft, None, None
-        draws_are_told = draft.probs is None or draft.uniforms is not None
-        if draws_are_told or draft.drawn_from is not None:
-            if id(draft.drawn_from) not in drafters:
-                drafters[id(draft.drawn_from)] = one_row_of_drafter(draft.drawn_from, request)
-            output, drawn = output_of(recorded, request, drafters[id(draft.drawn_from)])
-        children = judged_nodes(draft)
-        for length, row in recorded.contexts:
-            contexts[length - prompt_length] = SampledContext(
-                recorded.rows,
-                recorded.logits[row].clone(),
-                None if output is None else output[row].clone(),
-                None if drawn is None or not children[row] else drawn[children[row][0]].clone(),
-            )
+        drawing_model = recorded.draft.drawn_from
+        if id(drawing_model) not in drafters:
+            drafters[id(drawing_model)] = one_row_of_drafter(drawing_model, request)
+        for length, context in _contexts_of(recorded, request, drafters[id(drawing_model)]):
+            contexts[length - prompt_length] = context
     for text in drawn_after[:REDRAWN_CONTEXTS]:
         if not draws_are_kept(method, request, text):
             wrong_draws.append(len(text) - prompt_length)
     return tokens, contexts, wrong_draws
+
+
+def _contexts_of(
+    recorded: RecordedRound, request: Request, drafter: RowByRow | None
+) -> Iterator[tuple[int, SampledContext]]:
+    """The contexts of a round, each with its length in tokens."""
+    draft, output, drawn = recorded.draft, None, None
+    draws_are_told = draft.probs is None or draft.uniforms is not None
+    if draws_are_told or draft.drawn_from is not None:
+        output, drawn = output_of(recorded, request, drafter)
+    children = judged_nodes(draft)
+    for length, row in recorded.contexts:
+        yield (
+            length,
+            SampledContext(
+                recorded.rows,
+                recorded.logits[row].clone(),
+                None if output is None else output[row].clone(),
+                None if drawn is None or not children[row] else drawn[children[row][0]].clone(),
+            ),
+        )
 
 
 def one_row_of_drafter(model: Model | None, request: Request) -> RowByRow | None:

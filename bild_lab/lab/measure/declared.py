@@ -45,8 +45,8 @@ def sum_of(
     sums: dict[str, tuple[float, float]] = {}
     for deviations_by_name in deviations:
         for name, (above, variance) in deviations_by_name.items():
-            before = sums.get(name, (0.0, 0.0))
-            sums[name] = before[0] + above, before[1] + variance
+            total = sums.get(name, (0.0, 0.0))
+            sums[name] = total[0] + above, total[1] + variance
     return sums
 
 

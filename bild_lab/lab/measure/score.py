@@ -33,6 +33,7 @@ from bild_lab.lab.measure.summary import (
     log_probabilities,
     score_all,
     summarize,
+    texts_at,
 )
 from bild_lab.lab.measure.timing import (
     LONG_ROUND_S,
@@ -49,6 +50,7 @@ from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.point.environment import peak_memory_mb
 from bild_lab.lab.point.prepare import Point
 from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
+from bild_lab.lab.schema.numbers import CertificateCounts, DecodingCosts
 from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.result import Environment, Result, Setting
 from bild_lab.lab.schema.statistics import conversations_of
@@ -98,12 +100,6 @@ def result_of(
         }
         summary = summarize(examples, timed, point.seed)
         quality_fields, scores_by_example = _scored(point, examples, timed, texts, likelihoods)
-        cost = None
-        if point.batch == 1:  # the texts of a batch share what a forward reads
-            cost = decoding_costs(timed, DTYPES[point.setting["dtype"]].itemsize)
-        certificate = None
-        if certificates is not None:
-            certificate = count_verdicts(certificates, decoder.method.lossless(point.sampling))
         result = Result(
             point=point.id,
             name=point.name,
@@ -115,12 +111,12 @@ def result_of(
             same_as_baseline=point.same_as_baseline,
             **quality_fields,
             **summary,
-            certificate=certificate,
+            certificate=_counted_verdicts(point, certificates),
             **truncation_rates(timed, texts, requests),
             **_engine_facts(point),
             baseline_loop_share=baseline_loop_share,
             stages_s=stages_s,
-            cost=cost,
+            cost=_cost(point, timed),
             **_stage_findings(point, timed, stages_s, traces, summary),
             environment=Environment({**environment_facts, "code": point.code}),
             seconds={},
@@ -134,6 +130,22 @@ def result_of(
         spans_of_example = traces[index].spans if index < len(traces) else ()
         rows[index] = with_trace(rows[index], example.prompt, spans_of_example, decoder.pieces)
     return result, rows
+
+
+def _counted_verdicts(
+    point: Point, certificates: Sequence[Certificate] | None
+) -> CertificateCounts | None:
+    if certificates is None:
+        return None
+    claimed = point.decoders[METHOD].method.lossless(point.sampling)
+    return count_verdicts(certificates, claimed)
+
+
+def _cost(point: Point, timed: TimedTexts) -> DecodingCosts | None:
+    """None in a batch, whose texts share what a forward reads."""
+    if point.batch > 1:
+        return None
+    return decoding_costs(timed, DTYPES[point.setting["dtype"]].itemsize)
 
 
 def _scored(
@@ -179,7 +191,7 @@ def _answered(
 ) -> tuple[TimedTexts, Mapping[str, Sequence[float]] | None]:
     """The texts that no engine failed to give, and their log-probabilities if they are known."""
     indices = answered_indices(timed)
-    texts = {name: [texts[index] for index in indices] for name, texts in timed.items()}
+    texts = texts_at(timed, indices)
     if likelihoods is None:
         return texts, None
     return texts, {name: [nats[index] for index in indices] for name, nats in likelihoods.items()}
@@ -191,11 +203,11 @@ def _engine_facts(point: Point) -> dict[str, Any]:
     if isinstance(decoder.method, Replays):
         return {"engine": None, "precision": None, "peak_memory_mb": None}
     drafting = decoder.running[1:]
-    ours = decoder.method.engine in {model.engine for model in decoder.running}
+    runs_here = decoder.method.engine in {model.engine for model in decoder.running}
     return {
         "engine": decoder.method.engine,
         "draft_engine": ", ".join(dict.fromkeys(model.engine for model in drafting))
-        if drafting and ours
+        if drafting and runs_here
         else None,
         "precision": precision_of(decoder.method, decoder.target, point.setting["dtype"]),
         "peak_memory_mb": peak_memory_mb(decoder.target.device),

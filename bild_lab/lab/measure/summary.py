@@ -69,7 +69,7 @@ def summarize(
     # by all ids, as the first turn of a conversation may be what did not come
     questions = questions_of([example.id for example in examples])
     examples = [replace(examples[index], id=questions[index]) for index in indices]
-    timed = {name: [texts[index] for index in indices] for name, texts in timed.items()}
+    timed = texts_at(timed, indices)
     baseline = timed.get(BASELINE)
     if not all(text.latency_s for text in timed[METHOD]):
         return {
@@ -106,6 +106,11 @@ def answered_indices(timed: TimedTexts) -> list[int]:
     ]
 
 
+def texts_at(timed: Mapping[str, Sequence[Timed]], indices: Sequence[int]) -> TimedTexts:
+    """Each method's texts of the examples at these places."""
+    return {name: [texts[index] for index in indices] for name, texts in timed.items()}
+
+
 def drafted_by_server(timed: Sequence[Timed]) -> int | None:
     """How many tokens a server drafted for these texts; None where it does not say, and for our
     own engines.
@@ -134,11 +139,11 @@ def stream_summary(timed: Sequence[Timed], errors: int) -> Streamed | None:
             attempts += report.attempts - 1
             if not report.pieces_s:
                 continue
-            first, last = report.pieces_s[0], report.pieces_s[-1]
-            first_token_s.append(first)
+            first_s, last_s = report.pieces_s[0], report.pieces_s[-1]
+            first_token_s.append(first_s)
             gap_s += np.diff(report.pieces_s).tolist()
             if len(text.token_ids) > 1 and len(report.pieces_s) > 1:
-                token_s.append((last - first) / (len(text.token_ids) - 1))
+                token_s.append((last_s - first_s) / (len(text.token_ids) - 1))
     fields = {"first_token": first_token_s, "token": token_s, "gap": gap_s}
     percentiles = {
         f"{name}_p{percent}": float(np.quantile(seconds, percent / 100))
@@ -241,7 +246,7 @@ def by_category(
             members.setdefault(example.category, []).append(index)
     categories = {}
     for category, indices in members.items():
-        timed_members = {name: [texts[index] for index in indices] for name, texts in timed.items()}
+        timed_members = texts_at(timed, indices)
         member_counts = counts(timed_members[METHOD])
         categories[category] = Category(
             n_examples=len(indices),

@@ -167,34 +167,47 @@ def time_methods(
     """
     timed = {name: [] for name in methods} if earlier is None else earlier
     first_repeat = 0 if earlier is None else repeats_of(earlier)
-    end_repeat = first_repeat + repeats
+    passes = range(first_repeat, first_repeat + repeats)
     share = 1 / (repeats * len(methods))  # one decoding is so much of a text's work
     with no_garbage_collection():
-        for repeat in range(first_repeat, end_repeat):
-            for turn, block in enumerate(timed_blocks(len(requests), options.batch)):
-                for name in order(list(methods), turn, repeat):
-                    texts, joules, compiled = _decode_block(
-                        methods[name], requests, block, options, share, is_first=repeat == 0
-                    )
-                    if repeat == 0:
-                        number = turn if options.batch > 1 else None
-                        timed[name] += [
-                            Timed(text.token_ids, [], text.trace, block=number) for text in texts
-                        ]
-                    block_joules = _shared_out(joules, texts)
-                    for index, text, text_joules in zip(block, texts, block_joules, strict=True):
-                        timed[name][index].latency_s.append(text.share_s)
-                        timed[name][index].compiled.append(compiled)
-                        timed[name][index].target_calls.append(text.trace.target_calls)
-                        if options.batch > 1:
-                            timed[name][index].waited_s.append(text.latency_s)
-                        if text_joules is not None:
-                            timed[name][index].joules.append(text_joules)
-                        if text.trace.report is not None:
-                            timed[name][index].reports.append(text.trace.report)
-                    if options.batch == 1:
-                        options.advance(share)
+        for repeat, number, block, name in _turns(methods, passes, len(requests), options.batch):
+            texts, joules, compiled = _decode_block(
+                methods[name], requests, block, options, share, is_first=repeat == 0
+            )
+            if repeat == 0:
+                block_number = number if options.batch > 1 else None
+                timed[name] += [
+                    Timed(text.token_ids, [], text.trace, block=block_number) for text in texts
+                ]
+            block_joules = _shared_out(joules, texts)
+            for index, text, text_joules in zip(block, texts, block_joules, strict=True):
+                _add_repeat(timed[name][index], text, text_joules, compiled)
+                if options.batch > 1:
+                    timed[name][index].waited_s.append(text.latency_s)
+            if options.batch == 1:
+                options.advance(share)
     return timed
+
+
+def _turns(
+    methods: Mapping[str, Method], passes: range, texts: int, batch: int
+) -> Iterator[tuple[int, int, range, str]]:
+    """What is decoded next: in which pass, the number of the block and its places, by which method."""
+    for repeat in passes:
+        for number, block in enumerate(timed_blocks(texts, batch)):
+            for name in order(list(methods), number, repeat):
+                yield repeat, number, block, name
+
+
+def _add_repeat(timed: Timed, text: BatchedText, joules: float | None, compiled: bool) -> None:
+    """Note what a further decoding of a text took."""
+    timed.latency_s.append(text.share_s)
+    timed.compiled.append(compiled)
+    timed.target_calls.append(text.trace.target_calls)
+    if joules is not None:
+        timed.joules.append(joules)
+    if text.trace.report is not None:
+        timed.reports.append(text.trace.report)
 
 
 def _decode_block(
@@ -215,7 +228,7 @@ def _decode_block(
         _rehearse(method, requests, block, options)
     for _ in range(MOST_DECODINGS):
         steps = options.compiled_steps()
-        seeded_requests = [requests[index].seeded(options.seed, index) for index in block]
+        seeded_requests = _seeded(requests, block, options)
         if options.batch > 1:
             texts = _decode_batch(method, seeded_requests, options, share)
         else:
@@ -225,6 +238,10 @@ def _decode_block(
         if steps == options.compiled_steps():
             return texts, joules, False
     return texts, joules, True
+
+
+def _seeded(requests: Sequence[Request], block: range, options: TimingOptions) -> list[Request]:
+    return [requests[index].seeded(options.seed, index) for index in block]
 
 
 def _shared_out(joules: float | None, texts: Sequence[BatchedText]) -> list[float | None]:
@@ -239,7 +256,7 @@ def _rehearse(
 ) -> None:
     """Decode the first token of each text of a block, together if they are timed together."""
     untimed = replace(options, synchronize=no_wait, joules=no_joules, advance=no_progress)
-    block_requests = [requests[index].seeded(options.seed, index) for index in block]
+    block_requests = _seeded(requests, block, options)
     if options.batch > 1:
         first_tokens = [request.shorter(1) for request in block_requests]
         _decode_batch(method, first_tokens, untimed, share=0.0)
@@ -300,7 +317,7 @@ def warm_up(
     tokens_each = WARM_TOKENS if batch > 1 else -(-WARM_TOKENS // max(1, count))
     for block in blocks(count, batch):
         for method in methods.values():
-            seeded_requests = [requests[index].seeded(options.seed, index) for index in block]
+            seeded_requests = _seeded(requests, block, options)
             if batch == 1 and isinstance(method, Streams):
                 verify_s += _warm_up_stream(method, seeded_requests[0], tokens_each)
                 continue

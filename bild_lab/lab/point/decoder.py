@@ -247,7 +247,7 @@ class Decoder:
         """
         prompt_length = len(source.prompt)
         tokens_read = prompt_length + max_new_tokens - 1  # the last token is never read
-        source_length = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
+        source_length = source.encoder_length
         limits = []
         for model in self.running:
             name = f"{model.checkpoint.path} ({model.checkpoint.config.model_type})"

@@ -26,14 +26,15 @@ import torch
 from bild_lab.engine.models.device import processor
 from bild_lab.lab.schema.result import BUSY_PERCENT
 
-PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score", "datasets")
+# packages whose version can change a number
+PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score")
 
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Everything that a reader needs to judge the timings."""
     return {
         "bild_lab": package_version("bild_lab"),
-        **{name: package_version(name) for name in PACKAGES},
+        **{name: package_version(name) for name in (*PACKAGES, "datasets")},
         "python": platform.python_version(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),

@@ -22,7 +22,7 @@ from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.protocols import External
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError
-from bild_lab.files import pin_of
+from bild_lab.files import hub_key, pin_of
 from bild_lab.lab.config.schemas import (
     SCHEMAS,
     DecodingSpec,
@@ -37,7 +37,7 @@ from bild_lab.lab.metrics.external_metrics import EVALUATE, script_of, user_func
 from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.metrics.writing import splitter_name
 from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder, sampling_of
-from bild_lab.lab.point.environment import hardware, package_version
+from bild_lab.lab.point.environment import PACKAGES, hardware, package_version
 from bild_lab.lab.point.load import decoder_of
 from bild_lab.lab.store.code import own_code_hash
 from bild_lab.lab.store.groups import pair_title
@@ -50,8 +50,6 @@ from bild_lab.lab.store.hashing import (
     parts_code_hash,
 )
 
-# packages whose version can change a number
-PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score")
 # bytes; file systems allow 255, and our temporary names are longer than the folder's
 LONGEST_NAME = 200
 DEFAULT_THREADS = torch.get_num_threads()
@@ -323,9 +321,7 @@ def _commits_of(decoder: Decoder, dataset: DatasetSpec) -> dict[str, str]:
     revisions = {model.checkpoint.path: model.checkpoint.revision for model in decoder.models}
     if not dataset.path:
         revisions[dataset.hub_id] = dataset.hub_revision
-    keys = {
-        name if revision is None else f"{name}@{revision}" for name, revision in revisions.items()
-    }
+    keys = {hub_key(name, revision) for name, revision in revisions.items()}
     return {key: commit for key, commit in commits_read().items() if key in keys}
 
 

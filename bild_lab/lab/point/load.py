@@ -23,7 +23,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.gguf_file import GgufCheckpoint, recognized
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.engine.models.checkpoint.precision import AUTO, resolve_dtype
-from bild_lab.engine.models.device import DTYPES, dtype_name, resolve_device
+from bild_lab.engine.models.device import DTYPES, dtype_name, resolve_device, set_threads
 from bild_lab.engine.models.hf.model import (
     HuggingFaceModel,
     SpreadModel,
@@ -106,8 +106,7 @@ def load(
     pair = typed(PairSpec, {"name": "user", **paths, **group_options["pair"]}, "pair")
     runtime = typed(RuntimeSpec, group_options["runtime"], "runtime")
     decoder = decoder_of(node, pair, decoding, runtime, in_memory=in_memory)
-    if runtime.threads is not None:
-        torch.set_num_threads(runtime.threads)
+    set_threads(runtime.threads)
     return replace(decoder, chat=chat)
 
 
@@ -144,11 +143,7 @@ def decoder_of(
     method = build_method(policy, {"target": lambda: target, **parts})
     for model in (target, *drafts):
         model.checkpoint.check()
-    runs_blocks = getattr(method, "reads_gguf_blocks", False) and runtime.weights == "gguf"
-    is_peer = isinstance(method, External) and not isinstance(method, Served)
-    runs_original_weights = is_peer or method.engine == "hf"
-    quantized = runtime.weights or pair.draft_weights
-    if quantized and runs_original_weights and not runs_blocks:
+    if (runtime.weights or pair.draft_weights) and not _runs_quantized(method, runtime.weights):
         raise UserError(
             f"policy {policy.name} runs the original weights; set runtime.weights=null"
             " pair.draft_weights=null"
@@ -168,6 +163,14 @@ def decoder_of(
     return Decoder(
         target, method, (target, *drafts), processors, languages, stop, policy=str(policy.name)
     )
+
+
+def _runs_quantized(method: Method, weights: int | str | None) -> bool:
+    """Whether a method's engine runs weights of fewer bits. weights: as `runtime.weights`."""
+    if weights == "gguf" and getattr(method, "reads_gguf_blocks", False):
+        return True
+    is_peer = isinstance(method, External) and not isinstance(method, Served)
+    return not is_peer and method.engine != "hf"
 
 
 def warn_of_translation(draft: LoadedModel) -> None:
@@ -201,18 +204,24 @@ class _Models:
 
     def load(self, key: str, device_map: str | None = None) -> LoadedModel:
         """The model of this key of the pair, on one device or spread over several."""
-        if key not in self._in_memory:
-            path, revision = getattr(self._pair, key), getattr(self._pair, f"{key}_revision")
-            options = (
-                self.engine,
-                self._runtime.compile,
-                self._runtime.trust_remote_code,
-                device_map,
-            )
-            pickles, bits = self._runtime.allow_pickles, self._runtime.weights
-            if key != "target":
-                bits = self._pair.draft_weights or bits
-            return load_model(path, revision, self.device, self.dtype, *options, pickles, bits)
+        if key in self._in_memory:
+            return self._model_in_memory(self._in_memory[key], device_map)
+        runtime, pair = self._runtime, self._pair
+        draft_bits = None if key == "target" else pair.draft_weights
+        return load_model(
+            getattr(pair, key),
+            getattr(pair, f"{key}_revision"),
+            self.device,
+            self.dtype,
+            self.engine,
+            compile=runtime.compile,
+            trust_remote_code=runtime.trust_remote_code,
+            device_map=device_map,
+            allow_pickles=runtime.allow_pickles,
+            bits=draft_bits or runtime.weights,
+        )
+
+    def _model_in_memory(self, loaded: Loaded, device_map: str | None) -> LoadedModel:
         own_weights = self._runtime.weights or self._pair.draft_weights
         if (
             self.engine != "hf"
@@ -224,7 +233,7 @@ class _Models:
                 "a model in memory runs on hf, on one device, got other settings; save it to a"
                 " folder and give that"
             )
-        checkpoint = _loaded_checkpoint(self._in_memory[key])
+        checkpoint = _loaded_checkpoint(loaded)
         return HuggingFaceModel(checkpoint, torch.device(self.device), self.dtype)
 
     def drafting(self, model: LoadedModel) -> LoadedModel:
@@ -383,12 +392,9 @@ def load_model(
         raise UserError(f"{path} cannot run natively, as {why_hf}; set runtime.engine=hf or auto")
     where = torch.device(device)
     if engine != "hf" and why_hf is None:
-        if engine == "kernels" and compile != "false":
-            raise UserError("the kernels need no compiler; set runtime.compile=false")
+        if engine == "kernels":
+            _require_kernels(compile, checkpoint, where, dtype, bits)
         lacking = _why_without_kernels(engine, compile, checkpoint, where, dtype)
-        if engine == "kernels" and lacking is not None:
-            remedy = _remedy_for_kernels(bits, where, dtype)
-            raise UserError(f"the kernels cannot run: {lacking}; set {remedy}")
         if bits != "gguf" or lacking is None:
             module = HuggingFaceModel(checkpoint, where, dtype)
             return NativeModel(
@@ -418,6 +424,22 @@ def _require_gguf_blocks(checkpoint: Checkpoint) -> None:
             " 8, 4 or null"
         )
     _ = checkpoint.kernel_blocks
+
+
+def _require_kernels(
+    compile: str,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    bits: int | str | None,
+) -> None:
+    """Raise UserError where the kernels were asked for and cannot run."""
+    if compile != "false":
+        raise UserError("the kernels need no compiler; set runtime.compile=false")
+    lacking = why_no_kernels(device, dtype, checkpoint.config)
+    if lacking is not None:
+        remedy = _remedy_for_kernels(bits, device, dtype)
+        raise UserError(f"the kernels cannot run: {lacking}; set {remedy}")
 
 
 def _why_without_kernels(

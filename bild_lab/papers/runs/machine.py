@@ -152,41 +152,68 @@ def placement_of(step: Step, machine: Machine) -> Placement | None:
     """
     if step.work is StepKind.NONE:
         return Placement(gpus=0)
+    place = {StepKind.DECODING: _place_decoding, StepKind.ANSWERING: _place_answering}
+    placement = place.get(step.work, _place_training)(step, machine)
+    if placement is None and machine.tries:
+        return Placement()
+    return placement
+
+
+def _place_decoding(step: Step, machine: Machine) -> Placement | None:
     step_needs = needs_of(step, machine)
-    known = has_known_sizes(step_needs)
-    spread = bool(step_needs) and all(need.setting.spread for need in step_needs)
     fewest = fewest_gpus(step_needs, machine)
-    if step.work is StepKind.DECODING:
-        if fewest == 1:
-            return Placement()
-        if fewest is not None and spread:
-            return Placement(_spread_gpus(step_needs, machine, fewest), manner=SPREAD)
-        if machine.tries:
-            return Placement(machine.gpus, manner=SPREAD) if spread else Placement()
+    if fewest == 1:
+        return Placement()
+    if not _is_spread(step_needs):
         return None
-    shares = max(
-        count
-        for count in range(1, machine.gpus + 1)
-        if step.work is StepKind.ANSWERING or step.rows % count == 0
-    )
-    whole, mapped = (), ("runtime.device_map=auto",)
-    if spread:
-        whole, mapped = ("runtime.device_map=null",), ()
-    if step.work is StepKind.ANSWERING and fewest is not None:
+    if fewest is not None:
+        return Placement(_spread_gpus(step_needs, machine, fewest), manner=SPREAD)
+    return Placement(machine.gpus, manner=SPREAD) if machine.tries else None
+
+
+def _place_answering(step: Step, machine: Machine) -> Placement | None:
+    step_needs = needs_of(step, machine)
+    fewest = fewest_gpus(step_needs, machine)
+    mapped = () if _is_spread(step_needs) else ("runtime.device_map=auto",)
+    if fewest is not None:
         count = _spread_gpus(step_needs, machine, fewest)
         if count > 1:  # it must, or takes fewer GPU-hours, as more rows fit together
             return Placement(count, 1, mapped, SPREAD)
     if fewest == 1:
-        if shares == 1 or not known:
-            return Placement()
-        manner = "questions divided" if step.work is StepKind.ANSWERING else "data parallel"
-        return Placement(shares, shares, whole, manner)
-    if step.work is StepKind.TRAINING_BESIDE_FROZEN and shares > 1:
-        if (fewest is not None and fewest <= shares) or machine.tries:
-            return Placement(shares, shares, (*whole, "model.sharded=true"), SHARDED)
-    elif step.work is StepKind.ANSWERING and machine.tries:
-        return Placement(machine.gpus, 1, mapped, SPREAD)
-    return Placement() if machine.tries else None
+        return _divided(step_needs, machine.gpus, "questions divided")
+    return Placement(machine.gpus, 1, mapped, SPREAD) if machine.tries else None
+
+
+def _place_training(step: Step, machine: Machine) -> Placement | None:
+    step_needs = needs_of(step, machine)
+    fewest = fewest_gpus(step_needs, machine)
+    processes = max(count for count in range(1, machine.gpus + 1) if step.rows % count == 0)
+    if fewest == 1:
+        return _divided(step_needs, processes, "data parallel")
+    fits = fewest is not None and fewest <= processes
+    if step.work is StepKind.TRAINING_BESIDE_FROZEN and processes > 1 and (fits or machine.tries):
+        overrides = (*_whole_target(step_needs), "model.sharded=true")
+        return Placement(processes, processes, overrides, SHARDED)
+    return None
+
+
+def _divided(step_needs: Sequence[Needs], processes: int, manner: str) -> Placement:
+    """A step whose models fit on one GPU, its rows divided among processes with a GPU each; on one
+    GPU if nothing is known of its models.
+    """
+    if processes == 1 or not has_known_sizes(step_needs):
+        return Placement()
+    return Placement(processes, processes, _whole_target(step_needs), manner)
+
+
+def _whole_target(step_needs: Sequence[Needs]) -> tuple[str, ...]:
+    """Overrides that put the whole target on the GPU of each process."""
+    return ("runtime.device_map=null",) if _is_spread(step_needs) else ()
+
+
+def _is_spread(step_needs: Sequence[Needs]) -> bool:
+    """Whether the step's configurations themselves spread the target over several GPUs."""
+    return bool(step_needs) and all(need.setting.spread for need in step_needs)
 
 
 def _spread_gpus(step_needs: Sequence[Needs], machine: Machine, fewest: int) -> int:
@@ -200,18 +227,18 @@ def _spread_gpus(step_needs: Sequence[Needs], machine: Machine, fewest: int) -> 
 
 
 def fewest_gpus(
-    step_needs: Sequence[Needs], machine: Machine, most: int | None = None
+    step_needs: Sequence[Needs], machine: Machine, limit: int | None = None
 ) -> int | None:
     """Over how many of the machine's GPUs the models of a step fit; None: over none of its numbers.
 
-    most: GPUs that may be taken; None: those of the machine.
+    limit: GPUs that may be taken; None: those of the machine.
     """
     if machine.room_gb is None:  # nothing is known of the memory
         return 1
     return next(
         (
             count
-            for count in range(1, (most or machine.gpus) + 1)
+            for count in range(1, (limit or machine.gpus) + 1)
             if all(need.memory_on(count) <= machine.room_gb for need in step_needs)
         ),
         None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -141,38 +141,26 @@ def needs(
     sizes = {
         name: size_of(name) for name in (setting.target, *setting.drafts) if name in hub()["models"]
     }
-    stored = {name: hub()["models"][name]["stored"] for name in sizes}
-    download = {name: sizes[name].weights * width / 1e9 for name, width in stored.items() if width}
-    data = setting.dataset
-    card = hub()["datasets"].get(data["hub_id"], {}) if data.get("path") is None else {}
-    if card:
-        download[data["hub_id"]] = card["mb"] / 1e3
-    rows = card.get("splits", {}).get(data.get("split"))
-    if rows is not None:
-        rows = max(0, rows - data.get("skip", 0))
-    examples = min((count for count in (data["limit"], rows) if count is not None), default=None)
-    prompt = data["max_source_tokens"] or PROMPT
-    gigabytes = BYTES[setting.dtype] / 1e9
-    weights = sum(size.weights for size in sizes.values())
     target = sizes.get(setting.target)
+    card = _dataset_card(setting)
+    prompt = setting.dataset["max_source_tokens"] or PROMPT
+    gigabytes = BYTES[setting.dtype] / 1e9
+    head_weights = 0
     if setting.heads and target is not None and target.shape is not None:
-        weights += setting.heads * target.shape.vocabulary * target.shape.dim
+        head_weights = setting.heads * target.shape.vocabulary * target.shape.dim
+    drafting = (set(setting.drafts) & set(sizes)) - {setting.target}
+    cached_tokens = prompt + setting.max_new_tokens
     needed = Needs(
         setting=setting,
-        download_gb=download,
-        weights_gb=weights * gigabytes,
+        download_gb=_download_gb(setting, sizes, card),
+        weights_gb=(sum(size.weights for size in sizes.values()) + head_weights) * gigabytes,
         state_gb=0.0,
-        row_gb=sum(size.cache for size in sizes.values())
-        * (prompt + setting.max_new_tokens)
-        * gigabytes,
+        row_gb=sum(size.cache for size in sizes.values()) * cached_tokens * gigabytes,
         rows=max(1, setting.at_once),
         room_gb=GPUS[gpu][0] if room_gb is None else room_gb,
-        examples=examples,
+        examples=_example_count(setting, card),
         hours=None,
-        drafts_gb=gigabytes
-        * sum(
-            sizes[name].weights for name in (set(setting.drafts) & set(sizes)) - {setting.target}
-        ),
+        drafts_gb=gigabytes * sum(sizes[name].weights for name in drafting),
         node_gpus=node_gpus,
     )
     if target is None:
@@ -180,12 +168,42 @@ def needs(
     tokens = min(card["tokens"] if card else ANSWER, setting.max_new_tokens)
     if setting.training is not None:
         return _with_training(needed, target, gpu, prompt, tokens)
+    examples = needed.examples
     if not card or examples is None or not (setting.points or setting.at_once):
         return needed
     if setting.points and setting.at_once:
         models = list(sizes.values())
         return needed.timed(lambda _: record_hours(models, setting, gpu, examples, tokens))
     return needed.timed(lambda gpus: _hours(needed, target, gpu, gpus, examples, tokens))
+
+
+def _dataset_card(setting: RunSetting) -> Mapping[str, Any]:
+    """What is known of the setting's data set on the hub; empty for files and unknown ones."""
+    data = setting.dataset
+    return hub()["datasets"].get(data["hub_id"], {}) if data.get("path") is None else {}
+
+
+def _download_gb(
+    setting: RunSetting, models: Collection[str], card: Mapping[str, Any]
+) -> dict[str, float]:
+    """By hub id. models: those that are listed. card: of the data set."""
+    stored = {name: hub()["models"][name]["stored"] for name in models}
+    download = {
+        name: size_of(name).weights * width / 1e9 for name, width in stored.items() if width
+    }
+    if card:
+        download[setting.dataset["hub_id"]] = card["mb"] / 1e3
+    return download
+
+
+def _example_count(setting: RunSetting, card: Mapping[str, Any]) -> int | None:
+    """How many examples the setting takes of its split; None if nothing says."""
+    data = setting.dataset
+    counts = [] if data["limit"] is None else [data["limit"]]
+    rows = card.get("splits", {}).get(data.get("split"))
+    if rows is not None:
+        counts.append(max(0, rows - data.get("skip", 0)))
+    return min(counts, default=None)
 
 
 def _hours(needed: Needs, target: Size, gpu: str, gpus: int, examples: int, tokens: int) -> float:
@@ -229,17 +247,17 @@ def _with_training(needed: Needs, target: Size, gpu: str, prompt: int, tokens: i
     """
     setting, training = needed.setting, needed.setting.training
     shape = target.shape if setting.outline is None else outline_shape(setting.outline)
-    most = max(1, training.batch_size // training.accumulate)
+    most_rows = max(1, training.batch_size // training.accumulate)
     memory: TrainingMemory | None = None
     if shape is not None:
         memory = training_memory(training, shape, target.weights, prompt)
     if memory is None:
-        return replace(needed, row_gb=None, rows=most)
+        return replace(needed, row_gb=None, rows=most_rows)
     needed = replace(
         needed,
         state_gb=(memory.trained + memory.state) / 1e9,
         row_gb=memory.row / 1e9,
-        rows=most,
+        rows=most_rows,
     )
     steps = training.steps
     if steps is None:
@@ -252,7 +270,7 @@ def _with_training(needed: Needs, target: Size, gpu: str, prompt: int, tokens: i
     product_s = training.batch_size * flops / (TRAINING_SHARE * GPUS[gpu][2] * 1e12)
     read_s = target.read * BYTES["float32"] / (1e9 * READ_SHARE * GPUS[gpu][1])
     evaluations = steps / training.evaluate_every if training.evaluate_every else 0
-    batches = math.ceil(training.evaluated / most)
+    batches = math.ceil(training.evaluated / most_rows)
     evaluation_s = batches * tokens * max(read_s, MODULE_LAUNCHES_S * shape.layers)
 
     def hours_on(gpus: int) -> float:

@@ -15,6 +15,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import require_choice
+from bild_lab.lab.config.command_line import key_of
 from bild_lab.lab.config.compose import (
     HYDRA_VERSION,
     config_dir,
@@ -141,7 +142,7 @@ def lists_of(words: Words) -> dict[str, Words]:
     if (application := application_of(words[1])) is None:
         return {}
     overrides = [word for word in words[2:] if "=" in word]
-    group_choices = tuple(word for word in overrides if word.partition("=")[0] in CHOICES)
+    group_choices = tuple(word for word in overrides if key_of(word) in CHOICES)
     swept = composed(application, group_choices).hydra.sweeper.get("params") or {}
     return read_lists(
         [*group_choices, *(f"{key}={value}" for key, value in swept.items()), *overrides]
@@ -150,8 +151,8 @@ def lists_of(words: Words) -> dict[str, Words]:
 
 def replaced_words(words: Words, changes: Sequence[str]) -> Words:
     """The command line with these KEY=VALUE in place of those with the keys that it has."""
-    keys = {word.partition("=")[0] for word in changes}
-    unchanged = (word for word in words if "=" not in word or word.partition("=")[0] not in keys)
+    keys = set(map(key_of, changes))
+    unchanged = (word for word in words if "=" not in word or key_of(word) not in keys)
     return (*unchanged, *changes)
 
 
@@ -177,27 +178,17 @@ def settings_of(words: Words) -> list[RunSetting]:
 
 def setting_of(cfg: DictConfig, points: int) -> RunSetting:
     """What a configuration's models, data and lengths are."""
-    pair, trained = cfg.get("pair"), cfg.get("train")
-    model_path = cfg.model.get("path") if "model" in cfg else None
+    trained = cfg.get("train")
     outline = None
     if "config" in cfg.get("model", {}):  # of random weights
-        model_path = f"outputs/{cfg.name}/checkpoint"
         outline = {**OmegaConf.to_container(cfg.model.config), "vocab_size": cfg.model.vocabulary}
-    models = (
-        [model_path]
-        if model_path or pair is None
-        else [pair.target, pair.draft, pair.get("second_draft")]
-    )
-    # released heads draft beside a target, as a small model does
-    if (heads := OmegaConf.select(cfg, "policy.heads")) in hub()["models"]:
-        models.append(heads)
-    frozen = trained is None or "answers" in cfg  # of conf/shared/frozen.yaml
+    target, *drafts = _models_of(cfg)
     chat_templates = cfg.dataset.get("chat_template") if "dataset" in cfg else None
     return RunSetting(
-        target=models[0],
-        drafts=tuple(model for model in models[1:] if model is not None),
+        target=target,
+        drafts=tuple(draft for draft in drafts if draft is not None),
         dataset=OmegaConf.to_container(cfg.dataset) if "dataset" in cfg else NO_DATA,
-        dtype=cfg.runtime.dtype if trained is None else "bfloat16" if frozen else "float32",
+        dtype=_dtype_of(cfg),
         max_new_tokens=cfg.decoding.max_new_tokens
         if "decoding" in cfg
         else trained.max_target_tokens,
@@ -213,6 +204,25 @@ def setting_of(cfg: DictConfig, points: int) -> RunSetting:
         outline=outline,
         spread=any(OmegaConf.select(cfg, key) for key in DEVICE_MAPS),
     )
+
+
+def _models_of(cfg: DictConfig) -> list[str | None]:
+    """The target, then what drafts beside it: small models, and released heads."""
+    if "config" in cfg.get("model", {}):  # of random weights
+        models = [f"outputs/{cfg.name}/checkpoint"]
+    elif OmegaConf.select(cfg, "model.path") or cfg.get("pair") is None:
+        models = [OmegaConf.select(cfg, "model.path")]
+    else:
+        models = [cfg.pair.target, cfg.pair.draft, cfg.pair.get("second_draft")]
+    heads = OmegaConf.select(cfg, "policy.heads")
+    return [*models, heads] if heads in hub()["models"] else models
+
+
+def _dtype_of(cfg: DictConfig) -> str:
+    """The precision of the weights that run, or stay frozen beside what is trained."""
+    if cfg.get("train") is None:
+        return cfg.runtime.dtype
+    return "bfloat16" if "answers" in cfg else "float32"  # answers: of conf/shared/frozen.yaml
 
 
 def training_of(cfg: DictConfig) -> Training:

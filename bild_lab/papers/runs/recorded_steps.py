@@ -13,6 +13,7 @@ from itertools import product
 
 from omegaconf import DictConfig
 
+from bild_lab.lab.config.command_line import key_of
 from bild_lab.lab.store.hashing import content_hash
 from bild_lab.papers.runs.paper_runs import (
     SETTINGS,
@@ -93,6 +94,6 @@ def _folder(words: Words, configuration: DictConfig) -> str:
     further = sorted(
         word
         for word in words[2:]
-        if "." in word.partition("=")[0] and not word.startswith(NO_CHANGE_OF_TEXTS)
+        if "." in key_of(word) and not word.startswith(NO_CHANGE_OF_TEXTS)
     )
     return f"{name}_{content_hash({'overrides': further})}" if further else name

@@ -16,7 +16,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab import files
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, first_line
 from bild_lab.lab.config.compose import config_dir
 from bild_lab.papers.runs.paper_runs import hub
 
@@ -237,7 +237,7 @@ def pin(branches: Mapping[Repository, str | None]) -> tuple[dict[str, str], dict
                 timeout=ASK_TIMEOUT_S,
             )
         except (HTTPError, OSError) as error:
-            failed[repository.key] = str(error).strip().splitlines()[0]
+            failed[repository.key] = first_line(error)
             continue
         entry = {"revision": info.sha, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
         if branch is not None:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from bild_lab.errors import UserError
 from bild_lab.files import PINS, write_atomically
+from bild_lab.lab.store.code import PACKAGE
 from bild_lab.papers.runs.machine import Placement
 from bild_lab.papers.runs.paper_runs import replaced_words
 from bild_lab.papers.runs.steps import OUTPUTS, Step
 
-PACKAGE = Path(__file__).resolve().parents[2]
 STAMPS = OUTPUTS / ".steps"
 ACCELERATE, COUNT = ["accelerate", "launch", "--multi_gpu"], "--num_processes="
 TAIL = 60  # lines of a failed step's log that are printed: those of Accelerate come after its own

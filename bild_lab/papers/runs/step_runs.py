@@ -199,11 +199,11 @@ def _stopped_by_signals() -> Iterator[None]:
     if current_thread() is not main_thread():  # Python allows handlers there alone
         yield
         return
-    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    earlier_handlers = {number: signal.signal(number, stop) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in earlier_handlers.items():
             signal.signal(number, handler)
 
 

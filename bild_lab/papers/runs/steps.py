@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError, require_choice
+from bild_lab.lab.config.command_line import key_of, value_of
 from bild_lab.lab.config.compose import plain_values
 from bild_lab.papers.published import SCALES, load_published, published_names
 from bild_lab.papers.runs.paper_runs import (
@@ -161,8 +162,8 @@ def steps_of(
         for item in items:
             _add_item(graph, item, scale, overrides, left_out, live)
         _require_one_replaced(name, graph, overrides)
-    used_keys = {word.partition("=")[0] for command in graph for word in shlex.split(command)}
-    for key in (word.partition("=")[0] for word in overrides):
+    used_keys = {key_of(word) for command in graph for word in shlex.split(command)}
+    for key in map(key_of, overrides):
         if key not in used_keys:
             raise UserError(
                 f"no step of {name} has the key {key}; leave it out, or look it up with --cfg job"
@@ -216,13 +217,13 @@ def _require_one_replaced(name: str, graph: Mapping[str, Step], overrides: Seque
     """Raise UserError for data or a model of one's own that several data sets or models would be
     replaced by, each under its own name.
     """
-    for key in [word.partition("=")[0] for word in overrides]:
+    for key in map(key_of, overrides):
         group = key.partition(".")[0]
         replaced: dict[str, None] = {}
         choices: set[str] = set()
         for step in graph.values() if key in NAMING_KEYS else ():
             words = tuple(shlex.split(step.command))
-            unchanged = tuple(word for word in words if word.partition("=")[0] != key)
+            unchanged = tuple(word for word in words if key_of(word) != key)
             if unchanged != words and _reads(step, key):
                 values = [
                     OmegaConf.select(cfg, NAMING_KEYS[key]) for cfg in configurations(unchanged)
@@ -258,7 +259,7 @@ def _chosen(item_commands: Sequence[str], overrides: Sequence[str]) -> Sequence[
     The others would measure a chosen pair on data that it was not made for, such as a translator on
     summaries. What is trained for those that are left is found by what they read.
     """
-    choices = [word for word in overrides if word.partition("=")[0] in CHOICES_OF_COMMANDS]
+    choices = [word for word in overrides if key_of(word) in CHOICES_OF_COMMANDS]
     for key, values in read_lists(choices).items():
         of_generate = [command for command in item_commands if TIMES_GENERATE.search(command)]
         of_policies = [command for command in item_commands if command not in of_generate]
@@ -327,7 +328,7 @@ def _step(
 
 def _policies(compositions: Sequence[DictConfig], lists: Mapping[str, Words]) -> list[str]:
     """The policies that a command decodes with, by name."""
-    swept = [value.partition("=")[2] for value in lists.get("policy", ())]
+    swept = [value_of(value) for value in lists.get("policy", ())]
     return swept or [str(cfg.policy.name) for cfg in compositions if "policy" in cfg]
 
 
@@ -415,14 +416,14 @@ def _taken(words: Words, application: str, overrides: Sequence[str], scale: str)
         known = OmegaConf.select(configuration, key, default=_ABSENT) is not _ABSENT
         return known and not (learns and key.split(".")[0] in MEASURING_GROUPS)
 
-    return [word for word in overrides if is_taken(word.partition("=")[0])]
+    return [word for word in overrides if is_taken(key_of(word))]
 
 
 def _needs_differ(application: str, lists: Mapping[str, Words], key: str) -> bool:
     """Whether values of a key need other models, or other folders in outputs."""
     values = lists[key]
     if key.split(".")[0] not in SETTINGS and not output_folders(
-        [value.partition("=")[2] for value in values]
+        [value_of(value) for value in values]
     ):
         return False
     first_values = {name: choices[0] for name, choices in lists.items()}

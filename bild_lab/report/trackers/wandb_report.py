@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,28 +55,9 @@ def group_report(
     panels: as `logged_panels` finds them. Sends nothing. Raises UserError without wandb-workspaces,
     without groups, or for a group given twice.
     """
-    if not groups or len(set(groups)) < len(groups):
-        raise UserError(
-            f"names of different groups are wanted, got {', '.join(groups) or 'none'}; a group is a"
-            " sweep's name=NAME, as in python scripts/wandb_report.py first second"
-        )
-    try:
-        from wandb_workspaces import expr
-        from wandb_workspaces.reports import v2 as wr
-    except ImportError as error:
-        raise UserError(
-            "reports need wandb-workspaces, which is not installed; pip install 'bild_lab[reports]'"
-        ) from error
-
-    def runs(named: Sequence[str], *filters: Any, groupby: Sequence[str] = ()) -> list[Any]:
-        # no entity: the report's own project, which need not be looked up
-        return [
-            wr.Runset(
-                name=group, filters=[expr.Metric("Group") == group, *filters], groupby=list(groupby)
-            )
-            for group in named
-        ]
-
+    _require_groups(groups)
+    expr, wr = _report_parts()
+    runs = partial(_runsets, expr, wr)
     fronts = wr.PanelGrid(
         runsets=runs(groups, expr.Metric("JobType") == SWEEP), panels=_fronts(wr, panels)
     )
@@ -90,17 +72,10 @@ def group_report(
         )
     ]
     details = [block for group in groups for block in (wr.H2(group), _details(wr, runs([group])))]
-    compared = ", ".join(groups)
-    title = title or f"bild_lab: {compared if len(compared) < 100 else f'{len(groups)} sweeps'}"
-    if len(title) > LONGEST_TITLE:
-        raise UserError(
-            f"title must have at most {LONGEST_TITLE} characters, got {len(title)}; choose a"
-            " shorter one"
-        )
     return wr.Report(
         project=project,
         entity=entity or "",
-        title=title,
+        title=_title(title, groups),
         description=(
             "Sweeps of bild_lab: every point is timed against its baseline, example by example in"
             " turn."
@@ -111,6 +86,54 @@ def group_report(
         ],
         width="fluid",
     )
+
+
+def _require_groups(groups: Sequence[str]) -> None:
+    if not groups or len(set(groups)) < len(groups):
+        raise UserError(
+            f"names of different groups are wanted, got {', '.join(groups) or 'none'}; a group is a"
+            " sweep's name=NAME, as in python scripts/wandb_report.py first second"
+        )
+
+
+def _report_parts() -> tuple[Any, Any]:
+    """The modules of wandb-workspaces with filters and with a report's blocks. Raises UserError
+    without it.
+    """
+    try:
+        from wandb_workspaces import expr
+        from wandb_workspaces.reports import v2 as wr
+    except ImportError as error:
+        raise UserError(
+            "reports need wandb-workspaces, which is not installed; pip install 'bild_lab[reports]'"
+        ) from error
+    return expr, wr
+
+
+def _runsets(
+    expr: Any, wr: Any, groups: Sequence[str], *filters: Any, groupby: Sequence[str] = ()
+) -> list[Any]:
+    """The runs of each group that pass the filters. They are of the report's own project, which
+    need not be looked up.
+    """
+    return [
+        wr.Runset(
+            name=group, filters=[expr.Metric("Group") == group, *filters], groupby=list(groupby)
+        )
+        for group in groups
+    ]
+
+
+def _title(title: str | None, groups: Sequence[str]) -> str:
+    """The title that was given, or one that names the groups. Raises UserError for a long one."""
+    compared = ", ".join(groups)
+    title = title or f"bild_lab: {compared if len(compared) < 100 else f'{len(groups)} sweeps'}"
+    if len(title) > LONGEST_TITLE:
+        raise UserError(
+            f"title must have at most {LONGEST_TITLE} characters, got {len(title)}; choose a"
+            " shorter one"
+        )
+    return title
 
 
 def report_spec(report: Report) -> str:

@@ -200,6 +200,7 @@ class EagleModule(SmallModule):
         target_tokens: Int[Tensor, "batch contexts steps"] | None = None,
     ) -> OwnLoss:
         config, eagle = self.weights.config, self.weights
+        # 1. the frozen model's states of the text
         with torch.no_grad():
             run = decoder_states(
                 self.base, input_ids, contexts, config.target_layers, EagleSpec.skipped
@@ -210,11 +211,11 @@ class EagleModule(SmallModule):
             )
             if self.training and self._noise:
                 states = states + self._drawn(states, input_ids)
-        # pair i ends with token i + 1
+        # 2. the module over the whole text, once; pair i ends with token i + 1
         places, pairs = run.places, (run.places - 1).clamp(min=0)
         embedded = eagle.embed(run.tokens)
         batch_rows = torch.arange(len(places), device=places.device)[:, None]
-        count, last_place = run.tokens.shape[1] - 1, run.tokens.shape[1] - 1
+        count = last_place = run.tokens.shape[1] - 1
         cache: list[tuple[Tensor, Tensor]] = []
         outputs = eagle(
             embedded[:, 1:],
@@ -223,6 +224,7 @@ class EagleModule(SmallModule):
             keeping(cache),
             torch.ones(count, count, dtype=torch.bool, device=places.device).tril()[None, None],
         )[batch_rows, pairs]
+        # 3. what it drafts after each context, step by step over its own outputs
         logits, choices, losses = [], [], []
         trained = self._steps if config.variant == EAGLE3 or not self.training else 1
         for step in range(trained):

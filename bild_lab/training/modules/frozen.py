@@ -133,7 +133,10 @@ class FrozenJob(TrainingJob):
     @cached_property
     def parts(self) -> tuple[list[AnsweredPrompt], list[AnsweredPrompt]]:
         """Rows to train on, and held-out rows, which are spread evenly over the questions."""
-        rows, questions = self.rows, questions_of([each.id for each in self.calibration.answers])
+        rows, questions = (
+            self.rows,
+            questions_of([answer.id for answer in self.calibration.answers]),
+        )
         questions_of_rows = [
             question
             for question, row in zip(questions, self._cut_rows, strict=True)

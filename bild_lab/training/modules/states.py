@@ -5,17 +5,16 @@ and an answer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.utils import ModelOutput
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_device
@@ -177,16 +176,13 @@ class DecoderStates:
 
     tokens: the decoder's. hidden: outputs of layers, by number, of which 0 is the embedding. final:
     the last layer's output after the final norm. places: where each context's last token is among
-    the decoder's tokens. source: of an encoder–decoder, its encoder's output; seen: which of its
-    places are tokens.
+    the decoder's tokens.
     """
 
     tokens: Int[Tensor, "batch m"]
     hidden: Mapping[int, Float[Tensor, "batch m dim"]]
     final: Float[Tensor, "batch m dim"]
     places: Int[Tensor, "batch contexts"]
-    source: Float[Tensor, "batch s dim"] | None = None
-    seen: Bool[Tensor, "batch s"] | None = None
 
 
 def decoder_states(
@@ -203,32 +199,29 @@ def decoder_states(
     whose outputs are wanted. An encoder–decoder's prompt is a row of `OneRowCheckpoint`.
     """
 
-    def states(
-        ran: ModelOutput, tokens: Int[Tensor, "batch m"], places: Int[Tensor, "batch contexts"]
-    ) -> DecoderStates:
-        hidden = {layer: ran.hidden_states[layer].to(tokens.device) for layer in layers}
-        return DecoderStates(tokens, hidden, ran.last_hidden_state.to(tokens.device), places)
-
     options = {"use_cache": False, "output_hidden_states": True}
     if not base.config.is_encoder_decoder:
-        ran = base.get_decoder()(input_ids=input_ids, **options)
-        return states(ran, input_ids, contexts - 1)
-    count, device = input_ids.shape[1], input_ids.device
-    # [batch, 1]; the prompt's last token is the decoder's start
-    source = contexts[:, :1] - 1 - skipped
-    mask = torch.arange(int(source.max()), device=device) < source
-    memory = base.get_encoder()(input_ids=input_ids[:, : mask.shape[1]], attention_mask=mask.long())
-    token_indices = source + torch.arange(count - int(source.min()), device=device)  # [batch, m]
-    rows = input_ids.gather(1, token_indices.clamp(max=count - 1))
-    encoded = {
-        "encoder_hidden_states": memory.last_hidden_state,
-        "encoder_attention_mask": mask.long(),
-    }
-    ran = base.get_decoder()(input_ids=rows, **encoded, **options)
-    places = (contexts - source - 1).clamp(min=0)  # contexts that fill up have one token
-    return replace(
-        states(ran, rows, places), source=memory.last_hidden_state.to(rows.device), seen=mask
-    )
+        rows, places = input_ids, contexts - 1
+        ran = base.get_decoder()(input_ids=rows, **options)
+    else:
+        count, device = input_ids.shape[1], input_ids.device
+        # [batch, 1]; the prompt's last token is the decoder's start
+        source = contexts[:, :1] - 1 - skipped
+        mask = torch.arange(int(source.max()), device=device) < source
+        memory = base.get_encoder()(
+            input_ids=input_ids[:, : mask.shape[1]], attention_mask=mask.long()
+        )
+        row_count = count - int(source.min())
+        token_indices = source + torch.arange(row_count, device=device)  # [batch, m]
+        rows = input_ids.gather(1, token_indices.clamp(max=count - 1))
+        places = (contexts - source - 1).clamp(min=0)  # contexts that fill up have one token
+        encoded = {
+            "encoder_hidden_states": memory.last_hidden_state,
+            "encoder_attention_mask": mask.long(),
+        }
+        ran = base.get_decoder()(input_ids=rows, **encoded, **options)
+    hidden = {layer: ran.hidden_states[layer].to(rows.device) for layer in layers}
+    return DecoderStates(rows, hidden, ran.last_hidden_state.to(rows.device), places)
 
 
 def own_matrices(

@@ -4,8 +4,6 @@ and EAGLE-3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -20,7 +18,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.session import (
     ALL_LOGITS,
     OutputSpec,
-    Rows,
+    RowsOrTokens,
     Scores,
     Session,
     as_rows,
@@ -51,8 +49,7 @@ class EagleDrafter(StateTreeDrafter):
         self._heads.bias = head_bias(
             self._target.checkpoint, self._target.dtype, self._target.device
         )
-        room = len(request.source.prompt) + request.limits.max_new_tokens
-        return EagleSession(self._heads, room, target.forwards)
+        return EagleSession(self._heads, request.max_length, target.forwards)
 
     def target_states(self, scores: Scores) -> Float[Tensor, "m states"]:
         return joined_states(self._heads.config.variant, scores.head_input, scores.hidden)
@@ -83,9 +80,7 @@ class EagleSession(StateSession):
         self._received.append(self._eagle.fused(states))
 
     @torch.inference_mode()
-    def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
-    ) -> Scores:
+    def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         rows = as_rows(rows)
         tokens, tree = on_device(rows.tokens, self._cache.keys.device), rows.tree
         count = tokens.shape[0]

@@ -346,9 +346,11 @@ def load_eagle(target: LoadedModel, path: FilePath | None, variant: str) -> Eagl
             " policy.heads=outputs/eagle/heads"
         )
     eagle = read_eagle(released_folder(path, KIND, WEIGHTS), target.checkpoint.depth)
-    noun, own = f"the EAGLE {path}", eagle.config.variant
-    if own != variant:
-        raise UserError(f"{noun} is of the variant {own}, got policy={variant}; use policy={own}")
+    noun, trained_variant = f"the EAGLE {path}", eagle.config.variant
+    if trained_variant != variant:
+        raise UserError(
+            f"{noun} is of the variant {trained_variant}, got policy={variant}; use policy={trained_variant}"
+        )
     return fitted(eagle, target, noun)
 
 

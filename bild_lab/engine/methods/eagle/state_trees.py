@@ -37,6 +37,7 @@ from bild_lab.engine.session import (
     LoadedModel,
     OutputSpec,
     Rows,
+    RowsOrTokens,
     Scores,
     Session,
     on_device,
@@ -73,9 +74,7 @@ class StateSession(Protocol):
     def receive(self, states: Float[Tensor, "m states"]) -> None:
         """States of the target after those received before. Rows of the last tree are dropped."""
 
-    def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
-    ) -> Scores:
+    def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         """Run the text's next tokens, all those whose states were received, or the next level of a
         tree after them.
         """
@@ -163,8 +162,7 @@ def states_of_text(
     # the rows of the prompt, which another drafter may have asked for
     prompt_rows = states.shape[0] - probe_count - len(draft) - 1
     rows = list(range(prompt_rows)) if prompt else []
-    accepted_rows = [0, *(node + 1 for node in verdict.path)]
-    rows += [prompt_rows + row for row in accepted_rows]
+    rows += [prompt_rows + row for row in verdict.rows]
     return states if len(rows) == states.shape[0] else states[on_device(rows, states.device)]
 
 

@@ -7,9 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jaxtyping import Int
-from torch import Tensor
-
 from bild_lab.engine.models.processed_session import SessionOver
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
@@ -20,7 +17,7 @@ from bild_lab.engine.session import (
     ChainSpec,
     LoadedModel,
     OutputSpec,
-    Rows,
+    RowsOrTokens,
     Scores,
     Session,
     SessionOptions,
@@ -148,9 +145,7 @@ class LayerView(SessionOver):
     def length(self) -> int:
         return self._session.length + self._ahead
 
-    def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
-    ) -> Scores:
+    def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         rows = as_rows(rows)
         layer_spec = replace(output_spec, layers=self._layers, skipped=self._skipped)
         scores = self._session.extend(replace(rows, position=self.length), layer_spec)

@@ -121,8 +121,7 @@ class SuffixDrafter(Drafter):
         """Remember the answer so far, if answers are kept and it begins as the one before."""
         if not self.learns_from_texts:
             return
-        accepted = [draft.token_list[node] for node in verdict.path]
-        text = self._limits.append(self._tokens, [*accepted, verdict.next_token])
+        text = self._limits.append(self._tokens, verdict.tokens(draft))
         answer, key = text[self._limits.prompt_length :], self._request.source.key
         kept = self._answers.get(key, [])
         if answer[: len(kept)] == kept:

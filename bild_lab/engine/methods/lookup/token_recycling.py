@@ -94,16 +94,14 @@ class TokenRecycling(Drafter):
         count = min(self._top_k, logits.shape[-1])
         candidates = logits.topk(count).indices.tolist()
         row_tokens = [self._last_token, *draft.token_list]
-        accepted_rows = [0, *(node + 1 for node in verdict.path)]
-        for row in [*range(len(row_tokens)), *accepted_rows]:
+        for row in [*range(len(row_tokens)), *verdict.rows]:
             self._candidates[row_tokens[row]] = candidates[row]
         if self.learns_from_texts:
             self._keep(draft, verdict)
 
     def _keep(self, draft: Draft, verdict: Verdict) -> None:
         """Remember the text so far, if it begins as the one before."""
-        accepted = [draft.token_list[node] for node in verdict.path]
-        text = [*self._tokens, *accepted, verdict.next_token]
+        text = [*self._tokens, *verdict.tokens(draft)]
         kept_text, _ = self._kept.get(self._key, ([], {}))
         if text[: len(kept_text)] == kept_text:
             self._kept[self._key] = text, self._candidates

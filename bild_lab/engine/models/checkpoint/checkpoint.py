@@ -52,7 +52,7 @@ from bild_lab.engine.models.checkpoint.weight_files import (
 )
 from bild_lab.engine.models.checkpoint.weights import StoredWeights
 from bild_lab.engine.request import Source
-from bild_lab.errors import UserError, require_unicode
+from bild_lab.errors import UserError, first_line, require_unicode
 from bild_lab.files import file_digest, pin_of, shipped_folder
 
 PICKLE_REMEDY = (
@@ -418,7 +418,7 @@ class Checkpoint:
         except (ValueError, ImportError, OSError) as error:
             raise UserError(
                 f"transformers cannot build the model of {self.path}:"
-                f" {str(error).strip().splitlines()[0]}; give a checkpoint of a language model"
+                f" {first_line(error)}; give a checkpoint of a language model"
             ) from error
 
     @property
@@ -544,12 +544,11 @@ class Checkpoint:
 
     def _complaint(self, component: str, error: Exception) -> str:
         """The message for a file that cannot be read, with what the user can do about it."""
-        text = str(error).strip()
+        text, detail = str(error), first_line(error)
         if "trust_remote_code" in text:
             return f"the {component} of {self.path} {REMOTE_CODE}"
         if "use_safetensors" in text:
             return f"{self.path} has no safetensors weights; {PICKLE_REMEDY}"
-        detail = text.splitlines()[0] if text else type(error).__name__
         if not self.in_folder:
             return (
                 f"cannot read the {component} of {self.path} from the hub: {detail}"

@@ -276,28 +276,28 @@ class GgufCheckpoint(Checkpoint):
                     f"{self.path}: wanted {stored} of shape {list(weight.shape)}, got {got};"
                     f" {AGAIN}"
                 )
-            heads, added = 0, float(model_type == "gemma3_text" and module_path.endswith("norm"))
-            if model_type == "llama" and module_path.endswith(("q_proj", "k_proj")):
-                queries = module_path.endswith("q_proj")
-                heads = (
-                    self.config.num_attention_heads if queries else self.config.num_key_value_heads
-                )
-            packed_tensors[name] = replace(tensor, heads=heads, added=added)
+            added = float(model_type == "gemma3_text" and module_path.endswith("norm"))
+            packed_tensors[name] = replace(
+                tensor, heads=_reordered_heads(self.config, module_path), added=added
+            )
         if left:
             raise UserError(
                 f"{self.path} also holds {min(left)}, which is not known of a {model_type};"
                 f" {OTHERWISE}"
             )
         for kind in {tensor.type for tensor in packed_tensors.values()}:
-            try:
-                dequantize(np.zeros(GGML_QUANT_SIZES[kind][1], np.uint8), kind)
-            except NotImplementedError as error:
-                what = (
-                    f"{self.path} has weights of type {kind.name}, which the package gguf cannot"
-                    " unpack"
-                )
-                raise UserError(f"{what}; give a file of another type") from error
+            self._require_unpacked(kind)
         return packed_tensors
+
+    def _require_unpacked(self, kind: GGMLQuantizationType) -> None:
+        """Raise UserError for a type of weights that cannot be unpacked."""
+        try:
+            dequantize(np.zeros(GGML_QUANT_SIZES[kind][1], np.uint8), kind)
+        except NotImplementedError as error:
+            raise UserError(
+                f"{self.path} has weights of type {kind.name}, which the package gguf cannot unpack;"
+                " give a file of another type"
+            ) from error
 
     @cached_property
     def kernel_blocks(self) -> dict[str, PackedTensor]:
@@ -377,23 +377,13 @@ def configuration(
         )
     fields = {field: settings[key] for key, field in NEEDED.items()}
     heads = settings["attention.head_count"]
-    head_dim = (
-        settings.get("attention.key_length")
-        or settings.get("rope.dimension_count")
-        or settings["embedding_length"] // heads
-    )
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if settings.get(key, head_dim) != head_dim:
-            raise ValueError(
-                f"its {architecture}.{key} is {settings[key]}, and a head is {head_dim} wide"
-            )
     config = AutoConfig.for_model(
         MODEL_TYPES[architecture][0],
         **fields,
         **special_tokens(values),
         vocab_size=tensors["token_embd.weight"].shape[0],
         num_key_value_heads=settings.get("attention.head_count_kv", heads),
-        head_dim=head_dim,
+        head_dim=_head_width(settings, architecture),
         rope_parameters=_rotation(settings),
         tie_word_embeddings="output.weight" not in tensors,
     )
@@ -402,6 +392,30 @@ def configuration(
     if FREQUENCIES in tensors:
         _set_llama3_rotation(config, tensors[FREQUENCIES].numbers(torch.float32))
     return config
+
+
+def _head_width(settings: Mapping[str, Any], architecture: str) -> int:
+    """The width of a head. Raises ValueError where its values or its rotation have another."""
+    width = (
+        settings.get("attention.key_length")
+        or settings.get("rope.dimension_count")
+        or settings["embedding_length"] // settings["attention.head_count"]
+    )
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if settings.get(key, width) != width:
+            raise ValueError(
+                f"its {architecture}.{key} is {settings[key]}, and a head is {width} wide"
+            )
+    return width
+
+
+def _reordered_heads(config: PreTrainedConfig, module_path: str) -> int:
+    """The heads whose rows a Llama's file has in another order; 0 for other matrices."""
+    if config.model_type != "llama":
+        return 0
+    if module_path.endswith("q_proj"):
+        return config.num_attention_heads
+    return config.num_key_value_heads if module_path.endswith("k_proj") else 0
 
 
 def recognized(checkpoint: Checkpoint) -> Checkpoint:

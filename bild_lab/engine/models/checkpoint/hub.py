@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bild_lab.errors import UserError
+from bild_lab.files import hub_key
 
 _commits: dict[str, str] = {}  # of `commits_read`
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -25,14 +26,14 @@ _TRUE_WORDS = {"1", "ON", "YES", "TRUE"}  # the values that huggingface_hub take
 
 def note_commit(name: str, revision: str | None, commit: str) -> None:
     """Note what was read of a repository of the hub. revision: as it was asked for; None: main."""
-    _commits[name if revision is None else f"{name}@{revision}"] = commit
+    _commits[hub_key(name, revision)] = commit
 
 
 def commits_read() -> dict[str, str]:
     """The commit of every repository of the hub that this process has read so far: of models,
     tokenizers and data sets.
 
-    Keys are ID, or ID@REVISION where a revision was named, as in `pins.yaml`.
+    Keys are those of `hub_key`.
     """
     return dict(sorted(_commits.items()))
 

@@ -90,6 +90,24 @@ class Plan:
         """Whether every layer runs normally."""
         return self.layers is None and self.states is None and not self.hidden
 
+    def runs(self, index: int) -> bool:
+        return self.layers is None or index in self.layers
+
+    def reads_states(self, index: int, is_last: bool) -> bool:
+        """Whether `states` replace the input of this layer: of the first that runs, or where none
+        runs, of the last.
+        """
+        if self.states is None:
+            return False
+        if self.layers is None:
+            return index == 0
+        return index == self.layers[0] if len(self.layers) else is_last
+
+    def ends_after(self, index: int) -> bool:
+        """Whether the forward ends after this layer: nothing is left to run or to collect."""
+        ran_last = not self.layers or index == self.layers[-1]
+        return self.stop and ran_last and index + 1 >= max(self.hidden, default=0)
+
 
 _plan: ContextVar[Plan | None] = ContextVar("plan", default=None)
 
@@ -263,27 +281,21 @@ def _following_plan(
         plan = _plan.get()
         if plan is None or plan.idle:
             return run_layer(hidden_states, *args, **kwargs)
-        layers = range(index + 1) if plan.layers is None else plan.layers
-        reads = index == layers[0] if len(layers) else is_last
-        if reads and plan.states is not None:
+        if plan.reads_states(index, is_last):
             hidden_states = plan.states[None].to(hidden_states)
         if index == 0 and 0 in plan.hidden:
             plan.outputs[0] = hidden_states[0]
-        if index in layers and not plan.fill:
+        if plan.runs(index) and not plan.fill:
             result = run_layer(hidden_states, *args, **kwargs)
             hidden_states = result[0] if isinstance(result, tuple) else result
         else:
-            if index in layers:
+            if plan.runs(index):
                 with suppress(KeysStored):
                     run(hidden_states, *args, **kwargs)
             result = _passed_on(layer, hidden_states, width, args, kwargs)
         if index + 1 in plan.hidden:
             plan.outputs[index + 1] = hidden_states[0]
-        if (
-            plan.stop
-            and (not len(layers) or index == layers[-1])
-            and index + 1 >= max(plan.hidden, default=0)
-        ):
+        if plan.ends_after(index):
             raise ForwardEnded
         return result
 

@@ -63,7 +63,7 @@ class ModuleLayers(Layers):
         self.module, self.config = module, module.config
         self.device, self.depth = input_device(module), decoder_depth(module.config)
         self.reserved = 0 if prefix is None else prefix.length
-        self.source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
+        self.source = source.encoder_length
         self._prefix = prefix
         self._inputs = inspect.signature(module.forward).parameters
         self._cache_name = cache_name(module)

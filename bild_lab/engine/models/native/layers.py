@@ -94,7 +94,7 @@ class NativeLayers(Layers):
         self.device = decoder.embedding.device
         self.depth = len(decoder.layers)
         self.reserved = 0 if prefix is None else prefix.length
-        self.source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
+        self.source = source.encoder_length
         self.packed = packed
         self._prefix = prefix
         self._prompt_length = len(source.prompt)

@@ -263,7 +263,7 @@ class NativeModel:
 
         The last used that fits is reused, with its compiled steps.
         """
-        length = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
+        length = source.encoder_length
         for workspace in reversed(self._free):
             if workspace.fits(capacity, length):
                 self._free.remove(workspace)
