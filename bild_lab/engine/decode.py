@@ -10,7 +10,13 @@ from typing import Protocol
 import torch
 
 from bild_lab.engine.batch_scheduler import current_batch
-from bild_lab.engine.draft import Verdict, empty_draft, require_tree
+from bild_lab.engine.draft import (
+    Verdict,
+    empty_draft,
+    require_distributions,
+    require_draft,
+    require_verdict,
+)
 from bild_lab.engine.protocols import Acceptance, Drafter, Method
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
@@ -52,14 +58,33 @@ class TokenLoop(Method, Protocol):
     def decode(self, request: Request, trace: Trace) -> list[int]:
         self.prepare(request)
         tokens = list(request.source.prompt)
-        for new_tokens in self.rounds(request, trace):
+        for new_tokens in self._ending_rounds(request, trace):
             tokens += new_tokens
         return tokens
 
     @torch.inference_mode()
     def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
         self.prepare(request)
-        yield from self.rounds(request, trace)
+        yield from self._ending_rounds(request, trace)
+
+    def _ending_rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        """The rounds. Raises UserError for one after which a text might never end: without a token,
+        or beyond the length limit.
+        """
+        name, room = type(self).__name__, request.limits.max_new_tokens
+        for new_tokens in self.rounds(request, trace):
+            if not isinstance(new_tokens, list) or not new_tokens:
+                raise UserError(
+                    f"{name} must yield a list of one or more tokens each round, got {new_tokens!r}"
+                )
+            room -= len(new_tokens)
+            if room < 0:
+                raise UserError(
+                    f"{name} has emitted more than the {request.limits.max_new_tokens} tokens that"
+                    " a text may have; request.limits.append cuts a text, and"
+                    " request.limits.reached says that it has ended"
+                )
+            yield new_tokens
 
 
 @dataclass(frozen=True)
@@ -152,6 +177,7 @@ class DraftThenVerify(TokenLoop):
         limits = request.limits
         tokens = list(request.source.prompt)
         output_spec = self.required_outputs
+        drafter_name, rule_name = type(self.drafter).__name__, type(self.acceptance).__name__
         with trace.span("prefill"):
             options = SessionOptions(trace.forwards)
             session = self.target.start(request.source, limits.max_new_tokens, options)
@@ -161,12 +187,14 @@ class DraftThenVerify(TokenLoop):
             committed = len(tokens)
             with trace.span("draft"):
                 draft = drafter.propose(tokens)
-                require_tree(draft, type(self.drafter).__name__)
+                require_draft(draft, drafter_name, self.drafter.drafts_trees)
+                if not trace.rounds:  # once a text, as rounds are timed
+                    require_distributions(draft, drafter_name)
                 draft = limits.fitting(draft, tokens)
             if len(tokens) != committed:
                 raise UserError(
-                    f"{type(self.drafter).__name__} has changed the list of tokens that it was asked"
-                    " to continue; let it change a copy, list(tokens)"
+                    f"{drafter_name} has changed the list of tokens that it was asked to continue;"
+                    " let it change a copy, list(tokens)"
                 )
 
             if not self.verify_tail:
@@ -184,6 +212,7 @@ class DraftThenVerify(TokenLoop):
                 rule = self.acceptance.in_round(tokens, scores)
                 draft_logits = scores.logits[: len(draft) + 1]  # the rows of probes come last
                 verdict = rule(draft, draft_logits, request)
+                require_verdict(verdict, draft, draft_logits, rule_name)
 
             accepted_rows = [0, *(node + 1 for node in verdict.path)]
             session.keep(accepted_rows)
