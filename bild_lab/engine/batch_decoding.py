@@ -18,7 +18,7 @@ from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.models.device import free_bytes
 from bild_lab.engine.models.native.layers import SPARE_ROWS, cache_bytes
-from bild_lab.engine.protocols import DecodesBatches, Method, WaitsElsewhere
+from bild_lab.engine.protocols import DecodesBatches, Method, WaitsElsewhere, require_text
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
@@ -63,7 +63,9 @@ def decode_batch(
 
     def loop(request: Request) -> tuple[list[int], Trace]:
         trace = make_trace()
-        return method.decode(request, trace)[request.limits.prompt_length :], trace
+        tokens = method.decode(request, trace)
+        require_text(method, request, tokens)
+        return tokens[request.limits.prompt_length :], trace
 
     texts = batch.run([partial(loop, request) for request in requests], on_end)
     return [BatchedText(*text.result, text.latency_s, text.share_s) for text in texts]
@@ -177,8 +179,8 @@ def require_batches(name: str, method: Method, models: Sequence[LoadedModel]) ->
     """Raise UserError for a policy that decodes one text at a time."""
     if learns_from_texts(method):
         raise UserError(
-            f"policy {name} decodes no batches with keep=true, as a text learns from those that have"
-            " ended before it; set runtime.batch=1, or keep=false"
+            f"policy {name} decodes no batches, as a text learns from those that have ended before"
+            " it; set runtime.batch=1, or keep=false where it has this knob"
         )
     if (reason := why_not_in_batches(method, models)) is not None:
         raise UserError(

@@ -14,7 +14,14 @@ from typing import Protocol
 import torch
 
 from bild_lab.engine.batch_scheduler import current_batch
-from bild_lab.engine.draft import Draft, Verdict, empty_draft, require_tree
+from bild_lab.engine.draft import (
+    Draft,
+    Verdict,
+    empty_draft,
+    require_distributions,
+    require_draft,
+    require_verdict,
+)
 from bild_lab.engine.protocols import Acceptance, Drafter, Method
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
@@ -54,14 +61,33 @@ class TokenLoop(Method, Protocol):
     def decode(self, request: Request, trace: Trace) -> list[int]:
         self.prepare(request)
         tokens = list(request.source.prompt)
-        for new_tokens in self.rounds(request, trace):
+        for new_tokens in self._ending_rounds(request, trace):
             tokens += new_tokens
         return tokens
 
     @torch.inference_mode()
     def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
         self.prepare(request)
-        yield from self.rounds(request, trace)
+        yield from self._ending_rounds(request, trace)
+
+    def _ending_rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        """The rounds. Raises UserError for one after which a text might never end: without a token,
+        or beyond the length limit.
+        """
+        name, room = type(self).__name__, request.limits.max_new_tokens
+        for new_tokens in self.rounds(request, trace):
+            if not isinstance(new_tokens, list) or not new_tokens:
+                raise UserError(
+                    f"{name} must yield a list of one or more tokens each round, got {new_tokens!r}"
+                )
+            room -= len(new_tokens)
+            if room < 0:
+                raise UserError(
+                    f"{name} has emitted more than the {request.limits.max_new_tokens} tokens that"
+                    " a text may have; request.limits.append cuts a text, and"
+                    " request.limits.reached says that it has ended"
+                )
+            yield new_tokens
 
 
 @dataclass(frozen=True)
@@ -166,7 +192,8 @@ class DraftThenVerify(TokenLoop):
             committed = len(tokens)
             # 1. the drafter proposes what may follow
             with trace.span("draft"):
-                draft = limits.fitting(self._proposed(drafter, tokens), tokens)
+                draft = self._proposed(drafter, tokens, is_first=not trace.rounds)
+                draft = limits.fitting(draft, tokens)
             if not self.verify_tail:
                 drafted_text = limits.append(tokens, draft.token_list)
                 if limits.reached(drafted_text):
@@ -182,6 +209,7 @@ class DraftThenVerify(TokenLoop):
                 rule = self.acceptance.in_round(tokens, scores)
                 draft_logits = scores.logits[: len(draft) + 1]  # the rows of probes come last
                 verdict = rule(draft, draft_logits, request)
+                require_verdict(verdict, draft, draft_logits, type(self.acceptance).__name__)
 
             # 3. accepted rows stay in the target's cache, and the drafter follows
             session.keep(verdict.rows)
@@ -200,13 +228,18 @@ class DraftThenVerify(TokenLoop):
                 tokens = yield from tokens_by_programs(session, tokens, limits, trace)
                 by_programs = False
 
-    def _proposed(self, drafter: Drafter, tokens: list[int]) -> Draft:
-        """The draft after these tokens. Raises UserError for one that is no tree, and for a drafter
-        that changes the tokens.
+    def _proposed(self, drafter: Drafter, tokens: list[int], is_first: bool) -> Draft:
+        """The draft after these tokens. Raises UserError for what is no draft, and for a drafter that
+        changes the tokens.
+
+        is_first: of its text, whose distributions are checked too; not those of all, as rounds are
+        timed.
         """
         committed, drafter_name = len(tokens), type(self.drafter).__name__
         draft = drafter.propose(tokens)
-        require_tree(draft, drafter_name)
+        require_draft(draft, drafter_name, self.drafter.drafts_trees)
+        if is_first:
+            require_distributions(draft, drafter_name)
         if len(tokens) != committed:
             raise UserError(
                 f"{drafter_name} has changed the list of tokens that it was asked to continue; let"

@@ -21,6 +21,7 @@ Stats = Mapping[str, Any]
 ROUND_KEYS = frozenset({"drafted", "accepted", "next_token", "draft_calls"})
 
 ROOT = -1  # the parent of a node that follows the last committed token
+SAME_SUM = 1e-3  # how far from 1 a distribution's sum in float32 may be
 
 
 @dataclass(frozen=True)
@@ -194,8 +195,22 @@ class Verdict:
         return [*(draft.token_list[node] for node in self.path), self.next_token]
 
     def __post_init__(self) -> None:
+        """Raises UserError for a path that lists no nodes, and for a token that is no number."""
+        if type(self.path) is not tuple:
+            try:
+                object.__setattr__(self, "path", tuple(int(node) for node in self.path))
+            except TypeError as error:
+                raise UserError(
+                    "the path of a verdict lists the accepted nodes, such as"
+                    f" tuple(range(accepted)), got {self.path!r}"
+                ) from error
         if type(self.next_token) is not int:  # a tensor is never among the end tokens
-            object.__setattr__(self, "next_token", int(self.next_token))
+            try:
+                object.__setattr__(self, "next_token", int(self.next_token))
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise UserError(
+                    f"the next_token of a verdict is one token id, got {self.next_token!r}"
+                ) from error
 
 
 def require_statistics(stats: Stats) -> None:
@@ -218,6 +233,47 @@ def require_statistics(stats: Stats) -> None:
                 )
 
 
+def require_draft(draft: Any, drafter_name: str, drafts_trees: bool) -> None:
+    """Raise UserError for what is no draft: another object, tokens that are no vector of ids, a
+    distribution missing or too many, a tree of a drafter that says it drafts none, and a node whose
+    parent is no node before it.
+
+    What is on an accelerator is not read for this, as that would wait for it.
+    """
+    if not isinstance(draft, Draft):
+        raise UserError(
+            f"{drafter_name} must draft a Draft, got {type(draft).__name__}; without a proposal it"
+            " returns empty_draft(device)"
+        )
+    tokens = draft.tokens
+    if not isinstance(tokens, Tensor) or tokens.dtype != torch.long or tokens.ndim != 1:
+        raise UserError(
+            f"{drafter_name} must draft a vector of token ids,"
+            f" torch.tensor(ids, dtype=torch.long, device=target.device), got {described(tokens)}"
+        )
+    for name, dimensions in (("probs", 2), ("unscaled_probs", 2), ("uniforms", 1)):
+        value = getattr(draft, name)
+        if value is not None and (value.ndim != dimensions or len(value) != len(draft)):
+            each = "a row of the vocabulary" if dimensions == 2 else "a number"
+            raise UserError(
+                f"{drafter_name} has drafted {len(draft)} tokens, so {name} must hold {each} for"
+                f" each of them, got {described(value)}"
+            )
+    if draft.parents is not None and not drafts_trees:
+        raise UserError(
+            f"{drafter_name} has drafted a tree, and says drafts_trees = False; say True, so that"
+            " rules and models that take chains alone are refused"
+        )
+    require_tree(draft, drafter_name)
+
+
+def described(value: Any) -> str:
+    """The shape and type of a tensor, or the type of another object."""
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+    return type(value).__name__
+
+
 def require_tree(draft: Draft, drafter_name: str) -> None:
     """Raise UserError for a tree with a node whose parent is no node before it.
 
@@ -237,6 +293,53 @@ def require_tree(draft: Draft, drafter_name: str) -> None:
         raise UserError(
             f"{drafter_name} has drafted a tree in which node {node} has the parent {parents[node]};"
             f" a parent is an earlier node, from 0 on, or {ROOT} for a node that follows the text"
+        )
+
+
+def require_distributions(draft: Draft, drafter_name: str) -> None:
+    """Raise UserError for a draft whose probs are no distributions. Those on an accelerator are
+    not read.
+    """
+    if draft.probs is None or draft.probs.device.type != "cpu":
+        return
+    for node, total in enumerate(draft.probs.double().sum(-1).tolist()):
+        if not abs(total - 1) < SAME_SUM:  # NaN too
+            raise UserError(
+                f"{drafter_name} has drafted token {node} from probs that sum to {total:g}; give the"
+                " distribution that the token was drawn from, such as"
+                " request.sampling.probs(logits)"
+            )
+
+
+def require_verdict(
+    verdict: Any, draft: Draft, logits: Float[Tensor, "n+1 vocab"], rule_name: str
+) -> None:
+    """Raise UserError for what is no verdict on this draft: another object, a path that does not
+    lead from the root down through the draft, and a next token beyond the vocabulary.
+    """
+    if not isinstance(verdict, Verdict):
+        raise UserError(
+            f"{rule_name} must return a Verdict, got {type(verdict).__name__};"
+            " Verdict(tuple(range(accepted)), next_token) accepts the first tokens of a chain"
+        )
+    path, size, vocabulary = verdict.path, len(draft), logits.shape[-1]
+    if draft.parents is None:
+        leads_down = len(path) <= size and path == tuple(range(len(path)))
+    else:
+        above = (ROOT, *path)
+        leads_down = all(
+            0 <= node < size and draft.parent_list[node] == parent
+            for parent, node in zip(above, path, strict=False)
+        )
+    if not leads_down:
+        raise UserError(
+            f"{rule_name} has accepted the nodes {list(path)} of a draft of {size} tokens; a path"
+            " begins at the root and leaves none out: 0, 1, 2 … of a chain, of a tree each node"
+            " under the one before it"
+        )
+    if not 0 <= verdict.next_token < vocabulary:
+        raise UserError(
+            f"{rule_name} must emit a token from 0 to {vocabulary - 1}, got {verdict.next_token}"
         )
 
 

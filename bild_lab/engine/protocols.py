@@ -17,6 +17,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ALL_LOGITS, DraftShape, OutputSpec, Scores, Session
 from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
 
 
 class Drafter(Protocol):
@@ -211,6 +212,27 @@ class Method(Protocol):
 
     def decode(self, request: Request, trace: Trace) -> list[int]:
         """The prompt's tokens followed by the emitted tokens."""
+
+
+def require_text(method: Method, request: Request, tokens: Any) -> None:
+    """Raise UserError unless a method's `decode` has returned the prompt's tokens, followed by at most
+    `max_new_tokens` others. An external method cuts its texts itself.
+    """
+    if isinstance(method, External):
+        return
+    name, limits, prompt = type(method).__name__, request.limits, list(request.source.prompt)
+    if not isinstance(tokens, list) or tokens[: len(prompt)] != prompt:
+        what = f"a list that begins {tokens[:3]}" if isinstance(tokens, list) else repr(tokens)
+        raise UserError(
+            f"decode of {name} must return the list of the prompt's tokens, followed by the emitted"
+            f" ones, got {what:.200} for a prompt that begins {prompt[:3]}"
+        )
+    emitted = len(tokens) - len(prompt)
+    if emitted > limits.max_new_tokens:
+        raise UserError(
+            f"{name} has emitted {emitted} tokens, where a text may have {limits.max_new_tokens};"
+            " request.limits.append cuts a text, and request.limits.reached says that it has ended"
+        )
 
 
 @runtime_checkable

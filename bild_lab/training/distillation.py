@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from bild_lab.engine.batch_decoding import auto_batch_size, decode_batch
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft import described
 from bild_lab.engine.methods.bild import Rollback
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
@@ -40,9 +41,13 @@ from bild_lab.errors import (
     require_number,
     require_whole,
 )
+from bild_lab.lab.metrics.external_metrics import user_function
+from bild_lab.lab.store.code import own_code_hash
 from bild_lab.training.batches import IGNORED, Collator, TokenizedExample
 
 Probs = Float[Tensor, "n vocab"]
+# of the target's and the drafter's log-probabilities after n texts: a loss for each
+Divergence = Callable[[Probs, Probs], Float[Tensor, " n"]]
 DATA = ("answers", "drafter", "mixture")
 
 
@@ -87,9 +92,49 @@ def lk(log_p: Probs, log_q: Probs) -> Float[Tensor, " n"]:
     return share * kl(log_p, log_q) + (1 - share) * distance
 
 
-DIVERGENCES: dict[str, Callable[[Probs, Probs], Float[Tensor, " n"]]] = {
+DIVERGENCES: dict[str, Divergence] = {
     divergence.__name__: divergence for divergence in (kl, reverse_kl, js, tv, nla, lk)
 }
+TRIED_SHAPE = (3, 7)  # rows and tokens of the distributions that a user's own loss is tried on
+
+
+def divergence_of(loss: str) -> Divergence:
+    """The divergence of `align.loss`: one of ours by its name, or the user's own, MODULE.FUNCTION.
+
+    Raises UserError for another word, and for a function that cannot be imported.
+    """
+    return DIVERGENCES[loss] if loss in DIVERGENCES else user_function(loss, "loss")
+
+
+def require_divergence(loss: str) -> None:
+    """Raise UserError unless a user's own loss gives a finite number with a gradient for each row,
+    as one try on random distributions shows.
+    """
+    function, random = divergence_of(loss), torch.Generator().manual_seed(0)
+    log_p, log_q = (
+        torch.randn(TRIED_SHAPE, generator=random).log_softmax(-1).requires_grad_(trained)
+        for trained in (False, True)
+    )
+    wanted = (
+        "it gets the log-probabilities of target and drafter, [tokens, vocabulary] each, and"
+        " returns a loss for each token, [tokens]"
+    )
+    try:
+        with torch.enable_grad():
+            losses = function(log_p, log_q)
+    except Exception as error:  # the user's code may raise anything
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise UserError(f"the loss {loss} fails: {reason}; {wanted}") from error
+    if not isinstance(losses, Tensor) or losses.shape != log_p.shape[:1]:
+        raise UserError(
+            f"the loss {loss} has given {described(losses)} for two tensors {list(TRIED_SHAPE)};"
+            f" {wanted}"
+        )
+    if not losses.requires_grad or not bool(losses.isfinite().all()):
+        lacking = "finite numbers" if losses.requires_grad else "a gradient for the drafter"
+        raise UserError(
+            f"the loss {loss} must give {lacking}, got {losses.tolist()}; correct the function"
+        )
 
 
 def answer_log_probs(
@@ -123,8 +168,8 @@ def pieces_of(checkpoint: Checkpoint) -> int:
 
 @dataclass(frozen=True)
 class Teaching:
-    """What a drafter learns from: `align` of `conf/align.yaml`, which says what each is. Raises
-    UserError for others.
+    """What a drafter learns from: `align` of `conf/align.yaml`, which says what each is. A loss of
+    the user's own is MODULE.FUNCTION. Raises UserError for others.
 
     Where texts are decoded with the drafter, the target's distributions are those that verified
     them.
@@ -139,7 +184,10 @@ class Teaching:
 
     def __post_init__(self) -> None:
         require_choice("align.data", self.data, DATA)
-        require_choice("align.loss", self.loss, (None, *DIVERGENCES))
+        if self.loss is not None and "." in self.loss:
+            require_divergence(self.loss)
+        else:
+            require_choice("align.loss", self.loss, (None, *DIVERGENCES))
         require_number("align.temperature", self.temperature, 0, 100)
         require_temperature("align.temperature", self.temperature)
         require_number("align.fallback", self.fallback, 0, 1)
@@ -169,11 +217,11 @@ class Teaching:
         """The values under the user's own keys; nothing where the answers themselves are
         learned.
         """
-        return (
-            {}
-            if self.loss is None
-            else {f"align.{key}": value for key, value in asdict(self).items()}
-        )
+        if self.loss is None:
+            return {}
+        values = {f"align.{key}": value for key, value in asdict(self).items()}
+        module = self.loss.rpartition(".")[0]
+        return values | ({"align.loss.code": own_code_hash(module)} if module else {})
 
     def decodes_at(self, step: int) -> bool:
         """Whether the texts of this step, which counts from 0, are decoded with the drafter."""
@@ -282,7 +330,7 @@ class Distillation:
         log_q = answer_log_probs(model, batch, self.collate.start, self.pieces)
         if self._tokens is not None:
             log_p, log_q = (rows[:, self._tokens].log_softmax(-1) for rows in (log_p, log_q))
-        return DIVERGENCES[self.teaching.loss](log_p, log_q)
+        return divergence_of(self.teaching.loss)(log_p, log_q)
 
     def decoded(
         self, model: PreTrainedModel, examples: Sequence[TokenizedExample], step: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 
 import pytest
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.decode import DraftThenVerify, TokenLoop
 from bild_lab.engine.draft import Draft, Tree, Verdict
 from bild_lab.engine.methods.bild import ReleasedRollback, Rollback
 from bild_lab.engine.methods.speculative.draft_model import (
@@ -24,7 +24,7 @@ from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.rejection_sampling import RejectionSampling
 from bild_lab.engine.methods.speculative.sampling import OverlapMeasurement
 from bild_lab.engine.methods.vanilla import NoDraft
-from bild_lab.engine.protocols import Acceptance, Drafter
+from bild_lab.engine.protocols import Acceptance, Drafter, Method, require_text
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ALL_LOGITS, DraftShape, Model, OutputSpec, Rows, Scores, Session
@@ -564,3 +564,93 @@ def test_a_tree_whose_parents_do_not_come_first_is_refused_with_its_drafters_nam
     target = StubModel(lambda tokens: torch.zeros(10))
     with pytest.raises(UserError, match="Circular has drafted a tree in which node 0 has the"):
         decode(target, Circular(), ExactMatch(), Source((1, 2)))
+
+
+class Proposing(Drafter):
+    """Proposes what it is given."""
+
+    drafts_trees = False
+
+    def __init__(self, proposal: object) -> None:
+        self._proposal = proposal
+
+    def propose(self, tokens: list[int]) -> Draft:
+        return self._proposal
+
+
+class Deciding(ExactMatch):
+    """Decides what it is given."""
+
+    def __init__(self, decision: object) -> None:
+        self._decision = decision
+
+    def __call__(self, draft: Draft, logits: Tensor, request: Request) -> Verdict:
+        return self._decision
+
+
+def test_what_an_extension_gives_is_refused_with_its_name() -> None:
+    target, pair = StubModel(lambda tokens: torch.zeros(10)), Draft(torch.tensor([5, 6]))
+    uneven = Draft(pair.tokens, probs=torch.full((2, 10), 0.2))
+    for drafter, rule, told in (
+        (Proposing(None), ExactMatch(), "Proposing must draft a Draft, got NoneType"),
+        (Proposing(uneven), ExactMatch(), "Proposing has drafted token 0 from probs that sum to 2"),
+        (Proposing(pair), Deciding(2), "Deciding must return a Verdict, got int"),
+        (Proposing(pair), Deciding(Verdict((1,), 3)), r"Deciding has accepted the nodes \[1\]"),
+        (Proposing(pair), Deciding(Verdict((0,), 10)), "Deciding must emit a token from 0 to 9"),
+    ):
+        with pytest.raises(UserError, match=told):
+            decode(target, drafter, rule, Source((1, 2)))
+
+
+class Yielding(TokenLoop):
+    """Emits what it is given."""
+
+    draft_shape = DraftShape.ROWS
+
+    def __init__(self, emitted: Iterable[object]) -> None:
+        self.target, self._emitted = StubModel(lambda tokens: torch.zeros(10)), emitted
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return False
+
+    def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        yield from self._emitted
+
+
+@pytest.mark.parametrize(
+    ("emitted", "told"),
+    [
+        (itertools.repeat([5]), "has emitted more than the 4 tokens"),
+        (itertools.repeat([]), r"must yield a list of one or more tokens each round, got \[\]"),
+        ([torch.tensor([5])], r"a list of one or more tokens each round, got tensor"),
+        ([5], r"a list of one or more tokens each round, got 5"),
+    ],
+    ids=["for ever", "nothing for ever", "a tensor", "a number"],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_loop_of_ones_own_that_would_not_end_is_refused(
+    emitted: Iterable[object], told: str, streamed: bool
+) -> None:
+    method, request = Yielding(emitted), Request(Source((1, 2)), Limits(2, 4))
+    with pytest.raises(UserError, match=f"Yielding .*{told}"):
+        list(method.stream(request, Trace())) if streamed else method.decode(request, Trace())
+    full = Yielding([[5], [6, 7], [8]])
+    assert full.decode(request, Trace()) == [1, 2, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        (None, "must return the list of the prompt's tokens, .* got None"),
+        ((1, 2, 5), "must return the list of the prompt's tokens"),
+        ([5, 6, 7], r"got a list that begins \[5, 6, 7\] for a prompt that begins \[1, 2\]"),
+        ([1, 2, *[5] * 5], "has emitted 5 tokens, where a text may have 4"),
+    ],
+)
+def test_what_is_no_text_of_a_method_is_refused(tokens: object, told: str) -> None:
+    """Fault: a method that returns the emitted tokens alone loses as many as the prompt has."""
+    method: Method = Yielding([])
+    request = Request(Source((1, 2)), Limits(2, 4))
+    with pytest.raises(UserError, match=f"Yielding .*{told}"):
+        require_text(method, request, tokens)
+    require_text(method, request, [1, 2, 5])

@@ -12,7 +12,10 @@ from bild_lab.engine.draft import (
     ancestors,
     ancestors_by_doubling,
     empty_draft,
+    require_distributions,
+    require_draft,
     require_tree,
+    require_verdict,
 )
 from bild_lab.errors import UserError
 
@@ -159,3 +162,86 @@ def test_a_tree_whose_parents_do_not_come_first_is_refused(
     require_tree(tree(), "Faulty")
     require_tree(Draft(TOKENS), "Faulty")
     require_tree(Draft(TOKENS[:0], PARENTS[:0]), "Faulty")
+
+
+ROWS = torch.full((2, 4), 0.25)
+PAIR = torch.tensor([2, 3])
+
+
+@pytest.mark.parametrize(
+    ("draft", "told"),
+    [
+        (None, "must draft a Draft, got NoneType"),
+        ([2, 3], "must draft a Draft, got list"),
+        ((Draft(PAIR) for _ in range(2)), "must draft a Draft, got generator"),
+        (Draft([2, 3]), "vector of token ids, .* got list"),
+        (Draft(PAIR.float()), r"got a tensor \[2\] of float32"),
+        (Draft(PAIR.int()), r"got a tensor \[2\] of int32"),
+        (Draft(PAIR[None]), r"got a tensor \[1, 2\] of int64"),
+        (Draft(PAIR[0]), r"got a tensor \[\] of int64"),
+        (Draft(PAIR, probs=ROWS[:1]), r"2 tokens, so probs must hold a row .* \[1, 4\]"),
+        (Draft(PAIR, probs=ROWS[:, 0]), r"probs must hold a row .* \[2\]"),
+        (Draft(PAIR, unscaled_probs=ROWS[:1]), "unscaled_probs must hold a row"),
+        (Draft(PAIR, uniforms=ROWS[:1, 0]), "uniforms must hold a number"),
+        (Draft(PAIR, torch.tensor([-1, -1])), "has drafted a tree, and says drafts_trees = False"),
+    ],
+)
+def test_what_is_no_draft_is_refused_in_words(draft: object, told: str) -> None:
+    with pytest.raises(UserError, match=f"Faulty .*{told}"):
+        require_draft(draft, "Faulty", False)
+    whole = Draft(PAIR, probs=ROWS, unscaled_probs=ROWS, uniforms=ROWS[:, 0])
+    for right in (whole, Draft(PAIR[:0], probs=ROWS[:0])):
+        require_draft(right, "Faulty", False)
+    require_draft(tree(), "Faulty", True)
+
+
+@pytest.mark.parametrize(
+    ("probs", "told"),
+    [
+        (ROWS * 2, "token 0 from probs that sum to 2"),
+        (torch.cat([ROWS[:1], ROWS[1:] * 0.9]), "token 1 from probs that sum to 0.9"),
+        (ROWS.log(), "sum to -5.5"),
+        (ROWS * float("nan"), "sum to nan"),
+    ],
+)
+def test_probs_that_do_not_sum_to_1_are_refused(probs: torch.Tensor, told: str) -> None:
+    with pytest.raises(UserError, match=f"Faulty has drafted .*{told}"):
+        require_distributions(Draft(PAIR, probs=probs), "Faulty")
+    require_distributions(Draft(PAIR, probs=ROWS), "Faulty")
+    require_distributions(Draft(PAIR), "Faulty")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "draft", "told"),
+    [
+        (None, Draft(PAIR), "must return a Verdict, got NoneType"),
+        (2, Draft(PAIR), "must return a Verdict, got int"),
+        (Verdict((0, 1, 2), 0), Draft(PAIR), r"the nodes \[0, 1, 2\] of a draft of 2 tokens"),
+        (Verdict((1,), 0), Draft(PAIR), r"the nodes \[1\]"),
+        (Verdict((1, 0), 0), Draft(PAIR), r"the nodes \[1, 0\]"),
+        (Verdict((0, 2, 3), 0), tree(), r"the nodes \[0, 2, 3\]"),  # 3 is a sibling of 2
+        (Verdict((2, 4), 0), tree(), r"the nodes \[2, 4\]"),  # without its root
+        (Verdict((-1,), 0), tree(), r"the nodes \[-1\]"),
+        (Verdict((), 4), Draft(PAIR), "a token from 0 to 3, got 4"),
+        (Verdict((), -1), Draft(PAIR), "a token from 0 to 3, got -1"),
+    ],
+)
+def test_what_is_no_verdict_on_a_draft_is_refused_in_words(
+    verdict: object, draft: Draft, told: str
+) -> None:
+    logits = torch.zeros(len(draft) + 1, 4)
+    with pytest.raises(UserError, match=f"Faulty .*{told}"):
+        require_verdict(verdict, draft, logits, "Faulty")
+    require_verdict(Verdict((), 3), draft, logits, "Faulty")
+    require_verdict(Verdict((0,), 3), draft, logits, "Faulty")
+    require_verdict(Verdict((0, 2, 4), 3), tree(), logits, "Faulty")
+
+
+def test_the_path_of_a_verdict_is_a_tuple_of_plain_numbers() -> None:
+    for path in ([0, 1], torch.arange(2), range(2)):
+        verdict = Verdict(path, 5)
+        assert verdict.path == (0, 1) and all(type(node) is int for node in verdict.path)
+    with pytest.raises(UserError, match=r"lists the accepted nodes, .* got 2"):
+        Verdict(2, 5)
+    with pytest.raises(UserError, match="is one token id, got None"):
+        Verdict((), None)

@@ -331,3 +331,74 @@ def test_what_cannot_be_learned_is_refused(tmp_path: Path, checkpoints: Path) ->
             job(tmp_path, **taught, **wrong)
     with pytest.raises(UserError, match="or that teaches"):
         job(tmp_path, teaching=Teaching("drafter", "kl"))
+
+
+OWN_LOSSES = """
+def hellinger(log_p, log_q):
+    return 1 - ((log_p + log_q) / 2).exp().sum(-1)
+
+def kl(log_p, log_q):
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+def mean(log_p, log_q):
+    return kl(log_p, log_q).mean()
+
+def detached(log_p, log_q):
+    return kl(log_p, log_q).detach()
+
+def infinite(log_p, log_q):
+    return kl(log_p, log_q) / 0
+
+def none(log_p, log_q):
+    return None
+
+def failing(log_p, log_q):
+    return log_p.nothing
+"""
+
+
+@pytest.fixture
+def own_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module with losses of a user's own."""
+    (tmp_path / "losses_of_ones_own.py").write_text(OWN_LOSSES)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "losses_of_ones_own"
+
+
+def test_a_loss_of_ones_own_is_learned_and_its_code_is_part_of_the_training(
+    own_losses: str, checkpoints: Path
+) -> None:
+    ours, own = (
+        steps("llama", checkpoints, Teaching("answers", loss))
+        for loss in ("kl", f"{own_losses}.kl")
+    )
+    for _, model in (ours, own):
+        model.eval()
+    assert own[0](own[1], EXAMPLES, 0).item() == pytest.approx(ours[0](ours[1], EXAMPLES, 0).item())
+    identity = Teaching("answers", f"{own_losses}.hellinger").identity
+    assert identity["align.loss"] == f"{own_losses}.hellinger"
+    assert len(identity["align.loss.code"]) == 12
+    assert "align.loss.code" not in Teaching("answers", "kl").identity
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (
+            "mean",
+            r"has given a tensor \[\] of float32 for two tensors \[3, 7\]; it gets .* a loss for",
+        ),
+        ("none", "has given NoneType"),
+        ("detached", "must give a gradient for the drafter"),
+        ("infinite", "must give finite numbers"),
+        ("failing", "fails: AttributeError: .*'nothing'.*; it gets the log-probabilities"),
+        ("missing", "cannot be used .* give MODULE.FUNCTION of your own"),
+    ],
+)
+def test_a_loss_of_ones_own_that_cannot_be_learned_is_refused_before_weights_load(
+    loss: str, told: str, own_losses: str
+) -> None:
+    with pytest.raises(UserError, match=rf"the loss {own_losses}\.{loss} {told}"):
+        Teaching("answers", f"{own_losses}.{loss}")
+    with pytest.raises(UserError, match=r"the loss os\.system cannot be used"):
+        Teaching("answers", "os.system")

@@ -192,19 +192,31 @@ def without_other_applications() -> Iterator[None]:
                     Singleton._instances[kind] = instance
 
 
-def compose_policy(name: str, knobs: Mapping[str, Any] | None = None) -> DictConfig:
+def compose_policy(
+    name: str, knobs: Mapping[str, Any] | None = None, folder: Path | None = None
+) -> DictConfig:
     """The policy `conf/policy/NAME.yaml` with these knobs, inside the whole configuration that it
     may refer to.
 
-    Raises UserError for an unknown policy or knob.
+    folder: another one to look in, as --config-dir names it. Raises UserError for an unknown policy
+    or knob, and for a folder that there is not.
     """
+    if folder is not None:
+        if not folder.is_dir():
+            raise UserError(f"config_dir must be a folder with policy/NAME.yaml, got {folder}")
+        require_not_hidden(folder, "policy", name)
     try:
-        policy = pickle.loads(_with_policy(name, tuple(_search_path()))).policy
+        if folder is None:
+            policy = pickle.loads(_with_policy(name, tuple(_search_path()))).policy
+        else:  # read anew each time, as its files may have changed
+            search_path = f"hydra.searchpath=['file://{folder.absolute()}']"
+            policy = without_hydra(compose_config([search_path, f"policy={name}"])).policy
     except (HydraException, ValueError) as error:  # a ValueError for a number, such as 3
-        knob_names = policy_names()
-        meant = suggestion(name, knob_names)
+        folders = [*_search_path(), *([] if folder is None else [folder])]
+        files = (file for place in folders for file in Path(place, "policy").glob("*.yaml"))
+        names = sorted({file.stem for file in files})
         raise UserError(
-            f"policy must be one of {', '.join(knob_names)}, got {name!r}{meant}"
+            f"policy must be one of {', '.join(names)}, got {name!r}{suggestion(name, names)}"
         ) from error
     for knob, value in (knobs or {}).items():
         if knob not in policy or knob in ("name", "decoder"):
@@ -362,16 +374,22 @@ def require_own_files(cfg: DictConfig) -> None:
         return
     folders = [Path(folder) for folder in _search_path() if folder != str(config_dir())]
     for group, name in cfg.hydra.runtime.choices.items():
-        file = Path(group) / f"{name}.yaml"
-        shipped = config_dir() / file
-        for own_file in (folder / file for folder in folders):
-            if not own_file.is_file() or not shipped.is_file():
-                continue
-            if own_file.read_bytes() != shipped.read_bytes():
-                raise UserError(
-                    f"{own_file} has the name of a file that is shipped, and {group}={name} is that one;"
-                    " give yours another name"
-                )
+        for folder in folders:
+            require_not_hidden(folder, group, name)
+
+
+def require_not_hidden(folder: Path, group: str, name: str | None) -> None:
+    """Raise UserError where this folder has a file with the name of a shipped one and other
+    content.
+    """
+    own_file, shipped = (place / group / f"{name}.yaml" for place in (folder, config_dir()))
+    if not own_file.is_file() or not shipped.is_file():
+        return
+    if own_file.read_bytes() != shipped.read_bytes():
+        raise UserError(
+            f"{own_file} has the name of a file that is shipped, and {group}={name} is that one; give"
+            " yours another name"
+        )
 
 
 def require_keys(cfg: DictConfig, required_keys: Sequence[str]) -> None:

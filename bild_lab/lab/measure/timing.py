@@ -13,7 +13,7 @@ import torch
 from bild_lab.engine.batch_decoding import BatchedText, decode_batch, shares_of
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import PROGRAM_TOKENS, DraftThenVerify
-from bild_lab.engine.protocols import Method, Prepares, Streams
+from bild_lab.engine.protocols import Method, Prepares, Streams, require_text
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import EngineReport, StageTrace, Trace
 from bild_lab.lab.measure.blocks import blocks, timed_blocks
@@ -294,6 +294,7 @@ def _decode_text(
         raise RuntimeError(f"example {index}: {error}") from error
     options.synchronize()
     seconds = time.perf_counter() - started - trace.paused_s
+    require_text(method, request, tokens)
     return BatchedText(tokens[request.limits.prompt_length :], trace, seconds, seconds)
 
 

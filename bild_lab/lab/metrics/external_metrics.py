@@ -26,12 +26,12 @@ from bild_lab.lab.metrics.writing import (
 log = logging.getLogger(__name__)
 
 
-def user_function(path: str) -> Callable[[str, Sequence[str]], float]:
-    """The user's function `MODULE.FUNCTION`: of a text and its references, a number, or true or
-    false.
+def user_function(path: str, noun: str = "metric") -> Callable[..., Any]:
+    """The user's function `MODULE.FUNCTION`: as a metric, of a text and its references, a number, or
+    true or false.
 
-    Raises UserError if it cannot be imported, and for Python's own: a configuration must not run
-    commands.
+    noun: what it is, for messages. Raises UserError if it cannot be imported, and for Python's own:
+    a configuration must not run commands.
     """
     try:
         if path.partition(".")[0] in sys.stdlib_module_names:
@@ -40,7 +40,7 @@ def user_function(path: str) -> Callable[[str, Sequence[str]], float]:
             raise UserError(f"it is a {type(function).__name__}")
     except Exception as error:  # a module may raise anything
         remedy = "give MODULE.FUNCTION of your own; PYTHONPATH=DIR says where its module lies"
-        raise UserError(f"the metric {path} cannot be used ({error}): {remedy}") from error
+        raise UserError(f"the {noun} {path} cannot be used ({error}): {remedy}") from error
     return function
 
 

@@ -29,6 +29,7 @@ from bild_lab.engine.protocols import (
     Prepares,
     Replays,
     Streams,
+    require_text,
 )
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
@@ -330,6 +331,7 @@ class Decoder:
         tokens = self.method.decode(request, trace)
         self.synchronize()
         seconds = time.perf_counter() - started
+        require_text(self.method, request, tokens)
         emitted = tokens[request.limits.prompt_length :]
         return Generation(self.text(emitted, stop), emitted, trace, seconds)
 

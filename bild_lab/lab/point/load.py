@@ -66,6 +66,7 @@ def load(
     draft: str | Path | Loaded | None = None,
     policy: str | DictConfig = "bild",
     second_draft: str | Path | Loaded | None = None,
+    config_dir: str | Path | None = None,
     **options: Any,
 ) -> Decoder:
     """A decoder for a pair of checkpoints.
@@ -73,6 +74,7 @@ def load(
     target, draft, second_draft: a folder, a hub id, a GGUF file, toy:large or toy:small; or a model
     in memory with its tokenizer, which runs on hf.
     policy: a name in conf/policy with its knobs as keywords (`fallback=0.6`), or a composed policy.
+    config_dir: a folder with further policies, as --config-dir.
     options: knobs; and by the names and with the values of the configuration the keys of
     `RuntimeSpec` (`dtype`, `device`, `engine`, `compile` …), of `PairSpec` (`target_revision`,
     `source_language` …), and `processors`, which may also be objects, `stop` (stop strings),
@@ -102,7 +104,8 @@ def load(
             f"knobs need a policy's name, got a composed policy; set {', '.join(options)} in it"
             " instead"
         )
-    node = compose_policy(policy, options) if isinstance(policy, str) else policy
+    folder = None if config_dir is None else Path(config_dir).expanduser()
+    node = compose_policy(policy, options, folder) if isinstance(policy, str) else policy
     pair = typed(PairSpec, {"name": "user", **paths, **group_options["pair"]}, "pair")
     runtime = typed(RuntimeSpec, group_options["runtime"], "runtime")
     decoder = decoder_of(node, pair, decoding, runtime, in_memory=in_memory)

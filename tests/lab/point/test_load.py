@@ -331,3 +331,27 @@ def test_threads_are_those_of_the_process(checkpoints: Path) -> None:
             bild_lab.load(checkpoints / "llama", policy="vanilla", threads=0)
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_policy_of_ones_own_folder_is_loaded_with_its_knobs(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "policy").mkdir()
+    own = tmp_path / "policy/mine.yaml"
+    own.write_text("defaults:\n  - speculative\n  - _self_\nname: mine\nwindow: 2\n")
+    pair = {"target": checkpoints / "llama", "draft": checkpoints / "llama-draft"}
+    decoder = bild_lab.load(**pair, policy="mine", config_dir=tmp_path, lenience=0.5)
+    assert "policy=mine" in repr(decoder)
+    assert max(len(each.drafted) for each in decoder.generate(PROMPT, 20).trace.rounds) == 2
+    own.write_text(own.read_text().replace("window: 2", "window: 4"))
+    again = bild_lab.load(**pair, policy="mine", config_dir=tmp_path)
+    assert max(len(each.drafted) for each in again.generate(PROMPT, 20).trace.rounds) > 2
+    with pytest.raises(UserError, match=r"policy must be one of .* mine, .* got 'mien'; did you"):
+        bild_lab.load(**pair, policy="mien", config_dir=tmp_path)
+    with pytest.raises(UserError, match="policy mine has no knob 'windw'"):
+        bild_lab.load(**pair, policy="mine", config_dir=tmp_path, windw=3)
+    with pytest.raises(UserError, match="config_dir must be a folder"):
+        bild_lab.load(**pair, policy="mine", config_dir=tmp_path / "none")
+    (tmp_path / "policy/bild.yaml").write_text("name: bild\n")
+    with pytest.raises(UserError, match=r"bild\.yaml has the name of a file that is shipped"):
+        bild_lab.load(**pair, policy="bild", config_dir=tmp_path)
