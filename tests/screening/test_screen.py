@@ -292,7 +292,7 @@ def test_points_of_batches_are_not_chosen_by_the_speed_of_one_text(screen: Comma
 @pytest.mark.parametrize(
     ("others", "said"),
     [
-        (["policy=ppd", "policy.exit_layer=1,2"], "this method reads states inside it"),
+        (["policy=ppd", "policy.exit_layer=choice(1)"], "this method reads states inside it"),
         (["policy=vanilla,hf_generate"], "policy hf_generate has texts or a loop of"),
         (["policy.fallback=0.2,0.9", "dataset.split=test"], "dataset.split=test would change"),
         (["policy.fallback=0.2,0.9", "screen.batch=0"], "screen.batch must be a whole number"),

@@ -23,6 +23,7 @@ from tests.report.sample import (
     sample_log_probability,
     sample_result,
     sample_sweep,
+    with_speedup,
 )
 
 Command = Callable[..., tuple[int, str]]
@@ -155,7 +156,8 @@ def test_seeds_are_no_choice_and_settings_are(tmp_path: Path) -> None:
 def test_its_best_point_has_the_interval_that_the_headline_gives_it(tmp_path: Path) -> None:
     """Fault: a point that no text came for is one of the choice in one place, and not in another."""
     few = sample_result("server", {}, 2.5, independent_texts=3)
-    results = [sample_result("bild", {}, 1.5), sample_result("speculative", {}, 1.4), few]
+    wide = with_speedup(sample_result("bild", {}, 1.5), low=1.2, high=1.875)
+    results = [wide, sample_result("speculative", {}, 1.4), few]
     write_run(tmp_path / "one", results)
     (one,) = read_runs(tmp_path)
     label, _, bounds = one.without_loss.partition(" 1.50× ")
