@@ -96,7 +96,7 @@ def result_of(
             name: [decoder.scored_text(text.token_ids) for text in timed_texts]
             for name, timed_texts in timed.items()
         }
-        summary = summarize(examples, timed, point.seed)
+        summary = summarize(examples, timed)
         quality_fields, scores_by_example = _scored(point, examples, timed, texts, likelihoods)
         cost = None
         if point.batch == 1:  # the texts of a batch share what a forward reads
