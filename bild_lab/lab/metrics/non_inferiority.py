@@ -14,7 +14,8 @@ fewer than 3.3 / margin of the scale, 66 texts for five points and 335 for one. 
 what the bootstrap finds, such as 97 of 100 at 100 texts whose differences have a deviation of 8
 points, with a margin of five; rare large gains and losses take more texts (44 where it finds 74).
 A corpus metric, such as BLEU, has no bound for each example: the paired bootstrap, which shows
-nothing where hardly an example differs.
+nothing where hardly an example differs. It errs in 7 of 100 cases at 20 texts and in 6 at 100, in 12
+and 7 where few texts lose much.
 """
 
 from __future__ import annotations
