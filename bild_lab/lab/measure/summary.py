@@ -214,11 +214,11 @@ def is_too_noisy(timed: Mapping[str, Sequence[Timed]], measure: MeasureSpec) -> 
     """
     if measure.precision is None or repeats_of(timed) >= measure.most_repeats:
         return False
-    if repeats_of(timed) < FEWEST_RUNS:
-        return True
     indices = answered_indices(timed)
     if not indices:
         return False
+    if repeats_of(timed) < FEWEST_RUNS:
+        return True
     baseline, method = ([timed[name][index] for index in indices] for name in (BASELINE, METHOD))
     noise = clock_noise(latencies(baseline), latencies(method), blocks_of(method))
     return noise is None or noise > measure.precision
