@@ -176,9 +176,8 @@ class ComparedNumber:
         """Whether both agree: within the tolerance, or the paper's number inside the interval."""
         if self.beside is None or self.tolerance is None:
             return MISSING
-        inside = self.cell.low is not None and self.cell.low <= self.beside <= (
-            self.cell.high or self.cell.low
-        )
+        bounds = (self.cell.low, self.cell.high)
+        inside = None not in bounds and bounds[0] <= self.beside <= bounds[1]
         if inside or abs(self.cell.value - self.beside) <= self.tolerance + 1e-9:
             return AGREES
         return HIGHER if self.cell.value > self.beside else LOWER

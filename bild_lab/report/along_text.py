@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import stdtrit
 
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.questions import questions_of
-from bild_lab.lab.schema.statistics import are_enough
+from bild_lab.lab.schema.statistics import are_enough, ratio_of_totals
 
 FIRST_STRETCH = 16  # tokens; each further stretch ends where a text is twice as long
 
@@ -78,20 +76,15 @@ def _stretch_at(begin: int) -> int:
 
 
 def _stretch(number: int, sums: Float[np.ndarray, "texts 2"]) -> Stretch:
-    """A stretch from the tokens and calls of each text: a ratio of two means over texts, with its
-    interval from Student's distribution (Cochran, Sampling Techniques, 1977, §2.11).
-    """
+    """A stretch from the tokens and calls of each text."""
     tokens, calls = sums.T
-    texts, ratio = len(tokens), float(tokens.sum() / calls.sum())
-    squares = float(((tokens - ratio * calls) ** 2).sum())
-    error = sqrt(texts / (texts - 1) * squares) / float(calls.sum())
-    reach = float(stdtrit(texts - 1, 0.975)) * error
+    tokens_per_call, low, high = ratio_of_totals([tokens], [calls])
     return Stretch(
         begin=FIRST_STRETCH * 2 ** (number - 1) if number else 0,
         end=FIRST_STRETCH * 2**number,
-        tokens_per_call=ratio,
-        low=ratio - reach,
-        high=ratio + reach,
+        tokens_per_call=tokens_per_call,
+        low=low,
+        high=high,
         calls=int(calls.sum()),
-        texts=texts,
+        texts=len(tokens),
     )

@@ -17,6 +17,7 @@ from bild_lab.lab.metrics.quality import (
     NO_REFERENCE,
     Difference,
     MetricScore,
+    count_different,
     score_values,
     score_with_baseline,
 )
@@ -285,7 +286,9 @@ class _Side:
         values = _stored_values(metric, sides)
         if values is not None:
             shown, bounded = self.quality(metric).metric, metric_named(metric).bounded
-            return score_values(shown, *values, bounded=bounded, **resampling)
+            texts = [[example.prediction for example in side] for side in sides]
+            different = count_different(texts[0], texts[-1], resampling["conversations"])
+            return score_values(shown, *values, bounded=bounded, different=different, **resampling)
         token_metric = metric_named(metric).of_tokens
         if token_metric is not None:
             outputs = [

@@ -162,9 +162,9 @@ def p_values(
 
 
 def accepted_prefix(p_values: Sequence[float], error: float) -> list[int]:
-    """The places of the tests before the first that fails."""
+    """The places of the tests before the first that fails; a p-value of NaN fails."""
     for place, p_value in enumerate(p_values):
-        if p_value > error:
+        if not p_value <= error:
             return list(range(place))
     return list(range(len(p_values)))
 
@@ -187,7 +187,7 @@ def required_n(losses: Float[np.ndarray, " texts"], spec: GuaranteeSpec) -> int 
     other. None if no number would do.
     """
     gap = spec.loss - losses.mean()
-    if gap <= 0:
+    if not gap > 0:
         return None
     return math.ceil(-math.log(spec.error) * (8 * losses.var() + gap / MOST_STAKED) / gap**2)
 

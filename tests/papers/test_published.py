@@ -150,6 +150,16 @@ def test_a_verdict_asks_for_the_tolerance_or_the_interval(
     assert (line.beside, line.verdict) == (1.62, verdict)
 
 
+def test_an_interval_that_ends_at_zero_has_an_end() -> None:
+    """Fault: zero counted as no end."""
+    cell = MeasuredNumber("wmt", "large", "quality", -4.0, -8.0, 0.0)
+    printed = replace(
+        PUBLISHED, values=[PublishedQuantity("quality", 1.0, ["wmt"], {"large": [-1.0]})]
+    )
+    (line,) = compare([cell], printed, "paper").lines
+    assert line.verdict == AGREES
+
+
 def test_the_quality_of_other_data_gets_no_verdict() -> None:
     cells = [
         MeasuredNumber("toy", "speculative, sampled", what, value)

@@ -343,8 +343,8 @@ def test_the_best_of_many_settings_is_corrected_for_the_points_of_all() -> None:
     said = headline(results)
     assert "Best of 12 settings (draft d11)" in said
     assert "Best of 12 points of 12 settings (test), which flatters them" in said
-    # Student's t of 99 degrees of freedom for 12 points is 2.95, with √(100/99)
-    assert "(Bonferroni), speculative has [1.04, 1.19]" in said
+    # Student's t of 99 degrees of freedom for 12 points is 2.95, for one 1.98
+    assert "(Bonferroni), speculative has [1.04, 1.18]" in said
 
 
 def test_a_choice_is_corrected_by_the_texts_that_are_independent() -> None:

@@ -24,6 +24,7 @@ from bild_lab.screening.candidates import grid_of
 from bild_lab.screening.guarantee import (
     GuaranteeSpec,
     Losses,
+    accepted_prefix,
     bootstrapped,
     guarantee,
     losses_of,
@@ -77,6 +78,15 @@ def test_texts_whose_easy_ones_come_first_certify_nothing_by_their_order() -> No
     alone = np.ones(1), np.zeros((1, 10))
     assert guarantee(ASKED, *alone, mean_losses(each), 0).certified == []
     assert guarantee(ASKED, *alone, mean_losses(each / 100), 0).certified == [0]
+
+
+def test_a_p_value_of_nan_certifies_nothing() -> None:
+    """Fault: a text without a token has a log-probability of NaN a token, and NaN is above nothing."""
+    losses = np.zeros((2, 300))
+    losses[0, 7] = np.nan
+    found = guarantee(ASKED, np.ones(2), np.zeros((2, 10)), mean_losses(losses), 0)
+    assert math.isnan(found.p_values[0]) and found.certified == []
+    assert accepted_prefix([0.01, math.nan, 0.01], 0.05) == [0]
 
 
 def share_broken(settings: int, count: int, loss: float, rare: float) -> float:

@@ -98,7 +98,7 @@ def result_of(
             name: [decoder.scored_text(text.token_ids) for text in timed_texts]
             for name, timed_texts in timed.items()
         }
-        summary = summarize(examples, timed, point.seed)
+        summary = summarize(examples, timed)
         quality_fields, scores_by_example = _scored(point, examples, timed, texts, likelihoods)
         result = Result(
             point=point.id,

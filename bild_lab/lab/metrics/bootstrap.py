@@ -136,7 +136,8 @@ def independent(count: int, conversations: Sequence[int] | None) -> int:
 def least_p_value(count: int) -> float:
     """The least one-sided p-value that so many independent examples can have: how often chance alone
     makes all of them better, where each is as likely better as worse. A bootstrap of a few, which
-    draws the same ones again and again, has a smaller one.
+    draws the same ones again and again, has a smaller one. count: in a test of equal systems without
+    the examples that are alike, which are neither.
     """
     return 0.5**count
 

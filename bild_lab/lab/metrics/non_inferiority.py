@@ -1,8 +1,7 @@
 """Whether a system is no worse than another by a margin: one-sided tests at 5 %, paired by example.
 
-A metric that is right or wrong for each example has a score test of the difference of paired
-proportions (Tango, 1998, Statistics in Medicine 17, 891-908; for non-inferiority Liu, Hsueh, Hsieh
-and Chen, 2002, Statistics in Medicine 21, 231-245). It stays honest where hardly an example
+A metric that is right or wrong for each example has the exact test of the difference of paired
+proportions by their score statistic (`proportions`). It stays honest where hardly an example
 differs: a bootstrap of such examples has an interval of no width.
 
 Another metric whose examples have values from 0 to 100 has a betting test (Waudby-Smith and Ramdas,
@@ -15,7 +14,8 @@ fewer than 3.3 / margin of the scale, 66 texts for five points and 335 for one. 
 what the bootstrap finds, such as 97 of 100 at 100 texts whose differences have a deviation of 8
 points, with a margin of five; rare large gains and losses take more texts (44 where it finds 74).
 A corpus metric, such as BLEU, has no bound for each example: the paired bootstrap, which shows
-nothing where hardly an example differs.
+nothing where hardly an example differs. It errs in 7 of 100 cases at 20 texts and in 6 at 100, in 12
+and 7 where few texts lose much.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import ndtr, ndtri
 
 from bild_lab.lab.metrics.bootstrap import least_p_value
+from bild_lab.lab.metrics.proportions import (
+    RIGHT,
+    are_right_or_wrong,
+    exact_p_value,
+    gained_and_lost,
+    least_difference,
+)
 from bild_lab.lab.schema.numbers import NON_INFERIORITY_LEVEL, NonInferiority
 from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT
 
-# the values of an example by a metric of right and wrong, and the ends of the scale of others
-WRONG, RIGHT = 0.0, 100.0
 SCORE, BETTING, BOOTSTRAP = "score", "betting", "bootstrap"
 MOST_STAKED = 0.9  # the share of the capital that an example which loses everything may cost
 
@@ -58,65 +62,25 @@ def non_inferiority(
     """
     if values is None or baseline_values is None:
         return _bootstrap_of_enough(differences, margin, count, different)
-    right_or_wrong = {*values, *baseline_values} <= {WRONG, RIGHT}
+    right_or_wrong = are_right_or_wrong(values, baseline_values)
     if right_or_wrong and conversations is None:
-        pairs = list(zip(values, baseline_values, strict=True))
-        return score_test(
-            gained=pairs.count((RIGHT, WRONG)),
-            lost=pairs.count((WRONG, RIGHT)),
-            examples=len(pairs),
-            margin=margin,
-        )
+        gained, lost = gained_and_lost(values, baseline_values)
+        return score_test(gained, lost, len(values), margin)
     if right_or_wrong or bounded:
         return betting_test(np.subtract(values, baseline_values), margin, conversations)
     return _bootstrap_of_enough(differences, margin, count, different)
 
 
 def score_test(gained: int, lost: int, examples: int, margin: float) -> NonInferiority:
-    """The score test of paired proportions, and the bound that it would just not reject.
+    """The exact score test of paired proportions, and the bound that it would just not reject.
 
     gained: examples that only the system has right. lost: those that only the baseline has right.
     margin: in points, above 0; one of 100 or more cannot be exceeded.
     """
     share = margin / RIGHT
-    p_value = 0.0
-    if share < 1:
-        p_value = float(ndtr(-score_statistic(gained, lost, examples, -share)))
-    bound = RIGHT * _score_lower_bound(gained, lost, examples)
+    p_value = exact_p_value(gained, lost, examples, -share) if share < 1 else 0.0
+    bound = RIGHT * least_difference(gained, lost, examples, NON_INFERIORITY_LEVEL)
     return NonInferiority(margin=margin, lower_bound=bound, p_value=p_value, test=SCORE)
-
-
-def score_statistic(gained: int, lost: int, examples: int, difference: float) -> float:
-    """How many standard errors the observed difference of proportions lies above this one.
-
-    Tango (1998), equations 2.5 to 2.7: the standard error is that of the most likely proportions
-    with this difference, which lies between -1 and 1.
-    """
-    above = gained - lost - examples * difference
-    linear = gained + lost - (2 * examples - gained + lost) * difference
-    constant = -lost * difference * (1 - difference)
-    root = math.sqrt(max(0.0, linear**2 - 8 * examples * constant))
-    lost_share = (linear + root) / (4 * examples)
-    variance = examples * (2 * lost_share + difference * (1 - difference))
-    if variance <= 0:
-        return math.copysign(math.inf, above) if above else 0.0
-    return above / math.sqrt(variance)
-
-
-def _score_lower_bound(gained: int, lost: int, examples: int) -> float:
-    """The smallest difference of proportions that the test does not reject."""
-    from scipy.optimize import brentq  # it takes most of a second to import
-
-    observed = (gained - lost) / examples
-    lowest = -1 + 1e-9
-    if observed <= lowest:
-        return -1.0
-    deviation = float(ndtri(1 - NON_INFERIORITY_LEVEL))
-
-    def excess(difference: float) -> float:
-        return score_statistic(gained, lost, examples, difference) - deviation
-
-    return float(brentq(excess, lowest, observed, xtol=1e-10))
 
 
 def betting_test(

@@ -23,6 +23,13 @@ from bild_lab.lab.metrics.bootstrap import (
 from bild_lab.lab.metrics.external_metrics import TRIED_EXAMPLES
 from bild_lab.lab.metrics.non_inferiority import non_inferiority
 from bild_lab.lab.metrics.programs import require_permission, require_programs
+from bild_lab.lab.metrics.proportions import (
+    are_right_or_wrong,
+    difference_interval,
+    gained_and_lost,
+    share_interval,
+    two_sided_p_value,
+)
 from bild_lab.lab.metrics.text_metrics import (
     AGREEMENT,
     PASS_AT_1,
@@ -31,7 +38,7 @@ from bild_lab.lab.metrics.text_metrics import (
     needs_references,
 )
 from bild_lab.lab.metrics.writing import BY_SCRIPT, References, Writing, last_number
-from bild_lab.lab.schema.numbers import Quality
+from bild_lab.lab.schema.numbers import POINTS_SCALE, NonInferiority, Quality, scale_of
 
 NO_REFERENCE = ("",)  # what a metric of tokens gets
 NUMERIC = "numeric"
@@ -43,13 +50,17 @@ Tokens = tuple[Sequence[tuple[int, float | None]] | None, Sequence[tuple[int, fl
 
 @dataclass(frozen=True)
 class Difference:
-    """Predictions minus baseline in the metric's unit, with its paired 95 % bootstrap interval."""
+    """Predictions minus baseline in the metric's unit, with its paired 95 % interval: by the
+    bootstrap, or of shares where each example is right or wrong (`proportions`).
+
+    p_value: two-sided; 1 for identical outputs.
+    """
 
     metric: str
     value: float
     low: float
     high: float
-    p_value: float  # two-sided, paired bootstrap; 1 for identical outputs
+    p_value: float
 
 
 @dataclass(frozen=True)
@@ -240,7 +251,7 @@ def score_with_baseline(
         seed,
         margin,
         conversations,
-        different=_different(predictions, baseline, conversations),
+        different=count_different(predictions, baseline, conversations),
     )
 
 
@@ -253,9 +264,11 @@ def score_values(
     margin: float | None = None,
     conversations: Sequence[int] | None = None,
     bounded: bool = False,
+    different: int | None = None,
 ) -> MetricScore:
     """`score_with_baseline` from the stored values of single examples. metric: its shown name.
-    bounded: whether it gives every text a value from 0 to 100.
+    bounded: whether it gives every text a value from 0 to 100. different: how many independent
+    examples have another text than the baseline's; None: as many as have another value.
     """
     measured = replace(mean_metric(metric, values), bounded=bounded)
     if baseline is None:
@@ -266,7 +279,9 @@ def score_values(
         seed,
         margin,
         conversations,
-        different=_different(values, baseline, conversations),
+        different=count_different(values, baseline, conversations)
+        if different is None
+        else different,
     )
 
 
@@ -290,40 +305,112 @@ def score_pool(
     in `score_with_baseline`.
     """
     sums = metric_sums(metric, pool, references, run_code, writing)
-    baseline_value = sums.value(baseline)
-    baseline_resampled = sums.resampled(seed, baseline, conversations)
-    count = independent(len(baseline), conversations)
+    compared_with = _resampled(sums, seed, baseline, conversations)
     scores: dict[tuple[int, ...], tuple[Quality, Difference]] = {}
     for picks in map(tuple, systems):
         if picks in scores:
             continue
-        value, resampled = sums.value(picks), sums.resampled(seed, picks, conversations)
-        low, high = central_interval(resampled)
-        quality = Quality(metric=sums.metric, value=value, low=low, high=high)
-        differences = _paired_differences(resampled, baseline_resampled)
+        system = _resampled(sums, seed, picks, conversations)
+        low, high = system.interval
+        quality = Quality(metric=sums.metric, value=system.value, low=low, high=high)
+        different = count_different(picks, baseline, conversations)
+        difference = system.difference_from(compared_with, different)
         if margin is not None:
-            tested = non_inferiority(
-                _values_of(sums, picks),
-                _values_of(sums, baseline),
-                differences,
-                margin,
-                count,
-                _different(picks, baseline, conversations),
-                sums.bounded,
-                conversations,
-            )
+            tested = system.no_worse_than(compared_with, margin, different, sums.bounded)
             quality = replace(quality, non_inferiority=tested)
-        difference = _difference(sums.metric, value - baseline_value, differences, count)
         scores[picks] = quality, difference
     return [scores[tuple(picks)] for picks in systems]
 
 
-def _values_of(sums: MetricSums, picks: Sequence[int]) -> list[float] | None:
-    """The values of these examples; None if the metric has no values of single examples."""
-    return None if sums.per_example is None else [sums.per_example[pick] for pick in picks]
+@dataclass(frozen=True)
+class _System:
+    """A metric of one system, and of its resamples.
+
+    values: of single examples, in points; None if the metric has no such. count: of independent
+    examples. conversations: as in `score_with_baseline`.
+    """
+
+    metric: str
+    value: float
+    resampled: Float[np.ndarray, " resamples"]
+    values: Sequence[float] | None
+    count: int
+    conversations: Sequence[int] | None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the value."""
+        if self._has_shares(self.values):
+            return share_interval(self.values)
+        return central_interval(self.resampled)
+
+    def difference_from(self, baseline: _System, different: int) -> Difference:
+        """This system minus the baseline. different: how many independent examples have another text
+        than the baseline's.
+        """
+        difference = self.value - baseline.value
+        if not self._has_shares(self.values, baseline.values):
+            if None not in (self.values, baseline.values):  # texts that differ may be as good
+                different = count_different(self.values, baseline.values, self.conversations)
+            differences = self._paired_differences(baseline)
+            low, high = central_interval(differences)
+            by_chance = max(p_value(differences, difference), 2 * least_p_value(different))
+            by_chance = min(1.0, by_chance)
+            return Difference(self.metric, difference, low, high, by_chance)
+        counts = (*gained_and_lost(self.values, baseline.values), self.count)
+        # texts that are all the baseline's are no sample of a difference: there is none
+        low, high = difference_interval(*counts) if different or any(counts[:2]) else (0.0, 0.0)
+        return Difference(self.metric, difference, low, high, two_sided_p_value(*counts))
+
+    def no_worse_than(
+        self, baseline: _System, margin: float, different: int, bounded: bool
+    ) -> NonInferiority:
+        """Whether it is no worse by so many points: see `non_inferiority`."""
+        return non_inferiority(
+            self.values,
+            baseline.values,
+            self._paired_differences(baseline),
+            margin,
+            self.count,
+            different,
+            bounded,
+            self.conversations,
+        )
+
+    def _has_shares(self, *systems: Sequence[float] | None) -> bool:
+        """Whether the metric is a share of independent examples that are right, for these systems."""
+        return self.conversations is None and None not in systems and are_right_or_wrong(*systems)
+
+    def _paired_differences(self, baseline: _System) -> Float[np.ndarray, " resamples"]:
+        """The differences of resamples."""
+        # one may be a mean where the other is not; their first draws are the same
+        count = min(len(self.resampled), len(baseline.resampled))
+        return self.resampled[:count] - baseline.resampled[:count]
 
 
-def _different(
+def _resampled(
+    sums: MetricSums,
+    seed: int,
+    picks: Sequence[int] | None = None,
+    conversations: Sequence[int] | None = None,
+) -> _System:
+    """A metric of these examples, of all if None, with its resamples."""
+    values = sums.per_example
+    if scale_of(sums.metric) is not POINTS_SCALE:  # a length of 100 tokens is no right example
+        values = None
+    if values is not None and picks is not None:
+        values = [values[pick] for pick in picks]
+    return _System(
+        sums.metric,
+        sums.value(picks),
+        sums.resampled(seed, picks, conversations),
+        values,
+        independent(sums.count if picks is None else len(picks), conversations),
+        conversations,
+    )
+
+
+def count_different(
     outputs: Sequence[Any], baseline: Sequence[Any], conversations: Sequence[int] | None
 ) -> int:
     """How many independent examples have another output than the baseline's."""
@@ -340,34 +427,24 @@ def _metric_score(
     different: int = 0,
 ) -> MetricScore:
     """The score of a metric. different: how many independent examples differ from the baseline's."""
-    value, resampled = method.value(), method.resampled(seed, conversations=conversations)
+    system = _resampled(method, seed, conversations=conversations)
     signature = None
     if method.signature:
         signature = f"{method.signature}|bs:{method.resamples}|seed:{seed}"
-    low, high = central_interval(resampled)
-    quality = Quality(metric=method.metric, value=value, low=low, high=high, signature=signature)
+    low, high = system.interval
+    quality = Quality(
+        metric=method.metric, value=system.value, low=low, high=high, signature=signature
+    )
     if baseline is None:
         return MetricScore(quality, None, method.per_example)
-    baseline_value = baseline.value()
-    baseline_resampled = baseline.resampled(seed, conversations=conversations)
-    differences = _paired_differences(resampled, baseline_resampled)
-    count = independent(method.count, conversations)
-    difference = _difference(method.metric, value - baseline_value, differences, count)
+    compared_with = _resampled(baseline, seed, conversations=conversations)
+    difference = system.difference_from(compared_with, different)
     tested = None
     if margin is not None:
-        tested = non_inferiority(
-            method.per_example,
-            baseline.per_example,
-            differences,
-            margin,
-            count,
-            different,
-            method.bounded,
-            conversations,
-        )
+        tested = system.no_worse_than(compared_with, margin, different, method.bounded)
     compared_quality = replace(
         quality,
-        baseline=baseline_value,
+        baseline=compared_with.value,
         difference=difference.value,
         difference_low=difference.low,
         difference_high=difference.high,
@@ -375,26 +452,6 @@ def _metric_score(
         non_inferiority=tested,
     )
     return MetricScore(compared_quality, difference, method.per_example)
-
-
-def _paired_differences(
-    resampled: Float[np.ndarray, " resamples"], baseline_resampled: Float[np.ndarray, " resamples"]
-) -> Float[np.ndarray, " resamples"]:
-    """The differences of two systems, from both systems' values of resamples."""
-    # one may be a mean where the other is not; their first draws are the same
-    count = min(len(resampled), len(baseline_resampled))
-    return resampled[:count] - baseline_resampled[:count]
-
-
-def _difference(
-    metric: str, difference: float, differences: Float[np.ndarray, " resamples"], count: int
-) -> Difference:
-    """The difference of two systems with its interval. differences: of resamples. count: of
-    independent examples.
-    """
-    low, high = central_interval(differences)
-    by_chance = max(p_value(differences, difference), 2 * least_p_value(count))  # two-sided
-    return Difference(metric, difference, low, high, by_chance)
 
 
 def metric_sums(

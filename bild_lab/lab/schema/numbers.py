@@ -214,7 +214,7 @@ class Streamed:
 
 @dataclass(frozen=True)
 class Speedup:
-    """Baseline time over method time, with a 95 % bootstrap interval over examples.
+    """Baseline time over method time, with a 95 % interval over examples.
 
     All None without a baseline.
     """
@@ -313,8 +313,8 @@ class Category:
 class Change:
     """What differs from the baseline's texts, and how likely the target itself finds the texts.
 
-    The first two are None when sampling, where texts differ anyway. Every low and high is a 95 %
-    bootstrap interval over examples. What needs a baseline is None without one, and the
+    The first two are None when sampling, where texts differ anyway. Every low and high is an end of a
+    95 % interval over examples. What needs a baseline is None without one, and the
     log-probabilities where they were not asked for.
     """
 

@@ -5,7 +5,7 @@ are worth using.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -18,7 +18,6 @@ from bild_lab.lab.schema.numbers import Latency, Speedup
 from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.result import Result
 
-RESAMPLES = 2000
 FEWEST_RUNS = 3  # for the interval of a mean over runs
 # with fewer, intervals that are called 95 % hold clearly less often than nine times in ten
 # (docs/design.md)
@@ -56,20 +55,18 @@ def conversations_of(ids: Sequence[str]) -> list[int] | None:
 def paired_speedup(
     baseline_s: Float[np.ndarray, "examples repeats"],
     method_s: Float[np.ndarray, "examples repeats"],
-    seed: int = 0,
     conversations: Sequence[int] | None = None,
     blocks: Sequence[int] | None = None,
 ) -> Speedup:
     """The speedup of the method over the baseline. Both are timed in seconds on the same examples
     in the same run.
 
-    The median of an example's repeats counts. Bootstrap resampling keeps the pairs together, and
-    the turns of a conversation. conversations: as `conversations_of` numbers them. blocks: in a
-    batch, the block that each example was timed in. What disturbs the clock there disturbs all
-    texts of a block, which resampling texts does not see: its error is added, as far as repeats
-    show it.
+    The median of an example's repeats counts. The interval is over pairs of texts, the turns of a
+    conversation together. conversations: as `conversations_of` numbers them. blocks: in a batch,
+    the block that each example was timed in. What disturbs the clock there disturbs all texts of a
+    block, which an interval over texts does not see: its error is added, as far as repeats show it.
     """
-    speedup = paired_ratio([baseline_s], [method_s], seed, conversations)
+    speedup = paired_ratio([baseline_s], [method_s], conversations)
     noise = clock_noise(baseline_s, method_s, blocks)
     if blocks is not None and noise is not None:
         speedup = with_clock_noise(speedup, [noise])
@@ -90,7 +87,6 @@ def with_clock_noise(ratio: Speedup, noises: Sequence[float]) -> Speedup:
 def paired_ratio(
     above: Sequence[np.ndarray],
     below: Sequence[np.ndarray],
-    seed: int = 0,
     conversations: Sequence[int] | None = None,
 ) -> Speedup:
     """The product of some totals over that of others, of seconds by example and repeat, as in
@@ -98,29 +94,48 @@ def paired_ratio(
     """
     numerators = [np.median(seconds, axis=1) for seconds in above]
     denominators = [np.median(seconds, axis=1) for seconds in below]
-    count = len(numerators[0]) if conversations is None else max(conversations) + 1
+    value, low, high = ratio_of_totals(numerators, denominators, conversations)
+    single_ratios = math.prod(numerators) / math.prod(denominators)
+    return Speedup(value, low, high, float(np.median(single_ratios)))
 
-    def ratio(total: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        return math.prod(map(total, numerators)) / math.prod(map(total, denominators))
 
-    def resampled_totals(seconds: np.ndarray) -> np.ndarray:
-        if conversations is not None:
-            seconds = np.bincount(conversations, weights=seconds)
-        return seconds[picks].sum(1)
+def ratio_of_totals(
+    numerators: Sequence[Float[np.ndarray, " texts"]],
+    denominators: Sequence[Float[np.ndarray, " texts"]],
+    conversations: Sequence[int] | None = None,
+) -> tuple[float, float, float]:
+    """The product of some totals over texts, divided by that of others, with the ends of its 95 %
+    interval. conversations: as in `paired_speedup`. One text has an interval of no width, and so has
+    a total of nothing.
 
-    generator = np.random.default_rng(seed)
-    picks = generator.integers(count, size=(RESAMPLES, count))
-    resampled_ratios = ratio(resampled_totals)
-    low, high = np.quantile(resampled_ratios, [0.025, 0.975])
-    ratio_of_totals = ratio(np.sum)
-    median_ratio = np.median(ratio(lambda seconds: seconds))
-    return Speedup(float(ratio_of_totals), float(low), float(high), float(median_ratio))
+    The logarithm of the ratio has the deviation of its linear terms, of each text how far it is from
+    the mean, relatively (Cochran, Sampling Techniques, 1977, §6.4), and Student's quantile. A
+    bootstrap, which resamples the same texts, holds less often where they are few: in 88 of 100 cases
+    at 8 texts and 92 at 20, this in 94 and 93; where a tenth of the texts gain three times as much as
+    the others, it in 74 and 86, this in 82 and 88, both in 93 at 100.
+    """
+    if conversations is not None:
+        numerators, denominators = (
+            [np.bincount(conversations, weights=of_text) for of_text in several]
+            for several in (numerators, denominators)
+        )
+    value = math.prod(map(np.sum, numerators)) / math.prod(map(np.sum, denominators))
+    texts = len(numerators[0])
+    if texts == 1 or not 0 < value < math.inf:
+        return float(value), float(value), float(value)
+    above, below = (
+        sum(of_text / of_text.mean() for of_text in several)
+        for several in (numerators, denominators)
+    )
+    error = (above - below).std(ddof=1) / math.sqrt(texts)
+    reach = math.exp(stdtrit(texts - 1, 0.975) * error)
+    return float(value), float(value / reach), float(value * reach)
 
 
 def interval_of_best(
     value: float, low: float, high: float, count: int, texts: int
 ) -> tuple[float, float]:
-    """The ends of a 95 % bootstrap interval, moved away from its value until it holds for the best
+    """The ends of a 95 % interval of a quality, moved away from its value until it holds for the best
     of so many points.
 
     Bonferroni's correction: each point's interval has the level 1 − 0.05 / count, and so all hold
@@ -136,11 +151,11 @@ def interval_of_best(
 def speedup_interval_of_best(
     value: float, low: float, high: float, count: int, texts: int
 ) -> tuple[float, float]:
-    """As `interval_of_best`, of a speedup: over the logarithms, as its interval is."""
-    log_low, log_high = interval_of_best(
-        math.log(value), math.log(low), math.log(high), count, texts
-    )
-    return math.exp(log_low), math.exp(log_high)
+    """As `interval_of_best`, of a speedup, whose interval is over logarithms and has Student's
+    quantile already.
+    """
+    widening = float(stdtrit(texts - 1, 1 - 0.025 / count) / stdtrit(texts - 1, 0.975))
+    return value * (low / value) ** widening, value * (high / value) ** widening
 
 
 def corrected_for_choice(result: Result, count: int) -> Result:

@@ -128,9 +128,7 @@ def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:
         baseline_s = np.array([example.baseline_latency_s for example in examples])
         latency_s = np.array([example.latency_s for example in examples])
         conversations = conversations_of(questions)
-        recomputed = paired_speedup(
-            baseline_s, latency_s, result.setting.seed, conversations, blocks
-        )
+        recomputed = paired_speedup(baseline_s, latency_s, conversations, blocks)
         yield from (
             (f"speedup {end}", getattr(speedup, end), getattr(recomputed, end))
             for end in ("value", "low", "high")

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, MambaConfig
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import EngineReport, Forward, Round, Trace
+from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.measure import score
 from bild_lab.lab.measure.cost import total_cost
@@ -19,6 +20,7 @@ from bild_lab.lab.measure.summary import (
     counts,
     decoding_costs,
     failed_texts,
+    is_too_noisy,
     joules_per_token,
     score_all,
     speed,
@@ -66,19 +68,19 @@ def test_turns_of_a_conversation_are_resampled_together() -> None:
     """Of one conversation all resamples are alike; its turns alone would differ."""
     turns = [Example("7", "", "", ("a",), turn=turn) for turn in (1, 2)]
     both = {name: texts[:2] for name, texts in TIMED.items()}
-    speedup = summarize(turns, both, seed=0)["speedup"]
+    speedup = summarize(turns, both)["speedup"]
     assert speedup.low == speedup.value == speedup.high
     others = [replace(example, id=str(example.turn)) for example in turns]
-    assert summarize(others, both, seed=0)["speedup"].low < speedup.value
+    assert summarize(others, both)["speedup"].low < speedup.value
     texts = {"method": ["a", "b"], "baseline": ["a", "a"]}
     assert quality("exact_match", turns, texts).difference_low == -50
-    assert quality("exact_match", others, texts).difference_low == -100
-    categories = by_category([replace(one, category="math") for one in turns], both, seed=0)
+    assert quality("exact_match", others, texts).difference_low < -90
+    categories = by_category([replace(one, category="math") for one in turns], both)
     assert categories["math"].speedup.low == categories["math"].speedup.high
     counted = (categories["math"].n_examples, categories["math"].independent_texts)
     assert counted == (2, 1)
-    assert summarize(turns, both, seed=0)["independent_texts"] == 1
-    assert summarize(others, both, seed=0)["independent_texts"] == 2
+    assert summarize(turns, both)["independent_texts"] == 1
+    assert summarize(others, both)["independent_texts"] == 2
 
 
 def test_turns_belong_together_though_the_first_of_them_never_came() -> None:
@@ -86,11 +88,11 @@ def test_turns_belong_together_though_the_first_of_them_never_came() -> None:
     failed = timed(0, 1.0)
     failed.reports.append(EngineReport(error="no answer"))
     texts = {"method": [failed, timed(4, 1.0), timed(6, 2.0)], "baseline": TIMED["baseline"][:3]}
-    assert summarize(turns, texts, seed=0)["independent_texts"] == 1
+    assert summarize(turns, texts)["independent_texts"] == 1
 
 
 def test_the_ratio_of_tokens_a_second_is_the_papers_greedy_speedup() -> None:
-    measured = speed(TIMED, seed=0)
+    measured = speed(TIMED)
     assert (measured["tokens"], measured["tokens_per_s"]) == (20, 20 / 10)
     assert measured["baseline_tokens_per_s"] == pytest.approx(16 / 14)
     assert measured["tokens_per_s_ratio"] == pytest.approx((20 / 10) / (16 / 14))
@@ -98,13 +100,13 @@ def test_the_ratio_of_tokens_a_second_is_the_papers_greedy_speedup() -> None:
 
 
 def test_without_a_baseline_there_is_no_ratio() -> None:
-    measured = speed({"method": TIMED["method"]}, seed=0)
+    measured = speed({"method": TIMED["method"]})
     assert measured["tokens_per_s_ratio"] is None and measured["baseline_tokens_per_s"] is None
     assert measured["speedup"] == Speedup()
 
 
 def test_each_category_has_the_numbers_of_its_own_examples() -> None:
-    found = by_category(EXAMPLES, TIMED, seed=0)
+    found = by_category(EXAMPLES, TIMED)
     assert list(found) == ["math", "stem"]
     assert (found["math"].n_examples, found["stem"].n_examples) == (2, 1)
     assert found["math"].tokens == 12
@@ -117,7 +119,7 @@ def test_each_category_has_the_numbers_of_its_own_examples() -> None:
 
 
 def test_a_data_set_without_categories_has_no_numbers_by_category() -> None:
-    assert by_category([Example("1", "", "")], {"method": TIMED["method"][:1]}, seed=0) is None
+    assert by_category([Example("1", "", "")], {"method": TIMED["method"][:1]}) is None
 
 
 def test_rounds_add_up_to_counts_with_the_mean_of_what_a_method_recorded() -> None:
@@ -136,13 +138,13 @@ def test_a_method_without_rounds_has_no_counts() -> None:
 def test_other_numbers_of_a_result_are_of_the_method_not_of_the_baseline() -> None:
     texts = {"method": ["a b c d e f"] * 4, "baseline": ["a b c d e g"] * 4}
     examples = [replace(one, references=("a b c d e f",)) for one in EXAMPLES]
-    found = summarize(examples, TIMED, seed=0)
+    found = summarize(examples, TIMED)
     assert quality("bleu", examples, texts).value == pytest.approx(100)
     assert quality("bleu", examples, texts).baseline < 90
     assert (found["latency_s"].total, found["baseline_latency_s"].total) == (10, 14)
     assert (found["tokens"], found["counts"].drafted) == (20, 4)
     assert found["categories"]["math"].tokens == 12
-    alone = summarize(examples, {"method": TIMED["method"]}, seed=0)
+    alone = summarize(examples, {"method": TIMED["method"]})
     assert alone["baseline_latency_s"] is None
     assert quality("bleu", examples, {"method": texts["method"]}).difference is None
 
@@ -182,7 +184,7 @@ def test_in_a_batch_the_latency_is_with_the_waits_and_the_speed_without() -> Non
         name: [replace(one, waited_s=[7.0] * 3) for one in several]
         for name, several in TIMED.items()
     }
-    found, alone = summarize(EXAMPLES, both, seed=0), summarize(EXAMPLES, TIMED, seed=0)
+    found, alone = summarize(EXAMPLES, both), summarize(EXAMPLES, TIMED)
     assert found["latency_s"].total == found["baseline_latency_s"].total == 4 * 7
     assert (found["tokens_per_s"], found["speedup"]) == (alone["tokens_per_s"], alone["speedup"])
 
@@ -192,7 +194,7 @@ def test_a_baseline_without_tokens_has_no_ratio() -> None:
         "method": TIMED["method"],
         "baseline": [replace(one, token_ids=[]) for one in TIMED["baseline"]],
     }
-    assert speed(silent, seed=0)["tokens_per_s_ratio"] is None
+    assert speed(silent)["tokens_per_s_ratio"] is None
 
 
 def in_repeats(*latency_s: float, block: int | None = None) -> Timed:
@@ -202,15 +204,26 @@ def in_repeats(*latency_s: float, block: int | None = None) -> Timed:
 
 def test_neither_the_quickest_repeat_of_a_text_nor_the_slowest_counts() -> None:
     several = {"method": [in_repeats(1.0, 2.0, 9.0)], "baseline": [in_repeats(3.0, 4.0, 5.0)]}
-    measured = speed(several, seed=0)
+    measured = speed(several)
     assert (measured["tokens_per_s"], measured["baseline_tokens_per_s"]) == (1 / 2, 1 / 4)
+
+
+def test_two_repeats_that_are_alike_by_chance_do_not_end_the_timing() -> None:
+    """Fault: stopping at two, the reported error of the clock held in 90 of 100 cases."""
+    two, three = (
+        {"method": [in_repeats(*[1.0] * count)], "baseline": [in_repeats(*[2.0] * count)]}
+        for count in (2, 3)
+    )
+    asked = MeasureSpec(repeats=1, precision=0.05)
+    assert is_too_noisy(two, asked) and not is_too_noisy(three, asked)
+    assert not is_too_noisy(two, MeasureSpec(repeats=1, precision=0.05, most_repeats=2))
 
 
 def test_in_a_batch_the_speedup_has_the_error_of_the_clock_of_its_blocks() -> None:
     def interval(block: int | None) -> tuple[float, float]:
         baseline = [in_repeats(2.0, 2.2, block=block)] * 4
         method = [in_repeats(1.0, 1.0, block=block)] * 4
-        speedup = speed({"method": method, "baseline": baseline}, seed=0)["speedup"]
+        speedup = speed({"method": method, "baseline": baseline})["speedup"]
         return speedup.low, speedup.high
 
     alone, batched = interval(None), interval(0)

@@ -568,11 +568,13 @@ def test_repeats_end_when_the_speedup_is_known_or_their_number_is_reached() -> N
 
 def test_texts_that_never_came_ask_for_no_repeats() -> None:
     spec = MeasureSpec(precision=0.1, repeats=2, most_repeats=9)
-    steady, failed = Timed([1], [1.0, 1.0], Trace()), Timed([], [9.0, 0.0], Trace())
+    steady, failed = Timed([1], [1.0, 1.0, 1.0], Trace()), Timed([], [9.0, 0.0, 5.0], Trace())
     failed.reports.append(EngineReport(error="it has died"))
     baseline = [steady, steady]
     assert not is_too_noisy({"method": [steady, failed], "baseline": baseline}, spec)
     assert not is_too_noisy({"method": [failed, failed], "baseline": baseline}, spec)
+    begun = replace(failed, latency_s=[9.0])  # after one repeat, too
+    assert not is_too_noisy({"method": [begun], "baseline": [Timed([1], [1.0], Trace())]}, spec)
 
 
 @pytest.mark.parametrize("batch", [1, 2])

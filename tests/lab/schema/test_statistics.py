@@ -16,6 +16,7 @@ from bild_lab.lab.schema.statistics import (
     latency_summary,
     nothing_accepted,
     paired_speedup,
+    ratio_of_totals,
     with_clock_noise,
 )
 
@@ -31,15 +32,27 @@ def test_a_speedup_is_total_time_over_total_time_of_the_median_repeats() -> None
 def test_the_interval_of_a_speedup_covers_the_truth_as_often_as_it_says() -> None:
     rng = np.random.default_rng(0)
     covered = 0
-    for trial in range(200):
+    for _ in range(200):
         work = rng.uniform(0.5, 2.0, size=(60, 1))
         baseline = work * rng.lognormal(0, 0.1, size=(60, 3))
         method = (
             work / 1.5 * rng.lognormal(0, 0.3, size=(60, 1)) * rng.lognormal(0, 0.1, size=(60, 3))
         )
-        speedup = paired_speedup(baseline, method, seed=trial)
+        speedup = paired_speedup(baseline, method)
         covered += speedup.low <= 1.5 / np.exp(0.3**2 / 2) <= speedup.high
     assert 0.88 < covered / 200 < 0.99
+
+
+@pytest.mark.parametrize("texts", [8, 20, 100])
+def test_the_interval_of_few_texts_of_unequal_lengths_holds_as_well(texts: int) -> None:
+    """Fault: a bootstrap of 8 texts held in 86 of 100 cases."""
+    rng, covered, trials = np.random.default_rng(0), 0, 2000
+    for _ in range(trials):
+        work = 0.05 + rng.lognormal(0, 0.5, texts)
+        method = work / 1.5 * rng.lognormal(0, 0.2, texts)
+        _, low, high = ratio_of_totals([work], [method])
+        covered += low <= 1.5 / np.exp(0.2**2 / 2) <= high
+    assert 0.92 < covered / trials < 0.97
 
 
 def test_pairing_takes_the_length_of_examples_out_of_the_interval() -> None:
@@ -48,11 +61,21 @@ def test_pairing_takes_the_length_of_examples_out_of_the_interval() -> None:
     assert speedup.low == pytest.approx(2.0) == speedup.high
 
 
-def test_an_interval_is_drawn_by_its_seed() -> None:
-    rng = np.random.default_rng(5)
-    baseline, method = rng.uniform(1, 2, (2, 8, 1))
-    one, same, other = (paired_speedup(baseline, method, seed) for seed in (0, 0, 1))
-    assert one == same == paired_speedup(baseline, method) != other
+def test_an_interval_is_that_of_how_far_each_text_is_from_the_mean() -> None:
+    """By hand: of the shares 0.5 and 1.5 of the mean, beside 1 and 1, the error is 0.5."""
+    value, low, high = ratio_of_totals([np.array([1.0, 3.0])], [np.array([1.0, 1.0])])
+    reach = np.exp(12.7062 * 0.5)  # Student's quantile of one degree of freedom
+    assert (value, low, high) == pytest.approx((2.0, 2.0 / reach, 2.0 * reach), rel=1e-4)
+    three = [np.array([1.0, 2.0, 6.0]), np.array([4.0, 4.0, 1.0])]
+    product = ratio_of_totals(three, [np.array([2.0, 2.0, 2.0])])
+    terms = np.array([1 / 3 + 4 / 3, 2 / 3 + 4 / 3, 2 + 1 / 3])
+    reach = np.exp(4.30265 * terms.std(ddof=1) / np.sqrt(3))
+    assert product == pytest.approx((13.5, 13.5 / reach, 13.5 * reach), rel=1e-5)
+
+
+def test_one_text_has_an_interval_of_no_width_and_so_has_a_total_of_nothing() -> None:
+    assert ratio_of_totals([np.array([3.0])], [np.array([2.0])]) == (1.5, 1.5, 1.5)
+    assert ratio_of_totals([np.zeros(3)], [np.ones(3)]) == (0.0, 0.0, 0.0)
 
 
 def test_turns_of_a_conversation_are_no_independent_examples() -> None:
@@ -162,14 +185,14 @@ def test_the_interval_of_a_batch_covers_the_truth_although_its_texts_share_their
     rng = np.random.default_rng(0)
     blocks = np.repeat([0, 1], 50)
     covered = {"in blocks": 0, "each for itself": 0}
-    for trial in range(200):
+    for _ in range(200):
         work = rng.uniform(0.5, 2.0, size=(100, 1))
         baseline, method = (
             work / speed * rng.lognormal(0, 0.02, size=(2, 3))[blocks] for speed in (1, 1.5)
         )
         intervals = {
-            "in blocks": paired_speedup(baseline, method, trial, blocks=blocks),
-            "each for itself": paired_speedup(baseline, method, trial),
+            "in blocks": paired_speedup(baseline, method, blocks=blocks),
+            "each for itself": paired_speedup(baseline, method),
         }
         for name, speedup in intervals.items():
             covered[name] += speedup.low <= 1.5 <= speedup.high

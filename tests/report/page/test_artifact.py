@@ -76,7 +76,7 @@ def test_the_appendix_has_versions_hashes_licences_commands_times_and_both_ways_
         "| torch | 2.13.0 |",
         "git checkout abc1234",
         f"python scripts/compare.py ARTIFACT outputs/{sweep.name}",
-        "1.75× [1.50, 2.00]",
+        "1.75× [0.28, 10.75]",
         "@article{small,",
         "**On which hardware?** AMD EPYC 7B13",
     ):
