@@ -187,7 +187,7 @@ class Teaching:
         if self.loss is not None and "." in self.loss:
             require_divergence(self.loss)
         else:
-            require_choice("align.loss", self.loss, (None, *DIVERGENCES))
+            require_choice("align.loss", self.loss, (None, *DIVERGENCES, "MODULE.FUNCTION"))
         require_number("align.temperature", self.temperature, 0, 100)
         require_temperature("align.temperature", self.temperature)
         require_number("align.fallback", self.fallback, 0, 1)

@@ -26,10 +26,12 @@ def require_policy(policy: Any) -> None:
     The parts themselves check ranges. A name without a file is the user's own policy, of which a
     knob that changes nothing is logged.
     """
-    if not OmegaConf.is_dict(policy) or not isinstance(policy.get("name"), str):
+    if OmegaConf.is_dict(policy) and not isinstance(policy.get("name"), str):
         raise UserError(
-            f"policy must be one of {', '.join(policy_names())}, with a name, got {policy!r}"
+            f"policy must have a name, got {policy.get('name')!r}; write name: NAME into its file"
         )
+    if not OmegaConf.is_dict(policy):
+        raise UserError(f"policy must be one of {', '.join(policy_names())}, got {policy!r}")
     if not OmegaConf.is_dict(policy.get("decoder")) or not isinstance(
         policy.decoder.get("_target_"), str
     ):
@@ -44,7 +46,7 @@ def require_policy(policy: Any) -> None:
         knob_names = ", ".join(shipped) or "none"
         raise UserError(
             f"policy {policy.name} has the knobs {knob_names}, not {sorted(differing)[0]!r} or"
-            " without it"
+            " without it; a policy of your own needs another name"
         )
     for knob, value in values.items():
         default = shipped[knob]

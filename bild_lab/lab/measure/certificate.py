@@ -32,6 +32,7 @@ from bild_lab.engine.session import (
     Rows,
     as_rows,
 )
+from bild_lab.errors import UserError
 from bild_lab.lab.measure.declared import are_by_chance, deviation, sum_of, token_values
 from bild_lab.lab.measure.recorder import (
     Logits,
@@ -525,7 +526,13 @@ def output_of(
                 model_probs = padded_like(drawn, model_probs[None])[0]
                 if total_variation(model_probs, drawn[node]) > DRAFTER_ROUNDING:
                     drawn[node] = model_probs
-    return recorded.rule.output_distribution(draft, logits, request, drawn), drawn
+    output = recorded.rule.output_distribution(draft, logits, request, drawn)
+    if output is not None and output.shape != logits.shape:
+        raise UserError(
+            f"output_distribution of {type(recorded.rule).__name__} must give a row for each row of"
+            f" the logits, {list(logits.shape)}, got {list(output.shape)}"
+        )
+    return output, drawn
 
 
 def in_float64(probs: Distributions | None) -> Distributions | None:

@@ -58,6 +58,7 @@ OPTIONS = {  # the keys of the configuration that `load` takes beside knobs
     "pair": {field.name for field in fields(PairSpec) if field.name.endswith(_PAIR_OPTIONS)},
     "runtime": {field.name for field in fields(RuntimeSpec)} - {"batch", "seed"},
 }
+METHOD_PARTS = ("engine", "draft_shape", "lossless", "decode")  # of `Method`
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]  # a model in memory and its tokenizer
 
 
@@ -479,9 +480,16 @@ def build_method(policy: DictConfig, models: dict[str, Callable[[], Any]]) -> Me
     """The policy's `decoder`: every part built from its `_target_` and values.
 
     A part with a parameter named like one of `models` ("target", "draft") gets that model.
-    Raises UserError for wrong knobs.
+    Raises UserError for wrong knobs, and for a class that is no method.
     """
-    return build(resolved_policy(policy)["decoder"], models)
+    method = build(resolved_policy(policy)["decoder"], models)
+    if lacking := [name for name in METHOD_PARTS if not hasattr(method, name)]:
+        raise UserError(
+            f"the decoder of policy {policy.get('name')}, a {type(method).__name__}, lacks"
+            f" {lacking[0]}; a method has {', '.join(METHOD_PARTS)}, and DraftThenVerify makes one of"
+            " a drafter and a rule"
+        )
+    return method
 
 
 def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:

@@ -157,8 +157,10 @@ class FrozenJob(TrainingJob):
         revision = (
             [] if self.base.revision is None else [f"pair.target_revision={self.base.revision}"]
         )
-        pair = [f"pair.target={self.base.path}", *revision, "pair.draft=null"]
         words = self.spec.words(self.folder / self.spec.result_name)
+        has_draft = any(word.startswith("pair.draft=") for word in words)
+        no_draft = [] if has_draft else ["pair.draft=null"]
+        pair = [f"pair.target={self.base.path}", *revision, *no_draft]
         dataset_words = list(self.calibration.dataset_words)
         configuration_words = own_configurations()
         said = [*words, *pair, *self.base.switches]

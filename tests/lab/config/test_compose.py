@@ -84,6 +84,14 @@ def test_a_knob_of_ones_own_policy_that_nothing_refers_to_is_told(
     assert told.startswith("policy mine has a knob 'user' that changes nothing in it")
 
 
+def test_a_policy_of_ones_own_needs_a_name_of_its_own() -> None:
+    decoder = {"_target_": "bild_lab.engine.decode.DraftThenVerify"}
+    with pytest.raises(UserError, match="a policy of your own needs another name"):
+        require_policy(OmegaConf.create({"name": "bild", "window": 3, "decoder": decoder}))
+    with pytest.raises(UserError, match=r"policy must have a name, got None; write name: NAME"):
+        require_policy(OmegaConf.create({"window": 3, "decoder": decoder}))
+
+
 def test_the_knobs_of_a_policy_that_brings_its_baseline_are_not_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -30,6 +30,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Scores
 from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
 from bild_lab.lab.measure import certificate
 from bild_lab.lab.measure.certificate import (
     DEFECT,
@@ -133,6 +134,15 @@ def test_a_rule_without_a_closed_form_has_no_verdict_but_its_logits_are_compared
     assert found.contexts == LENGTH
     broken = certified(Cactus(0.3), target=loaded(TARGET, off=3.0))
     assert (broken.verdict, broken.check) == (SESSION_DEFECT, LOGITS)
+
+
+def test_a_closed_form_of_another_shape_is_refused_with_its_rules_name() -> None:
+    class First(SpeculativeSampling):
+        def output_distribution(self, *arguments: Any) -> Tensor:
+            return super().output_distribution(*arguments)[:1]
+
+    with pytest.raises(UserError, match=r"output_distribution of First must give .*, got \[1, 5\]"):
+        certified(First())
 
 
 def test_a_method_without_rounds_has_no_verdict() -> None:
@@ -274,7 +284,8 @@ def test_a_sum_in_float32_may_miss_one_but_not_by_much() -> None:
 
         def propose(self, tokens: list[int]) -> Draft:
             draft = super().propose(tokens)
-            return replace(draft, probs=draft.probs * self.factor)
+            # the loop itself looks at a text's first draft
+            return replace(draft, probs=draft.probs * (self.factor if len(tokens) > 1 else 1.0))
 
     drafter = Scaled(loaded(DRAFTER), 3)
     drafter.factor = 1 + 2e-5

@@ -355,3 +355,10 @@ def test_a_policy_of_ones_own_folder_is_loaded_with_its_knobs(
     (tmp_path / "policy/bild.yaml").write_text("name: bild\n")
     with pytest.raises(UserError, match=r"bild\.yaml has the name of a file that is shipped"):
         bild_lab.load(**pair, policy="bild", config_dir=tmp_path)
+
+
+def test_a_class_that_is_no_method_is_refused_by_what_it_lacks(checkpoints: Path) -> None:
+    rule = {"_target_": "bild_lab.engine.acceptance.ExactMatch"}
+    policy = OmegaConf.create({"policy": {"name": "mine", "decoder": rule}}).policy
+    with pytest.raises(UserError, match="of policy mine, a ExactMatch, lacks engine; a method has"):
+        bild_lab.load(target=checkpoints / "llama", policy=policy)

@@ -68,6 +68,17 @@ def test_a_command_finds_the_configurations_that_the_training_found(
     assert answered.command.endswith(" --config-dir mine dataset=pairs")
 
 
+def test_a_command_keeps_the_drafter_that_the_modules_policy_needs(
+    tmp_path: Path, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: pair.draft=null came behind it, and the printed command was refused."""
+    job = frozen_job(tmp_path, checkpoints / "llama")
+    assert "pair.draft=null" in job.command
+    words = ["policy=mine", "pair.draft=small"]
+    monkeypatch.setattr(type(job.spec), "words", lambda self, folder: words)
+    assert "pair.draft=small" in job.command and "pair.draft=null" not in job.command
+
+
 @pytest.mark.parametrize(
     "of_answers",
     [
