@@ -311,7 +311,9 @@ def require_distributions(draft: Draft, drafter_name: str) -> None:
     """
     if draft.probs is None or draft.probs.device.type != "cpu":
         return
-    for node, total in enumerate(draft.probs.double().sum(-1).tolist()):
+    # in float32, as it is timed: float64 takes eight times as long
+    wide = torch.promote_types(draft.probs.dtype, torch.float32)
+    for node, total in enumerate(draft.probs.sum(-1, dtype=wide).tolist()):
         if not abs(total - 1) < SAME_SUM:  # NaN too
             raise UserError(
                 f"{drafter_name} has drafted token {node} from probs that sum to {total:g}; give the"
