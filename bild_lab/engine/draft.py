@@ -199,7 +199,7 @@ class Verdict:
         if type(self.path) is not tuple:
             try:
                 object.__setattr__(self, "path", tuple(int(node) for node in self.path))
-            except TypeError as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise UserError(
                     "the path of a verdict lists the accepted nodes, such as"
                     f" tuple(range(accepted)), got {self.path!r}"
@@ -207,7 +207,7 @@ class Verdict:
         if type(self.next_token) is not int:  # a tensor is never among the end tokens
             try:
                 object.__setattr__(self, "next_token", int(self.next_token))
-            except (TypeError, ValueError, RuntimeError) as error:
+            except (TypeError, ValueError, OverflowError, RuntimeError) as error:
                 raise UserError(
                     f"the next_token of a verdict is one token id, got {self.next_token!r}"
                 ) from error
@@ -253,13 +253,22 @@ def require_draft(draft: Any, drafter_name: str, drafts_trees: bool) -> None:
         )
     for name, dimensions in (("probs", 2), ("unscaled_probs", 2), ("uniforms", 1)):
         value = getattr(draft, name)
-        if value is not None and (value.ndim != dimensions or len(value) != len(draft)):
+        if value is None:
+            continue
+        is_tensor = isinstance(value, Tensor)
+        if not is_tensor or value.ndim != dimensions or len(value) != len(draft):
             each = "a row of the vocabulary" if dimensions == 2 else "a number"
             raise UserError(
                 f"{drafter_name} has drafted {len(draft)} tokens, so {name} must hold {each} for"
                 f" each of them, got {described(value)}"
             )
-    if draft.parents is not None and not drafts_trees:
+    parents = draft.parents
+    if parents is not None and (not isinstance(parents, Tensor) or parents.ndim != 1):
+        raise UserError(
+            f"{drafter_name} must draft parents as a vector, torch.tensor(parents), or as None for a"
+            f" chain, got {described(parents)}"
+        )
+    if parents is not None and not drafts_trees:
         raise UserError(
             f"{drafter_name} has drafted a tree, and says drafts_trees = False; say True, so that"
             " rules and models that take chains alone are refused"
@@ -302,7 +311,9 @@ def require_distributions(draft: Draft, drafter_name: str) -> None:
     """
     if draft.probs is None or draft.probs.device.type != "cpu":
         return
-    for node, total in enumerate(draft.probs.double().sum(-1).tolist()):
+    # in float32, as it is timed: float64 takes eight times as long
+    wide = torch.promote_types(draft.probs.dtype, torch.float32)
+    for node, total in enumerate(draft.probs.sum(-1, dtype=wide).tolist()):
         if not abs(total - 1) < SAME_SUM:  # NaN too
             raise UserError(
                 f"{drafter_name} has drafted token {node} from probs that sum to {total:g}; give the"

@@ -109,12 +109,14 @@ def alternatives(override: Override) -> list[str]:
     return [f"{override.get_key_element()}={value}" for value in values]
 
 
-def check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
+def check_points(
+    jobs: list[list[str]], config_name: str, hydra_words: Sequence[str] = ()
+) -> list[DictConfig]:
     """Exit with a message unless the points of a sweep can be measured, as far as that is known
     without weights.
 
-    Returns the configurations that were looked at: of all points, or in a large sweep those of
-    `points_to_check`.
+    hydra_words: the command's overrides of Hydra itself. Returns the configurations that were
+    looked at: of all points, or in a large sweep those of `points_to_check`.
     """
     configs: list[DictConfig] = []
     # the specs of each point that was checked as a whole, by the overrides that may change its data
@@ -125,6 +127,8 @@ def check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
             config = compose_config(list(words), config_name)
         except (UserError, HydraException, OmegaConfBaseException) as error:
             refuse(_error_of_point(changed, error))
+        if hydra_words:
+            config.hydra.overrides.hydra = list(hydra_words)
         refusing_points(partial(require_own_files, config), changed)
         data_words = tuple(word for word in words if not word.startswith(KEEPS_DATA))
         if data_words in checked_specs and not replays(config.policy):

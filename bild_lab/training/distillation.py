@@ -220,8 +220,11 @@ class Teaching:
         if self.loss is None:
             return {}
         values = {f"align.{key}": value for key, value in asdict(self).items()}
-        module = self.loss.rpartition(".")[0]
-        return values | ({"align.loss.code": own_code_hash(module)} if module else {})
+        if "." not in self.loss:
+            return values
+        # as of a metric: the module that names the function, and the one that defines it
+        modules = {self.loss.rpartition(".")[0], divergence_of(self.loss).__module__}
+        return values | {"align.loss.code": own_code_hash(*modules)}
 
     def decodes_at(self, step: int) -> bool:
         """Whether the texts of this step, which counts from 0, are decoded with the drafter."""

@@ -183,6 +183,10 @@ PAIR = torch.tensor([2, 3])
         (Draft(PAIR, probs=ROWS[:, 0]), r"probs must hold a row .* \[2\]"),
         (Draft(PAIR, unscaled_probs=ROWS[:1]), "unscaled_probs must hold a row"),
         (Draft(PAIR, uniforms=ROWS[:1, 0]), "uniforms must hold a number"),
+        (Draft(PAIR, probs=ROWS.tolist()), "probs must hold a row .* got list"),
+        (Draft(PAIR, uniforms=[0.5, 0.5]), "uniforms must hold a number .* got list"),
+        (Draft(PAIR, [-1, -1]), r"must draft parents as a vector, .* got list"),
+        (Draft(PAIR, torch.tensor([[-1], [-1]])), r"parents as a vector, .* \[2, 1\]"),
         (Draft(PAIR, torch.tensor([-1, -1])), "has drafted a tree, and says drafts_trees = False"),
     ],
 )
@@ -241,7 +245,9 @@ def test_the_path_of_a_verdict_is_a_tuple_of_plain_numbers() -> None:
     for path in ([0, 1], torch.arange(2), range(2)):
         verdict = Verdict(path, 5)
         assert verdict.path == (0, 1) and all(type(node) is int for node in verdict.path)
-    with pytest.raises(UserError, match=r"lists the accepted nodes, .* got 2"):
-        Verdict(2, 5)
-    with pytest.raises(UserError, match="is one token id, got None"):
-        Verdict((), None)
+    for no_path in (2, "ab", torch.ones(2, 2), [float("nan")]):
+        with pytest.raises(UserError, match="lists the accepted nodes, .* got "):
+            Verdict(no_path, 5)
+    for no_token in (None, float("inf"), torch.ones(2)):
+        with pytest.raises(UserError, match="is one token id, got "):
+            Verdict((), no_token)

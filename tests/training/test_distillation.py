@@ -354,6 +354,9 @@ def none(log_p, log_q):
 
 def failing(log_p, log_q):
     return log_p.nothing
+
+class Losses:
+    kl = staticmethod(kl)
 """
 
 
@@ -378,6 +381,8 @@ def test_a_loss_of_ones_own_is_learned_and_its_code_is_part_of_the_training(
     identity = Teaching("answers", f"{own_losses}.hellinger").identity
     assert identity["align.loss"] == f"{own_losses}.hellinger"
     assert len(identity["align.loss.code"]) == 12
+    of_class = Teaching("answers", f"{own_losses}.Losses.kl").identity
+    assert of_class["align.loss.code"] == identity["align.loss.code"]
     assert "align.loss.code" not in Teaching("answers", "kl").identity
 
 

@@ -8,6 +8,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import lru_cache, wraps
 from pathlib import Path
 from threading import RLock
@@ -192,24 +193,38 @@ def without_other_applications() -> Iterator[None]:
                     Singleton._instances[kind] = instance
 
 
-def compose_policy(
-    name: str, knobs: Mapping[str, Any] | None = None, folder: Path | None = None
-) -> DictConfig:
+_own_folder: ContextVar[Path | None] = ContextVar("own_folder", default=None)
+
+
+@contextmanager
+def policies_of(folder: Path | None) -> Iterator[None]:
+    """Inside the block `compose_policy` also finds the policies of this folder, as --config-dir names
+    it, and those that they are composed of. Raises UserError for a folder that there is not.
+    """
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"config_dir must be a folder with policy/NAME.yaml, got {folder}")
+    token = _own_folder.set(folder)
+    try:
+        yield
+    finally:
+        _own_folder.reset(token)
+
+
+def compose_policy(name: str, knobs: Mapping[str, Any] | None = None) -> DictConfig:
     """The policy `conf/policy/NAME.yaml` with these knobs, inside the whole configuration that it
     may refer to.
 
-    folder: another one to look in, as --config-dir names it. Raises UserError for an unknown policy
-    or knob, and for a folder that there is not.
+    Raises UserError for an unknown policy or knob.
     """
+    folder = _own_folder.get()
     if folder is not None:
-        if not folder.is_dir():
-            raise UserError(f"config_dir must be a folder with policy/NAME.yaml, got {folder}")
         require_not_hidden(folder, "policy", name)
     try:
         if folder is None:
             policy = pickle.loads(_with_policy(name, tuple(_search_path()))).policy
         else:  # read anew each time, as its files may have changed
-            search_path = f"hydra.searchpath=['file://{folder.absolute()}']"
+            quoted_folder = str(folder.absolute()).replace("'", r"\'")
+            search_path = f"hydra.searchpath=['file://{quoted_folder}']"
             policy = without_hydra(compose_config([search_path, f"policy={name}"])).policy
     except (HydraException, ValueError) as error:  # a ValueError for a number, such as 3
         folders = [*_search_path(), *([] if folder is None else [folder])]

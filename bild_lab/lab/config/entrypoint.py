@@ -274,6 +274,7 @@ def _require_referred_to(word: str, cfg: DictConfig, hydra: DictConfig) -> None:
     values, hydra_values = (OmegaConf.to_container(node, resolve=False) for node in (cfg, hydra))
     others = [values[other] for other in values if other not in (name, "hydra")]
     others += [hydra_values[other] for other in hydra_values if other != "overrides"]
+    others += hydra_values["overrides"]["hydra"]  # a point of a sweep has their values nowhere else
     if re.search(rf"\$\{{[^}}]*\b{re.escape(name)}\b", str(others)):
         return
     meant = suggestion(key, known_keys(config_name)) or "."

@@ -40,7 +40,12 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings
 from bild_lab.engine.vocabularies import TranslatedModel, in_vocabulary_of
 from bild_lab.errors import UserError, require_choice, require_flag, require_model_path, warn_once
-from bild_lab.lab.config.compose import compose_policy, knob_values, resolved_policy
+from bild_lab.lab.config.compose import (
+    compose_policy,
+    knob_values,
+    policies_of,
+    resolved_policy,
+)
 from bild_lab.lab.config.policies import describe_decoder, find_part
 from bild_lab.lab.config.schemas import DecodingSpec, PairSpec, RuntimeSpec, stop_strings, typed
 from bild_lab.lab.point.decoder import KNOWS_NO_STOP, Decoder, ends_at_stop_strings
@@ -106,10 +111,11 @@ def load(
             " instead"
         )
     folder = None if config_dir is None else Path(config_dir).expanduser()
-    node = compose_policy(policy, options, folder) if isinstance(policy, str) else policy
-    pair = typed(PairSpec, {"name": "user", **paths, **group_options["pair"]}, "pair")
-    runtime = typed(RuntimeSpec, group_options["runtime"], "runtime")
-    decoder = decoder_of(node, pair, decoding, runtime, in_memory=in_memory)
+    with policies_of(folder):
+        node = compose_policy(policy, options) if isinstance(policy, str) else policy
+        pair = typed(PairSpec, {"name": "user", **paths, **group_options["pair"]}, "pair")
+        runtime = typed(RuntimeSpec, group_options["runtime"], "runtime")
+        decoder = decoder_of(node, pair, decoding, runtime, in_memory=in_memory)
     set_threads(runtime.threads)
     return replace(decoder, chat=chat)
 

@@ -538,6 +538,10 @@ BAD_INPUT = {
         ["+mine.window=3", "policy.window=${mine.window}", "policy.fallback=2"],
         "must lie in [0, 1], got 2",  # mine.window has its effect
     ),
+    "key of one's own that Hydra's own values read, in a sweep": (
+        ["-m", "+mine=3", "hydra.sweep.dir=outputs/of_${mine}", "policy.fallback=2,3"],
+        "must lie in [0, 1], got 2",
+    ),
     "metric that another one leads": (
         ["dataset.metric=chrf", "dataset.metrics=[bleu,chrf]"],
         "dataset.metric=chrf would change nothing beside dataset.metrics=['bleu', 'chrf']",

@@ -357,6 +357,21 @@ def test_a_policy_of_ones_own_folder_is_loaded_with_its_knobs(
         bild_lab.load(**pair, policy="bild", config_dir=tmp_path)
 
 
+def test_a_policy_is_composed_of_policies_of_ones_own_folder(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "one's own"  # as it may be named
+    (folder / "policy").mkdir(parents=True)
+    (folder / "policy/mine.yaml").write_text("defaults:\n  - suffix\n  - _self_\nname: mine\n")
+    knobs = {"first": "mine", "second": "mine", "min_depth": 3}
+    decoder = bild_lab.load(checkpoints / "llama", policy="hybrid", config_dir=folder, **knobs)
+    assert decoder.generate(PROMPT, 4).trace.rounds
+    with pytest.raises(
+        UserError, match="policy must be one of .* got 'mine'"
+    ):  # it was for one load
+        bild_lab.load(checkpoints / "llama", policy="hybrid", **knobs)
+
+
 def test_a_class_that_is_no_method_is_refused_by_what_it_lacks(checkpoints: Path) -> None:
     rule = {"_target_": "bild_lab.engine.acceptance.ExactMatch"}
     policy = OmegaConf.create({"policy": {"name": "mine", "decoder": rule}}).policy
