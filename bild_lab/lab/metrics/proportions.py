@@ -8,8 +8,9 @@ interval of no width. Where 3 % are gained and 4 % lost, its 95 % interval of th
 Association 22, 209-212).
 
 p-values are exact: of all shares that have the tested difference, those count under which the
-statistic is most often as large (Hsueh, Liu and Chen, 2001, Biometrics 57, 478-483). By the normal
-distribution, a loss of five points was called none in 6.9 of 100 cases at 52 examples.
+statistic is most often as large (Hsueh, Liu and Chen, 2001, Biometrics 57, 478-483). They are tried
+on a grid; shares between have p-values up to a thirtieth larger. By the normal distribution, a loss
+of five points was called none in 6.9 of 100 cases at 52 examples.
 """
 
 from __future__ import annotations
