@@ -49,7 +49,10 @@ def share_interval(values: Sequence[float]) -> tuple[float, float]:
     squared = float(ndtri(1 - BEYOND)) ** 2
     middle = (right + squared / 2) / (count + squared)
     reach = math.sqrt(squared * (right * (count - right) / count + squared / 4)) / (count + squared)
-    return RIGHT * max(0.0, middle - reach), RIGHT * min(1.0, middle + reach)
+    # rounding must not part an end from what all examples have
+    low = 0.0 if right == 0 else middle - reach
+    high = 1.0 if right == count else middle + reach
+    return RIGHT * low, RIGHT * high
 
 
 def difference_interval(gained: int, lost: int, examples: int) -> tuple[float, float]:
