@@ -129,7 +129,8 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
     """A sentence on the fastest points that were sampled with several seeds: means, with intervals
     over the seeds.
     """
-    points_by_seed = [point for point in points_of_choice(results) if len(point) > 1]
+    points = points_of_choice(results)
+    points_by_seed = [point for point in points if len(point) > 1]
     representatives = [seed_results[0] for seed_results in points_by_seed]
     means, has_interval = [], False
     for seed_results, representative in zip(points_by_seed, representatives, strict=True):
@@ -142,9 +143,8 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
             or None in [*speedups, *differences]
         ):
             continue
-        n_points = len(points_by_seed)
-        speedup, speedup_low, speedup_high = mean_speedup_with_interval(speedups, n_points)
-        difference, difference_low, difference_high = mean_with_interval(differences, n_points)
+        speedup, speedup_low, speedup_high = mean_speedup_with_interval(speedups, len(points))
+        difference, difference_low, difference_high = mean_with_interval(differences, len(points))
         label = point_label(
             representative, telling_knobs(representative, representatives), representatives
         )
@@ -160,7 +160,7 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
         return []
     if not has_interval:
         return [f"Mean over sampling seeds: {'; '.join(fastest)}."]
-    choice = f" (Bonferroni, of {len(points_by_seed)} points)" if len(points_by_seed) > 1 else ""
+    choice = f" (Bonferroni, of {len(points)} points)" if len(points) > 1 else ""
     return [f"Mean and 95 % interval over sampling seeds{choice}: {'; '.join(fastest)}."]
 
 

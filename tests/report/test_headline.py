@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bild_lab.lab.schema.formatting import interval, signed
-from bild_lab.lab.schema.numbers import NonInferiority, Speedup
+from bild_lab.lab.schema.numbers import NonInferiority, Speedup, scale_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import interval_of_best, speedup_interval_of_best
 from bild_lab.lab.store.groups import by_setting
@@ -72,6 +72,8 @@ def test_a_margin_of_a_log_probability_is_in_nats() -> None:
     tested = NonInferiority(margin=0.01, lower_bound=-0.0042, p_value=0.02, test="bootstrap")
     point = with_quality(sample_log_probability(1.6, -0.0083), non_inferiority=tested)
     assert "no worse by 0.01 nats: p = 0.020" in headline([point])
+    assert scale_of("length").amount(1.0) == "1 token"  # fault: "no worse by 1 tokens"
+    assert [scale_of("BLEU").amount(1.0), scale_of("length").amount(2.0)] == ["1", "2 tokens"]
 
 
 def test_an_error_of_the_clock_that_is_larger_than_the_interval_is_told() -> None:
@@ -305,6 +307,10 @@ def test_points_of_several_sampling_seeds_are_pooled_with_an_interval_over_the_s
     # the quantile for the better of two points is 6.205
     corrected = "bild (fallback 0.9) 1.50× [1.18, 1.90], BLEU 0.00 [−0.72, +0.72]"
     assert f"seeds (Bonferroni, of 2 points): {corrected}" in two
+    # fault: one point with one seed beside it was among the choice in the list of runs, and not here
+    (single, *_), three = sampled(1.0, fallback=0.9), sampled(1.0, fallback=0.5)
+    own = "bild (fallback 0.5) 1.50× [1.18, 1.90], BLEU 0.00 [−0.72, +0.72] (seeds 0, 1, 2)."
+    assert f"seeds (Bonferroni, of 2 points): {own}" in headline([*three, single])
     # two seeds have no interval: a dozen deviations would hold speeds below 0
     pair = headline(sampled(1.0, fallback=0.5)[:2])
     own = "bild (fallback 0.5) 1.45×, BLEU +0.10 (seeds 0, 1)."

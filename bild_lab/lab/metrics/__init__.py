@@ -1,1 +1,1 @@
-"""Quality of outputs, for their task or beside a baseline, with bootstrap intervals."""
+"""Quality of outputs, for their task or beside a baseline, with intervals."""

@@ -92,7 +92,9 @@ class MetricScale:
 
     def amount(self, value: float) -> str:
         """A margin: `5`, as points are what is meant where nothing is said, but `0.01 nats`."""
-        return f"{value:g}" if self.unit == "points" else f"{value:g} {self.unit}"
+        if self.unit == "points":
+            return f"{value:g}"
+        return f"{value:g} {self.unit.removesuffix('s') if value == 1 else self.unit}"
 
 
 POINTS_SCALE = MetricScale(2, 1.0, "one point", f"{MINUS}1 point")

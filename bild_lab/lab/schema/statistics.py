@@ -44,7 +44,7 @@ def conversations_of(ids: Sequence[str]) -> list[int] | None:
     """The conversation of each example, from 0 in order of appearance. Its turns share it, and one
     question in several templates does.
 
-    What resampling must keep together, as a later turn goes on from the earlier ones: turns that
+    What an interval must keep together, as a later turn goes on from the earlier ones: turns that
     count as if they were independent make intervals too narrow. None where every example is alone.
     """
     questions = questions_of(ids)

@@ -22,6 +22,7 @@ from bild_lab.errors import UserError
 from bild_lab.files import file_digest, write_atomically
 from bild_lab.lab.config.compose import config_dir
 from bild_lab.lab.measure.blocks import block_numbers
+from bild_lab.lab.point.environment import git_commit
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.formatting import duration
 from bild_lab.lab.schema.questions import questions_of
@@ -40,9 +41,11 @@ from bild_lab.report.provenance import notes
 from bild_lab.report.review import review_answers
 from bild_lab.report.screened_points import screened_points
 from bild_lab.report.terminal import points_text
+from bild_lab.screening.rows import TABLE as SCREENED
 
 APPENDIX, TABLE, HASHES = "README.md", "sweep.csv", "SHA256SUMS"
 FOLDER = "artifact"  # in the folder of a sweep
+SPEEDUP_ENDS = ("speedup low", "speedup high")  # whose formula may be another in another version
 _BIBTEX = re.compile(r"^@\w+\{.*?^\}", re.MULTILINE | re.DOTALL)
 _LICENCE = re.compile(r"^license: *(\S.*)$", re.MULTILINE)
 
@@ -60,7 +63,9 @@ def write_artifact(sweep: Sweep) -> Path:
         content = json.loads((copy / RESULT).read_bytes())
         content["environment"].pop("host", None)  # reviews may be blind
         write_atomically(copy / RESULT, json.dumps(content, indent=2, ensure_ascii=False).encode())
-    for file in (sweep.folder / COMMANDS, *sweep.folder.glob("pareto.*")):
+    # the table of a screening says where the points were chosen
+    kept = (sweep.folder / COMMANDS, sweep.folder / SCREENED, *sweep.folder.glob("pareto.*"))
+    for file in kept:
         if file.is_file():
             shutil.copy(file, folder)
     copied = Sweep(folder).results()
@@ -96,12 +101,27 @@ def faults(folder: Path) -> Iterator[str]:
         for name, stored, recomputed in _recomputed(result):
             if not np.isclose(stored, recomputed, rtol=1e-9):
                 numbers = f"{name} is {stored}, its examples give {recomputed}"
+                if name in SPEEDUP_ENDS:
+                    numbers += _by_other_code(result)
                 yield f"{result.policy} {result.point}: {numbers}"
     # a table of an earlier version has fewer columns
     stored_table = pd.read_csv(folder / TABLE, dtype=str, keep_default_na=False)
     table = pd.read_csv(BytesIO(table_content(results)), dtype=str, keep_default_na=False)
     if not stored_table.equals(table.reindex(columns=stored_table.columns)):
         yield f"{TABLE} does not hold the numbers of the points"
+
+
+def _by_other_code(result: Result) -> str:
+    """What to do where another commit measured a point; nothing where this one did, or where one of
+    the two is not known.
+    """
+    measured, checking = result.environment.get("git"), git_commit()
+    if None in (measured, checking) or measured == checking:
+        return ""
+    return (
+        f"; this is {checking}, whose intervals may be computed in another way: check it with"
+        f" {measured}, which measured it"
+    )
 
 
 def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:

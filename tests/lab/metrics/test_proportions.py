@@ -45,6 +45,8 @@ def test_wilsons_interval_is_the_published_one() -> None:
         found = share_interval([RIGHT] * right + [WRONG] * (count - right))
         assert found == pytest.approx(np.multiply(100, ends), abs=6e-3)
     assert share_interval([RIGHT] * 20) == pytest.approx((83.89, 100), abs=6e-3)
+    for count in range(1, 60):  # fault: of 29 right ones it ended below 100, which they have
+        assert share_interval([RIGHT] * count)[1] == 100 and share_interval([WRONG] * count)[0] == 0
 
 
 def test_tangos_interval_is_the_published_one_and_turns_round_with_its_sides() -> None:

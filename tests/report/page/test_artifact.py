@@ -21,7 +21,10 @@ from bild_lab.lab.schema.statistics import paired_speedup
 from bild_lab.lab.store.progress import record_command
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.page.artifact import faults, write_artifact
+from bild_lab.report.screened_points import screened_on
+from bild_lab.screening.rows import write_rows
 from scripts import artifact as script
+from tests.report.page.test_grid import row
 from tests.report.sample import ENVIRONMENT, sample_example, sample_result, with_speedup
 
 CARD = "---\nlicense: cc-by-4.0\n---\n# small\n\n```\n@article{small,\n  title = {Small},\n}\n```\n"
@@ -115,6 +118,38 @@ def test_the_check_passes_as_packed_and_names_what_was_changed(sweep: Sweep) -> 
     assert wrong[1] == "sweep.csv does not hold the numbers of the points"
     (folder / "commands.jsonl").unlink()
     assert next(iter(faults(folder))) == "commands.jsonl is missing or was changed"
+
+
+@pytest.mark.parametrize(("measured", "named"), [("abc1234", True), ("def5678", False)])
+def test_an_interval_of_another_version_is_told_to_be_checked_with_that_one(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, measured: str, named: bool
+) -> None:
+    """Fault: intervals of a former version, by the bootstrap, looked as if they had been changed."""
+    (result,) = sweep.results()
+    monkeypatch.setattr("bild_lab.report.page.artifact.git_commit", lambda: "def5678")
+    result = replace(
+        with_speedup(result, value=2.0, low=1.5, high=2.0),
+        environment=Environment({**result.environment, "git": measured}),
+        folder=None,
+    )
+    former = Sweep(sweep.folder.parent / "former")
+    timed = read_examples(next(sweep.folder.glob("points/*")))
+    former.write_point(result.point, "{dataset: {path: none}}\n", result, timed)
+    value, low, high = faults(write_artifact(former))
+    remedy = f"check it with {measured}, which measured it"
+    assert "speedup value is 2.0" in value and remedy not in value  # which has no other formula
+    assert "speedup low is 1.5" in low and (remedy in low) == (remedy in high) == named
+
+
+def test_the_table_of_a_screening_is_packed_as_it_says_where_points_were_chosen(
+    sweep: Sweep,
+) -> None:
+    """Fault: the appendix told who had screened to choose with scripts/screen.py."""
+    (result,) = sweep.results()
+    write_rows(sweep.folder, [replace(row(fallback=0.5), confirmed=result.point)])
+    folder = write_artifact(sweep)
+    assert screened_on(Sweep(folder).results()[0]) == "validation"
+    assert list(faults(folder)) == []
 
 
 def test_a_table_of_an_earlier_version_has_fewer_columns(sweep: Sweep) -> None:
