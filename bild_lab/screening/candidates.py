@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.command_line import list_override
+from bild_lab.lab.config.command_line import key_of, list_override
 from bild_lab.lab.config.compose import (
     compose_config,
     compose_policy,
@@ -59,7 +59,7 @@ class Space:
         """The candidate with these overrides of knobs."""
         policy = copy.deepcopy(self.base)
         for word in knob_words:
-            OmegaConf.update(policy, word.partition("=")[0].removeprefix(KNOB), _value(word))
+            OmegaConf.update(policy, key_of(word).removeprefix(KNOB), _value(word))
         knobs = knob_values(OmegaConf.to_container(policy, resolve=False))
         # resolving all takes long, and most policies have plain knobs
         if "${" in str(knobs):
@@ -106,7 +106,7 @@ def grid_of(task: Sequence[str], lists: Sequence[str], config_name: str) -> Cand
                 " value"
             )
     values = {
-        **{word.partition("=")[0]: (word,) for word in task if word.startswith(KNOB)},
+        **{key_of(word): (word,) for word in task if word.startswith(KNOB)},
         **varied,
     }
     shared = tuple(
@@ -192,8 +192,8 @@ def command_line_lists(hydra_config: DictConfig) -> tuple[Values, list[str]]:
     groups = tuple(f"{name}." for name in NOT_A_POINTS)
     words = override_words(hydra_config)
     task = tuple(word for word in words if not word.lstrip("+~").startswith(groups))
-    keys = {word.partition("=")[0] for word in task}
+    keys = {key_of(word) for word in task}
     list_words = [
         f"{key}={value}" for key, value in (hydra_config.sweeper.get("params") or {}).items()
     ]
-    return task, [word for word in list_words if word.partition("=")[0] not in keys]
+    return task, [word for word in list_words if key_of(word) not in keys]

@@ -27,6 +27,7 @@ from bild_lab.errors import UserError, suggestion
 from bild_lab.lab.config.command_line import (
     MULTIRUN,
     as_typed,
+    key_of,
     options_first,
     quote_free_text,
     require_no_secrets,
@@ -240,7 +241,7 @@ def require_effect(words: Sequence[str], cfg: DictConfig, hydra: DictConfig) -> 
     words: the overrides. cfg: the configuration that they make. hydra: its own part of it.
     """
     for word in filter(_may_change_nothing, words):
-        if word[:1] == "+" and word.partition("=")[0].lstrip("+") not in hydra.runtime.choices:
+        if word[:1] == "+" and key_of(word).lstrip("+") not in hydra.runtime.choices:
             _require_referred_to(word, cfg, hydra)
         if _is_metric(word):
             _require_leading(word, cfg.dataset)
@@ -267,7 +268,7 @@ def _require_leading(word: str, dataset: DictConfig) -> None:
 
 def _require_referred_to(word: str, cfg: DictConfig, hydra: DictConfig) -> None:
     """Raise UserError where a word adds a group, or a key outside of any, that no value refers to."""
-    key = word.partition("=")[0].lstrip("+")
+    key = key_of(word).lstrip("+")
     name, config_name = key.partition(".")[0], hydra.job.config_name
     if name in compose_config([], config_name):  # the keys of a known group are checked with it
         return
