@@ -202,7 +202,7 @@ def _timed_findings(group: Group, n_points: int, n_settings: int) -> list[str]:
     best = best_at_loss(judged, group.scale.small_loss)
     if n_points > 1 and best is not None:
         claims.append(_choice_in_words(group, best, n_points, n_settings))
-    return claims + _not_judged(group, [one for one in possible if not can_be_judged(one)])
+    return claims + _not_judged(group, [result for result in possible if not can_be_judged(result)])
 
 
 def _impossible_speedup(group: Group, result: Result) -> str:
@@ -355,7 +355,10 @@ def _not_judged(group: Group, results: Sequence[Result]) -> list[str]:
     """
     if not results:
         return []
-    named = [f"{group.label(one)} with {counted(one.counted_texts, 'example')}" for one in results]
+    named = [
+        f"{group.label(result)} with {counted(result.counted_texts, 'example')}"
+        for result in results
+    ]
     more = f" and {len(named) - _NAMED_POINTS} more" if len(named) > _NAMED_POINTS else ""
     return [
         f"Not judged, as intervals are too narrow below {ENOUGH_EXAMPLES} examples:"
