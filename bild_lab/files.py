@@ -19,8 +19,16 @@ from bild_lab.errors import UserError
 
 
 def cache_folder() -> Path:
-    """`$BILD_LAB_CACHE`, or `~/.cache/bild_lab` if it is unset or empty."""
-    return Path(os.environ.get("BILD_LAB_CACHE") or "~/.cache/bild_lab").expanduser()
+    """`$BILD_LAB_CACHE`, or `~/.cache/bild_lab` if it is unset or empty. Raises UserError where
+    neither HOME nor the system's list of users says where that is, as in containers.
+    """
+    folder = os.environ.get("BILD_LAB_CACHE") or "~/.cache/bild_lab"
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:
+        raise UserError(
+            f"no home directory is known for the cache {folder}; export BILD_LAB_CACHE=DIR"
+        ) from error
 
 
 NOT_FILES = ("/dev", "/proc", "/sys")  # devices, and what the system says of itself

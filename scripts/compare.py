@@ -100,6 +100,7 @@ def compare(cfg: DictConfig) -> None:
         require_finite("margin", cfg.margin, 0, above=True, remedy=MARGIN_REMEDY)
     # imported late: drawing and scoring libraries take seconds, and bad input should not wait for
     # them
+    from bild_lab.lab.metrics.text_metrics import require_margin
     from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.lab.store.records import Sweep, require_writable
     from bild_lab.report.comparison import (
@@ -115,6 +116,9 @@ def compare(cfg: DictConfig) -> None:
     require_writable(folder)
     status_line.enter("comparing")
     matching = match_points(*(Sweep(Path(name).expanduser()).finished() for name in names))
+    if cfg.margin is not None:
+        for metric in {pair.a.setting.metric for pair in matching.pairs}:
+            require_margin("margin", cfg.margin, metric)
     compared, why = compared_points(matching.pairs, cfg.margin)
     if all(comparison.quality.difference is not None for comparison in compared):
         why = ""

@@ -35,7 +35,7 @@ from bild_lab.engine.session import (
     SessionOptions,
 )
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError, require_flag
+from bild_lab.errors import UserError, first_line, require_flag
 
 PROGRAM_TOKENS = 32  # of one program
 PROGRAM_TOKENS_BEFORE_STOP = 8  # with stop strings, which no program knows: the rest is lost
@@ -205,7 +205,11 @@ class DraftThenVerify(TokenLoop):
             # 2. the target scores it in one forward, and the rule says how much of it is accepted
             with trace.span("verify"):
                 rows = Rows(draft.row_tokens(tokens[-1]), draft.tree)
-                scores = session.extend(rows, output_spec)
+                try:
+                    scores = session.extend(rows, output_spec)
+                except IndexError as error:  # an engine's word for a token that it does not have
+                    self._refuse_unread(draft, error)
+                    raise
                 rule = self.acceptance.in_round(tokens, scores)
                 draft_logits = scores.logits[: len(draft) + 1]  # the rows of probes come last
                 verdict = rule(draft, draft_logits, request)
@@ -227,6 +231,16 @@ class DraftThenVerify(TokenLoop):
             if by_programs:
                 tokens = yield from tokens_by_programs(session, tokens, limits, trace)
                 by_programs = False
+
+    def _refuse_unread(self, draft: Draft, error: IndexError) -> None:
+        """Raise UserError, with the drafter's name, for a draft that the target could not read."""
+        if len(draft):
+            lowest, highest = min(draft.token_list), max(draft.token_list)
+            raise UserError(
+                f"{type(self.drafter).__name__} has drafted tokens from {lowest} to {highest}, and"
+                f" the target cannot read them all: {first_line(error)}; draft token ids of its"
+                " vocabulary"
+            ) from error
 
     def _proposed(self, drafter: Drafter, tokens: list[int], is_first: bool) -> Draft:
         """The draft after these tokens. Raises UserError for what is no draft, and for a drafter that

@@ -309,14 +309,20 @@ def require_distributions(draft: Draft, drafter_name: str) -> None:
     """Raise UserError for a draft whose probs are no distributions. Those on an accelerator are
     not read.
     """
-    if draft.probs is None or draft.probs.device.type != "cpu":
+    if draft.probs is None or draft.probs.device.type != "cpu" or not draft.probs.numel():
         return
     # in float32, as it is timed: float64 takes eight times as long
     wide = torch.promote_types(draft.probs.dtype, torch.float32)
-    for node, total in enumerate(draft.probs.sum(-1, dtype=wide).tolist()):
+    sums, least = draft.probs.sum(-1, dtype=wide).tolist(), draft.probs.amin(-1).tolist()
+    for node, (total, least_prob) in enumerate(zip(sums, least, strict=True)):
+        fault = ""
         if not abs(total - 1) < SAME_SUM:  # NaN too
+            fault = f"sum to {total:g}"
+        elif least_prob < 0:
+            fault = f"go down to {least_prob:g}"
+        if fault:
             raise UserError(
-                f"{drafter_name} has drafted token {node} from probs that sum to {total:g}; give the"
+                f"{drafter_name} has drafted token {node} from probs that {fault}; give the"
                 " distribution that the token was drawn from, such as"
                 " request.sampling.probs(logits)"
             )

@@ -24,7 +24,7 @@ from bild_lab.lab.schema.formatting import (
     signed,
     times,
 )
-from bild_lab.lab.schema.numbers import Speedup, scale_of
+from bild_lab.lab.schema.numbers import SIGNIFICANT, Speedup, scale_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES
 from bild_lab.lab.store.groups import telling_knobs
@@ -34,7 +34,6 @@ from bild_lab.report.page.figures import comparison_figures
 from bild_lab.report.paired_comparison import (
     NOT_COMPARED,
     SAME,
-    SIGNIFICANT,
     TOO_FEW,
     MetricComparison,
     PointComparison,

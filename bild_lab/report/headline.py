@@ -350,20 +350,23 @@ def _choice_in_words(group: Group, best: Result, n_points: int, n_settings: int)
 
 
 def _not_judged(group: Group, results: Sequence[Result]) -> list[str]:
-    """A sentence on the points that were left out of the others' verdict, as servers failed to give
-    some of their texts; nothing without one.
+    """Sentences on the points that were left out of the others' verdict, by why: a server failed to
+    give some of their texts, or nothing says how far the clock of their batches is off.
     """
-    if not results:
-        return []
-    named = [
-        f"{group.label(result)} with {counted(result.counted_texts, 'example')}"
-        for result in results
-    ]
-    more = f" and {len(named) - _NAMED_POINTS} more" if len(named) > _NAMED_POINTS else ""
-    return [
-        f"Not judged, as intervals are too narrow below {ENOUGH_EXAMPLES} examples:"
-        f" {', '.join(named[:_NAMED_POINTS])}{more}."
-    ]
+    named_by_reason: dict[str, list[str]] = {}
+    for result in results:
+        if are_enough(result.counted_texts):
+            reason = f"nothing says how far a batch's clock is off ({TIME_BATCHES_TWICE})"
+            name = group.label(result)
+        else:
+            reason = f"intervals are too narrow below {ENOUGH_EXAMPLES} examples"
+            name = f"{group.label(result)} with {counted(result.counted_texts, 'example')}"
+        named_by_reason.setdefault(reason, []).append(name)
+    sentences = []
+    for reason, named in named_by_reason.items():
+        more = f" and {len(named) - _NAMED_POINTS} more" if len(named) > _NAMED_POINTS else ""
+        sentences.append(f"Not judged, as {reason}: {', '.join(named[:_NAMED_POINTS])}{more}.")
+    return sentences
 
 
 def _without_verdict(group: Group, results: list[Result]) -> str:

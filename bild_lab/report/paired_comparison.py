@@ -24,7 +24,7 @@ from bild_lab.lab.metrics.quality import (
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, metric_named
 from bild_lab.lab.metrics.writing import Writing
 from bild_lab.lab.schema.examples import MeasuredExample
-from bild_lab.lab.schema.numbers import NonInferiority, Quality, Speedup
+from bild_lab.lab.schema.numbers import SIGNIFICANT, NonInferiority, Quality, Speedup
 from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import (
@@ -35,7 +35,6 @@ from bild_lab.lab.schema.statistics import (
 )
 from bild_lab.report.matching import MatchedPoint, differences, point_text
 
-SIGNIFICANT = 0.05
 Seconds = Sequence[Sequence[float] | None]  # of each example's repeats
 SACREBLEU_SEED = 12345  # with it, intervals of BLEU are those of `sacrebleu --paired-bs`
 NOT_COMPARED, SAME, UNCLEAR, TOO_FEW = "not compared", "no difference", "unclear", "too few"

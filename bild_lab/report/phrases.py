@@ -129,16 +129,32 @@ def quality_claim(group: Group, result: Result) -> str:
     """How the quality differs, with its interval, on how many examples, and how many texts are the
     target's.
     """
-    n_examples = group.setting.n_examples
-    difference_high, agreement = result.quality.difference_high, result.agreement_with_target
+    n_examples, agreement = group.setting.n_examples, result.agreement_with_target
     claim = f"{quality_change(group, result)} on {counted(n_examples, 'example')}"
-    if difference_high is not None and difference_high < 0:
-        claim += ", a loss beyond chance"
+    if chance := _chance_words(result.quality):
+        claim += f", {chance}"
     if (tested := result.quality.non_inferiority) is not None:
         claim += f", {non_inferiority_verdict(tested, result.quality.scale)}"
     if agreement is not None:
         claim += f"; {_agreement(agreement, result.answered_texts)}"
     return claim + cautions(result)
+
+
+def _chance_words(quality: Quality) -> str:
+    """`a loss beyond chance`, as the p-value says. Where the interval beside it seems to say the
+    opposite, the p-value is named. Empty where there is no such loss and nothing to set right.
+    """
+    low, high = quality.difference_low, quality.difference_high
+    if None in (low, high, quality.p_value):
+        return ""
+    leaves_out_0 = low > 0 or high < 0
+    if quality.beyond_chance:
+        words = "a loss beyond chance" if quality.difference < 0 else ""
+    else:
+        words = "which may be chance" if leaves_out_0 else ""
+    if not words or leaves_out_0 == quality.beyond_chance:
+        return words
+    return f"{words} ({p_value_words(quality.p_value)})"
 
 
 def quality_change(group: Group, result: Result) -> str:

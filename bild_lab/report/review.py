@@ -146,7 +146,9 @@ def _lossy_rules(group: Group) -> str:
     ahead = [
         corrected
         for corrected in (corrected_for_choice(result, n_rules) for result in rules)
-        if are_enough(corrected.counted_texts) and corrected.quality.difference_low > 0
+        if are_enough(corrected.counted_texts)
+        and corrected.quality.beyond_chance
+        and corrected.quality.difference_low > 0
     ]
     if not ahead:
         return f"no point has more {group.metric} than {group.setting.baseline} beyond chance"

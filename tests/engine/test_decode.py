@@ -602,6 +602,21 @@ def test_what_an_extension_gives_is_refused_with_its_name() -> None:
             decode(target, drafter, rule, Source((1, 2)))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [([5, VOCABULARY], f"from 5 to {VOCABULARY}"), ([5, -1], "from -1 to 5")],
+)
+def test_a_token_that_the_target_does_not_have_is_refused_with_its_drafters_name(
+    family: str, tokens: list[int], told: str
+) -> None:
+    """Fault: the engine's IndexError named no part of the policy."""
+    target, _, source = random_pair(family, 0)
+    drafter = Proposing(Draft(torch.tensor(tokens)))
+    with pytest.raises(UserError, match=f"Proposing has drafted tokens {told}, and the target can"):
+        decode(target, drafter, ExactMatch(), source)
+
+
 class Yielding(TokenLoop):
     """Emits what it is given."""
 

@@ -206,12 +206,18 @@ def test_what_is_no_draft_is_refused_in_words(draft: object, told: str) -> None:
         (torch.cat([ROWS[:1], ROWS[1:] * 0.9]), "token 1 from probs that sum to 0.9"),
         (ROWS.log(), "sum to -5.5"),
         (ROWS * float("nan"), "sum to nan"),
+        (
+            torch.tensor([[0.25] * 4, [0.6, -0.1, 0.3, 0.2]]),
+            "token 1 from probs that go down to -0.1",
+        ),
     ],
 )
-def test_probs_that_do_not_sum_to_1_are_refused(probs: torch.Tensor, told: str) -> None:
+def test_probs_that_are_no_distributions_are_refused(probs: torch.Tensor, told: str) -> None:
     with pytest.raises(UserError, match=f"Faulty has drafted .*{told}"):
         require_distributions(Draft(PAIR, probs=probs), "Faulty")
-    require_distributions(Draft(PAIR, probs=ROWS), "Faulty")
+    for right in (ROWS, torch.eye(4)[:2]):
+        require_distributions(Draft(PAIR, probs=right), "Faulty")
+    require_distributions(Draft(PAIR[:0], probs=ROWS[:0]), "Faulty")
     require_distributions(Draft(PAIR), "Faulty")
 
 

@@ -206,6 +206,15 @@ def test_bad_input_is_refused_in_one_line_and_writes_nothing(
     assert not Path("outputs/compare").exists()
 
 
+def test_a_margin_in_points_is_refused_where_the_metric_has_nats(
+    command: Command, sweep: Callable[..., Sweep]
+) -> None:
+    sweep("before", 1.0, metric="log_probability")
+    code, printed = command("outputs/before", "outputs/before", "margin=5")
+    assert code == 2 and "margin=5 would be 5 nats a token of log_probability" in printed
+    assert not Path("outputs/compare").exists()
+
+
 def test_runs_of_a_point_lie_side_by_side(command: Command, sweep: Callable[..., Sweep]) -> None:
     for name in ("monday", "tuesday", "wednesday"):
         sweep(name, 1.0)

@@ -229,6 +229,9 @@ def sample_failure(
 def _quality(value: float, baseline: float | None) -> dict:
     difference = None if baseline is None else round(value - baseline, 6)
     same = difference == 0
+    p_value = None if baseline is None else 1.0 if same else 0.3
+    if baseline is not None and not -0.5 <= difference <= 0.45:  # the interval leaves out 0
+        p_value = 0.004
     return {
         "metric": "BLEU",
         "value": value,
@@ -239,7 +242,7 @@ def _quality(value: float, baseline: float | None) -> dict:
         "difference": difference,
         "difference_low": None if difference is None else difference - (0.0 if same else 0.45),
         "difference_high": None if difference is None else difference + (0.0 if same else 0.5),
-        "p_value": None if difference is None else (1.0 if same else 0.3),
+        "p_value": p_value,
     }
 
 

@@ -102,6 +102,28 @@ def test_the_verdict_of_a_margin_stands_beside_the_interval():
 
 
 @pytest.mark.parametrize(
+    ("p_value", "high", "words"),
+    [
+        (0.004, -0.1, "−9.84 to −0.10 on 100 examples, a loss beyond chance; 30 %"),
+        (0.3, 0.1, "−9.84 to +0.10 on 100 examples; 30 %"),
+        # none of 100 answers gained and four lost: Tango's interval leaves out 0, the test does not
+        (0.0567, -0.1, "−9.84 to −0.10 on 100 examples, which may be chance (p = 0.057); 30 %"),
+        (0.0484, 0.1, "−9.84 to +0.10 on 100 examples, a loss beyond chance (p = 0.048); 30 %"),
+    ],
+)
+def test_the_p_value_alone_says_what_is_beyond_chance(
+    p_value: float, high: float, words: str
+) -> None:
+    """Fault: the interval said "beyond chance" where scripts/compare.py, by the p-value, saw no
+    difference.
+    """
+    lost = with_quality(
+        bild(1.5, -0.9, **CHANGED), difference_low=-9.84, difference_high=high, p_value=p_value
+    )
+    assert words in headline([lost])
+
+
+@pytest.mark.parametrize(
     ("result", "words"),
     [
         (
@@ -211,6 +233,21 @@ def test_a_point_of_too_few_texts_does_not_withhold_the_verdict_of_others() -> N
     )
     assert headline([few[0]]).startswith("3 examples are too few")
     assert "Not judged" not in headline([bild(1.5)])
+
+
+def test_points_that_are_not_judged_are_named_with_their_own_reason() -> None:
+    """Fault: one of a hundred examples, in a batch that was timed once, had "too few examples"."""
+    batch = {"setting": {"batch": 8}}
+    judged = with_speedup(bild(1.5, **batch), noise=0.01)
+    once = sample_result("calm", {}, 2.0, **batch)
+    few = sample_result("server", {}, 2.5, streamed={"errors": 97, "retries": 0}, **batch)
+    said = headline([judged, once, few])
+    assert said.startswith("bild decodes 1.50×") and "2.00×" not in said and "2.50×" not in said
+    assert (
+        "Not judged, as nothing says how far a batch's clock is off (set measure.repeats=2 or more,"
+        " beside a baseline): calm." in said
+    )
+    assert "Not judged, as intervals are too narrow below 20 examples: server with 3 examp" in said
 
 
 @pytest.mark.parametrize(("batch", "noise"), [(8, None), (8, 0.01), (1, None)])

@@ -312,6 +312,16 @@ def test_a_refused_screening_leaves_no_folder_but_one_with_something_in_it(
     assert kept.read_text() == "mine"
 
 
+def test_a_refused_screening_leaves_an_empty_folder_that_was_there_before(screen: Command) -> None:
+    """Fault: it was removed as if the command had made it."""
+    mine = Path("outputs/grid")
+    mine.mkdir(parents=True)
+    os.utime(mine, (1e9, 1e9))  # long before the command began
+    code, printed = screen("policy.fallback=0.2,0.9", "screen.batch=0")
+    assert code == 2 and "screen.batch must be a whole number" in printed
+    assert mine.is_dir()
+
+
 def test_a_screening_scores_the_texts_that_a_run_does(
     checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

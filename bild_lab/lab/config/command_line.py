@@ -22,6 +22,15 @@ PLACES = ("path", "target", "draft", "tokenizer")  # how keys of files, folders 
 # how keys of texts end that may look like numbers
 TEXTS = (
     *PLACES,
+    "adapter",
+    "table",
+    "file",
+    "corpus",
+    "tree",
+    "from",
+    "calibration",
+    "output",
+    "outputs",
     "revision",
     "split",
     "config",
@@ -32,6 +41,7 @@ TEXTS = (
     "project",
     "entity",
 )
+TEXT_KEYS = ("name", "heads", "policy.heads")  # num_heads and module.heads are numbers
 CONSOLE_COMMAND = "bild-lab"  # how commands begin where the package is installed
 MULTIRUN = ("-m", "--multirun")
 VALUED_OPTIONS = (
@@ -182,7 +192,7 @@ def quote_free_text(word: str) -> str:
         return word
     bare_key = key.lstrip("+")
     kind = re.split(r"[._]", bare_key)[-1]
-    is_text = bare_key == "name" or kind in TEXTS
+    is_text = bare_key in TEXT_KEYS or kind in TEXTS
     if re.fullmatch(PLAIN_WORD, value):
         return f"{key}={_quoted_if_needed(value, is_text)}"
     # `template` alone is a group, whose files may be swept over

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import textwrap
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -34,7 +35,12 @@ from bild_lab.lab.config.command_line import (
     require_overrides,
     this_script,
 )
-from bild_lab.lab.config.compose import compose_config, config_dir, override_words
+from bild_lab.lab.config.compose import (
+    BUILT_BY_HYDRA,
+    compose_config,
+    config_dir,
+    override_words,
+)
 from bild_lab.lab.config.console import console, output, status_line, tolerate_streams
 from bild_lab.lab.schema.glossary import terms_text
 from bild_lab.ranks import launched
@@ -197,29 +203,32 @@ def refusing(config_name: str = "config") -> Iterator[None]:
     if not launched().is_main:
         console.quiet = output.quiet = True
     status_line.enter("loading libraries")
+    new_folder = None
     try:
         if HydraConfig.initialized():
             hydra = HydraConfig.get()
+            new_folder = _new_folder(hydra)
             require_same_folder(hydra)
             words = override_words(hydra)
             if any(map(_may_change_nothing, words)):
                 require_effect(words, compose_config(words, hydra.job.config_name), hydra)
         yield
     except (UserError, HydraException, OmegaConfBaseException) as error:
-        if HydraConfig.initialized():
-            _remove_empty_folder(HydraConfig.get())
+        if new_folder is not None:
+            with suppress(OSError):  # something is in it
+                new_folder.rmdir()
         refuse(error, config_name)
 
 
-def _remove_empty_folder(hydra: DictConfig) -> None:
-    """Remove the folder that Hydra has made for what was refused, such as outputs/NAME. With
-    anything in it, it stays, and so does the working directory. hydra: its part of the
-    configuration.
+def _new_folder(hydra: DictConfig) -> Path | None:
+    """The folder that Hydra has made for this command, such as outputs/NAME; None if it was there
+    before, as the working directory is. hydra: its part of the configuration.
     """
     folder = Path(hydra.runtime.output_dir)
-    if not Path(hydra.runtime.cwd).is_relative_to(folder):
-        with suppress(OSError):  # something is in it
-            folder.rmdir()
+    began = time.time() - (time.perf_counter() - status_line.began_s)
+    if Path(hydra.runtime.cwd).is_relative_to(folder) or folder.stat().st_mtime < began:
+        return None
+    return folder
 
 
 def require_same_folder(hydra: DictConfig) -> None:
@@ -272,6 +281,8 @@ def _require_referred_to(word: str, cfg: DictConfig, hydra: DictConfig) -> None:
     name, config_name = key.partition(".")[0], hydra.job.config_name
     if name in compose_config([], config_name):  # the keys of a known group are checked with it
         return
+    if _has_own_callbacks(hydra):  # which may read any key, and say nowhere which
+        return
     values, hydra_values = (OmegaConf.to_container(node, resolve=False) for node in (cfg, hydra))
     others = [values[other] for other in values if other not in (name, "hydra")]
     others += [hydra_values[other] for other in hydra_values if other != "overrides"]
@@ -282,6 +293,15 @@ def _require_referred_to(word: str, cfg: DictConfig, hydra: DictConfig) -> None:
     raise UserError(
         f"{word} adds a key that no value refers to, so it changes nothing{meant} A key of your own"
         f" needs ${{{key}}} where its value belongs"
+    )
+
+
+def _has_own_callbacks(hydra: DictConfig) -> bool:
+    """Whether a callback of the user's own runs beside ours."""
+    callbacks = filter(None, (hydra.callbacks or {}).values())
+    # a point of a sweep has what the command line says of callbacks nowhere else
+    return any(callback.get("_target_") not in BUILT_BY_HYDRA for callback in callbacks) or any(
+        re.match(r"\+*hydra[./]callbacks", word) for word in hydra.overrides.hydra
     )
 
 

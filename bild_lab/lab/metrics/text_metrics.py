@@ -42,6 +42,7 @@ AGREEMENT = "agreement"
 PASS_AT_1 = "pass_at_1"
 LOG_PROBABILITY = "log_probability"
 LENGTH = "length"
+MOST_NATS = 1.0  # a token, of a margin
 ROUGE = ("rougeL", "rouge1", "rouge2", "rougeLsum")
 
 Options = tuple[tuple[str, Any], ...]  # the arguments of a class of sacrebleu, by name
@@ -322,3 +323,16 @@ METRICS = {
     ),
 }
 METRIC_NAMES = ", ".join([*METRICS, f"{EVALUATE}NAME_OR_PATH", "MODULE.FUNCTION"])
+
+
+def require_margin(key: str, margin: float, metric: str) -> None:
+    """Raise UserError for a margin of `log_probability` that can only be meant in points: a nat a
+    token is 2.7 times the perplexity.
+
+    key: by which the margin was given. metric: the first one, by its name in the configuration.
+    """
+    if metric == LOG_PROBABILITY and margin >= MOST_NATS:
+        raise UserError(
+            f"{key}={margin:g} would be {margin:g} nats a token of log_probability, e^{margin:g} times"
+            f" the perplexity; give less than {MOST_NATS:g}, such as 0.01, a hundredth of a nat"
+        )

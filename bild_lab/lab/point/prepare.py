@@ -20,7 +20,12 @@ from bild_lab.lab.data.prompts import Example, cut_sources
 from bild_lab.lab.metrics.external_metrics import EVALUATE, script_of
 from bild_lab.lab.metrics.programs import require_permission
 from bild_lab.lab.metrics.quality import Scoring
-from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, PASS_AT_1
+from bild_lab.lab.metrics.text_metrics import (
+    AGREEMENT,
+    LOG_PROBABILITY,
+    PASS_AT_1,
+    require_margin,
+)
 from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.point.identity import (
     Specs,
@@ -223,8 +228,12 @@ def _require_certifiable(specs: Specs) -> None:
 
 
 def _require_scorable(scoring: Scoring, specs: Specs) -> None:
-    """Raise UserError for metrics that lack a baseline, a permission, or trust in their code."""
+    """Raise UserError for metrics that lack a baseline, a permission, or trust in their code, and
+    for a margin in another unit than the first one's.
+    """
     measure = specs.measure
+    if scoring.margin is not None:
+        require_margin("measure.margin", scoring.margin, scoring.metrics[0])
     for metric in scoring.metrics:
         if metric == AGREEMENT and measure.baseline is None:
             raise UserError(

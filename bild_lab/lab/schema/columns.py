@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -164,26 +164,37 @@ def from_json(kind: type[T], value: Any, where: str = "") -> T:
     Keys without a field are ignored. where: the path of keys to the value, for messages. Raises
     ValueError for a missing field or a value of another type.
     """
+    return _reader(kind)(value, where)
+
+
+@lru_cache(maxsize=256)
+def _reader(kind: type[T]) -> Callable[[Any, str], T]:
+    """What makes a value of this type of a JSON value and the path to it. Looked up once for each
+    type, as a list of runs reads thousands of results.
+    """
     if kind is Any:
-        return value
-    origin = get_origin(kind) or kind
+        return lambda value, where: value
+    origin, members = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, UnionType):
         # unions here are X | None
-        (kind,) = (member for member in get_args(kind) if member is not NoneType)
-        return None if value is None else from_json(kind, value, where)
+        (kind,) = (member for member in members if member is not NoneType)
+        read = _reader(kind)
+        return lambda value, where: None if value is None else read(value, where)
     if origin in (Mapping, dict):
-        items = _plain(dict, value, where).items()
-        return {key: from_json(get_args(kind)[1], item, f"{where}.{key}") for key, item in items}
+        read = _reader(members[1])
+        return lambda value, where: {
+            key: read(item, f"{where}.{key}") for key, item in _plain(dict, value, where).items()
+        }
     if origin in (Sequence, list):
-        return [
-            from_json(get_args(kind)[0], item, f"{where}[{index}]")
-            for index, item in enumerate(_plain(list, value, where))
+        read = _reader(members[0])
+        return lambda value, where: [
+            read(item, f"{where}[{index}]") for index, item in enumerate(_plain(list, value, where))
         ]
     if issubclass(kind, Mapping):
-        return kind(_plain(dict, value, where))
+        return lambda value, where: kind(_plain(dict, value, where))
     if is_dataclass(kind):
-        return _dataclass(kind, _plain(dict, value, where), where)
-    return _number(value, where) if kind is float else _plain(kind, value, where)
+        return lambda value, where: _dataclass(kind, _plain(dict, value, where), where)
+    return _number if kind is float else partial(_plain, kind)
 
 
 @lru_cache(maxsize=64)
@@ -192,20 +203,20 @@ def stored_fields(kind: type) -> tuple[Field, ...]:
     return tuple(field for field in fields(kind) if field.metadata.get("stored", True))
 
 
-_types = lru_cache(maxsize=64)(get_type_hints)
+@lru_cache(maxsize=64)
+def _field_readers(kind: type) -> list[tuple[Field, Callable[[Any, str], Any]]]:
+    types = get_type_hints(kind)
+    return [(field, _reader(types[field.name])) for field in stored_fields(kind)]
 
 
 def _dataclass(kind: type[T], value: Mapping[str, Any], where: str) -> T:
     values = {}
-    for stored_field in stored_fields(kind):
-        if stored_field.name in value:
-            values[stored_field.name] = from_json(
-                _types(kind)[stored_field.name],
-                value[stored_field.name],
-                f"{where}.{stored_field.name}".lstrip("."),
-            )
+    for stored_field, read in _field_readers(kind):
+        name = stored_field.name
+        if name in value:
+            values[name] = read(value[name], f"{where}.{name}" if where else name)
         elif stored_field.default is MISSING and stored_field.default_factory is MISSING:
-            raise ValueError(f"{stored_field.name} is missing in {where or 'the file'}")
+            raise ValueError(f"{name} is missing in {where or 'the file'}")
     return kind(**values)
 
 

@@ -26,6 +26,7 @@ from bild_lab.lab.schema.formatting import MINUS, number
 FIRST_PIECE = "from the request to the first piece of a text"
 LATER_TOKEN = "a token after the first piece, of a text: servers call it TPOT"
 NON_INFERIORITY_LEVEL = 0.05  # one-sided
+SIGNIFICANT = 0.05  # two-sided: a smaller p-value is called beyond chance
 PIECES_APART = "between two pieces of a text, of one or several tokens: servers call it ITL"
 
 
@@ -155,6 +156,15 @@ class Quality:
     def scale(self) -> MetricScale:
         """How its values are written."""
         return scale_of(self.metric)
+
+    @property
+    def beyond_chance(self) -> bool:
+        """Whether systems that are equally good differ so much in fewer than 5 of 100 samples.
+
+        The p-value alone decides, everywhere. Of right and wrong answers it is exact, and their
+        interval is not: it may leave out 0 where the test does not.
+        """
+        return self.p_value is not None and self.p_value < SIGNIFICANT
 
     @property
     def words(self) -> str:

@@ -171,7 +171,8 @@ class Group:
         slow = (
             self.relative and result.speedup.value is not None and SLOW * result.speedup.value < 1
         )
-        return slow and not (result.quality.difference_low or 0.0) > 0
+        quality = result.quality
+        return slow and not (quality.beyond_chance and quality.difference > 0)
 
     def is_low(self, result: Result) -> bool:
         """Whether it has less than `LOW` times the baseline's quality. Of a quality below 0, such as

@@ -8,7 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedModel,
+)
 
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.models.hf.admission import (
@@ -103,6 +108,22 @@ def test_positions_that_are_counted_from_behind_the_padding_are_fewer(
     assert len(decoder.generate(PROMPT, wanted).token_ids) == wanted
     with pytest.raises(UserError, match=f"reads at most {POSITIONS} tokens, got a prompt of 7 and"):
         decoder.generate(PROMPT, wanted + 1)
+
+
+def test_a_decoder_that_also_reads_the_position_behind_each_row_has_one_less() -> None:
+    """Fault: the last position of ProphetNet, whose row reads the one behind it, ended in an
+    IndexError. Its row for padding is no position either.
+    """
+    config = configuration("prophetnet")
+    config.max_position_embeddings, config.eos_token_id = POSITIONS + 2, None
+    torch.manual_seed(0)
+    module = AutoModelForSeq2SeqLM.from_config(config).eval()
+    assert learned_positions(module.get_decoder(), config) == POSITIONS
+    assert learned_positions(module.get_encoder(), config) == POSITIONS + 1
+    decoder = load(loaded(module), policy=shipped("hf_generate"))
+    assert len(decoder.generate(PROMPT, POSITIONS).token_ids) == POSITIONS
+    with pytest.raises(UserError, match=f"reads at most {POSITIONS} tokens, got a prompt of 1 and"):
+        decoder.generate(PROMPT, POSITIONS + 1)
 
 
 def test_prompt_lookup_of_transformers_leaves_room_for_a_whole_draft() -> None:

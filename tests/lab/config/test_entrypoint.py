@@ -394,6 +394,19 @@ def test_points_that_were_finished_are_logged_once_when_the_logger_is_switched_o
         ("dataset.categories=3", "dataset.categories='3'"),
         ("dataset.hub_config=2024_01", "dataset.hub_config='2024_01'"),
         ("logger.group=2026_11_29", "logger.group='2026_11_29'"),
+        ("policy.heads=2026_11_29", "policy.heads='2026_11_29'"),
+        ("policy.adapter=2026_11_29", "policy.adapter='2026_11_29'"),
+        ("policy.table=2026_11_29", "policy.table='2026_11_29'"),
+        ("policy.file=2026_11_29", "policy.file='2026_11_29'"),
+        ("policy.corpus=2026_11_28,2026_11_29", "policy.corpus='2026_11_28','2026_11_29'"),
+        ("policy.tree=2026_11_29", "policy.tree='2026_11_29'"),
+        ("policy.draft_vocabulary_from=2026_11_29", "policy.draft_vocabulary_from='2026_11_29'"),
+        ("calibration=2026_11_29", "calibration='2026_11_29'"),
+        ("heads=2026_11_29", "heads='2026_11_29'"),
+        ("outputs=2026_11_29", "outputs='2026_11_29'"),
+        ("module.heads=3", "module.heads=3"),
+        ("model.config.num_heads=8", "model.config.num_heads=8"),
+        ("policy.draft_vocabulary=8000", "policy.draft_vocabulary=8000"),
         ("pair.draft=null", "pair.draft=null"),
         ("name=2026-11-29", "name=2026-11-29"),
         ("policy.fallback=1e-3", "policy.fallback=1e-3"),
@@ -542,6 +555,23 @@ BAD_INPUT = {
         ["-m", "+mine=3", "hydra.sweep.dir=outputs/of_${mine}", "policy.fallback=2,3"],
         "must lie in [0, 1], got 2",
     ),
+    "key of one's own that a callback of one's own may read": (
+        [
+            "+mine=3",
+            "+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback",
+            "policy.fallback=2",
+        ],
+        "must lie in [0, 1], got 2",
+    ),
+    "key of one's own that a callback of one's own may read, in a sweep": (
+        [
+            "-m",
+            "+mine=3",
+            "+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback",
+            "policy.fallback=2,3",
+        ],
+        "must lie in [0, 1], got 2",
+    ),
     "metric that another one leads": (
         ["dataset.metric=chrf", "dataset.metrics=[bleu,chrf]"],
         "dataset.metric=chrf would change nothing beside dataset.metrics=['bleu', 'chrf']",
@@ -553,6 +583,10 @@ BAD_INPUT = {
     "metric that leads": (
         ["dataset.metric=chrf", "dataset.metrics=[chrf,bleu]", "policy.fallback=2"],
         "must lie in [0, 1], got 2",
+    ),
+    "margin in points where the metric has nats": (
+        ["dataset.metric=log_probability", "measure.margin=5"],
+        "measure.margin=5 would be 5 nats a token of log_probability, e^5 times the perplexity",
     ),
     "unknown part": (
         ["policy.decoder.drafter._target_=bild_lab.engine.methods.vanilla.Oracle"],
@@ -568,7 +602,9 @@ BAD_INPUT = {
     "another working directory",
     "misspelt group that is added",
     "key of one's own",
+    "key of one's own that a callback of one's own may read",
     "metric that another one leads",
+    "margin in points where the metric has nats",
 )
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gives_one_message_and_leaves_nothing(

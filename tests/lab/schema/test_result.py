@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.schema.columns import from_json, to_json
+from bild_lab.lab.schema.columns import _reader, from_json, to_json
 from bild_lab.lab.schema.numbers import Counts
 from bild_lab.lab.schema.result import SCHEMA, Result
 from tests.report.sample import sample_drafted, sample_result, with_quality, with_speedup
@@ -133,3 +133,13 @@ def test_texts_are_without_a_word_where_the_baselines_have_some() -> None:
     assert empty.wordless and not empty.may_be_best
     assert not replace(empty, baseline_empty=1.0).wordless  # then it is the prompts or the template
     assert not replace(empty, empty=0.9).wordless
+
+
+def test_how_a_type_is_read_is_found_once_for_all_results() -> None:
+    """Fault: the types of every field were looked up for each of the thousands of results that the
+    list of runs reads.
+    """
+    result = sample_result("bild", {}, 1.5)
+    assert through_a_file(result) == result
+    known = _reader.cache_info()
+    assert through_a_file(result) == result and _reader.cache_info().misses == known.misses > 0

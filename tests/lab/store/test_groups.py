@@ -127,6 +127,9 @@ def test_a_peer_far_slower_than_the_baseline_is_beside_the_axis_and_squeezes_not
     better = sample_result("calm", {}, 0.2, 1.0)
     (group,) = by_setting([*fast, better])
     assert group.off_axis == [] and group.needs_log_axis
+    doubtful = with_quality(better, p_value=0.057)  # though its interval leaves out 0
+    (group,) = by_setting([*fast, doubtful])
+    assert group.off_axis == [doubtful]
     (group,) = by_setting([fast[0], *slow])  # so is one without others
     assert group.off_axis == []
 

@@ -70,6 +70,9 @@ POSITIONS = (
 TABLES = ("pos", "wpe")  # in the name of a table of positions
 # whose modules compute a bias for so many positions, and end with an error behind them
 BIASED = {"mpt": "max_seq_len"}
+# a parameter of decoders that predict several tokens at once, and also read the position behind each
+# row's: ProphetNet's
+AHEAD = "ngram_embeddings"
 OFFSET = 2  # some tables begin with rows for padding
 CHANGING = ("dynamic", "longrope")  # rotations that depend on the length of the whole text
 
@@ -372,6 +375,8 @@ def learned_positions(module: nn.Module, config: PreTrainedConfig) -> int | None
         for name, table in tables.items()
         if size <= table.shape[0] <= size + OFFSET
     ]
+    if table_sizes and any(AHEAD in name for name, _ in module.named_parameters()):
+        return min(table_sizes) - 1
     return min(table_sizes, default=None)
 
 
