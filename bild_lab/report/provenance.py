@@ -280,9 +280,10 @@ def sources(results: Sequence[Result]) -> list[dict[str, str]]:
     sources = [_source(result) for result in results]
     keys = [key for key in _SOURCE if len({source[key] for source in sources}) > 1]
     codes = {
-        (result.policy, source["code"]) for result, source in zip(results, sources, strict=True)
+        (_parts_named_by(result), source["code"])
+        for result, source in zip(results, sources, strict=True)
     }
-    if "code" in keys and len(codes) == len({policy for policy, _ in codes}):
+    if "code" in keys and len(codes) == len({parts for parts, _ in codes}):
         keys.remove("code")  # it is a hash of what a policy reaches, and no policy has two
     counts = Counter(tuple(source[key] for key in keys) for source in sources)
     if len(counts) < 2:
@@ -291,6 +292,15 @@ def sources(results: Sequence[Result]) -> list[dict[str, str]]:
         {**dict(zip(keys, values, strict=True)), "points": str(count)}
         for values, count in counts.items()
     ]
+
+
+def _parts_named_by(result: Result) -> tuple[str, ...]:
+    """What names the parts of a policy, and so the code that they reach: the policy, and its knobs
+    that are no numbers, such as the second policy of a hybrid.
+    """
+    knobs = result.knobs.items()
+    named = [f"{knob}={value}" for knob, value in knobs if not isinstance(value, int | float)]
+    return (result.policy, *named)
 
 
 def _source(result: Result) -> dict[str, str]:

@@ -57,6 +57,18 @@ def test_the_code_of_a_policy_is_compared_with_the_same_policys() -> None:
     ]
 
 
+def test_a_policy_that_names_others_reaches_their_code() -> None:
+    """Fault: `policy=hybrid policy.second=token_recycling,speculative` came from two sources."""
+
+    def hybrid(second: str, min_depth: int, code: str) -> Result:
+        knobs = {"second": second, "min_depth": min_depth}
+        return sample_result("hybrid", knobs, 1.5, environment={**ENVIRONMENT, "code": code})
+
+    results = [hybrid("token_recycling", 2, "a"), hybrid("speculative", 2, "b")]
+    assert sources(results) == []
+    assert len(sources([*results, hybrid("speculative", 4, "c")])) == 3
+
+
 def test_points_of_one_setting_that_were_scored_in_several_ways_are_told() -> None:
     """As a splitter of sentences that was fetched between two points makes them."""
 
