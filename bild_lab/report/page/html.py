@@ -22,7 +22,7 @@ from bild_lab.lab.store.groups import (
     differing_keys,
     points_of_choice,
     setting_value,
-    telling_knobs,
+    telling_knobs_among,
 )
 from bild_lab.lab.store.progress import read_commands
 from bild_lab.report.headline import headline_sentences
@@ -74,6 +74,7 @@ def write_html(
             {**traced_point, "label": prefix + traced_point["label"]}
             for traced_point in traced_points(group, stored)
         ]
+    telling = telling_knobs_among(failures)
     page = page_environment().get_template("report.html.j2")
     text = page.render(
         name=name,
@@ -89,8 +90,7 @@ def write_html(
         sections=sections,
         count=len(results),
         failures=[
-            (failure, knob_label(failure, telling_knobs(failure, failures), among=failures))
-            for failure in failures
+            (failure, knob_label(failure, telling(failure), among=failures)) for failure in failures
         ],
         shares=time_shares(results),
         total=duration(sum(result.total_s for result in results)),
