@@ -48,6 +48,7 @@ _MODES = {"dryrun": OFFLINE, "run": ONLINE}  # old words for WANDB_MODE
 _PRIVATE = (ONLINE, OFFLINE, DISABLED)  # the more private mode comes later
 POINT, SWEEP, TRAINING = "point", "sweep", "training"  # types of jobs
 _INIT_TIMEOUT_S = 20
+_FINISH_TIMEOUT_S = 120
 _NOT_IN_NAMES = "/\\#?%:"  # of projects and entities: they are parts of an address
 _LONGEST_TAG = 64  # the service's limit
 # characters of a group's name in the id of a run, which the service limits to 128
@@ -394,7 +395,17 @@ class WandbLogger:
         return self._logged(identity, result.environment.started, status["on_front"])
 
     def _end(self, run: wandb.Run, logged: LoggedRun) -> None:
-        run.finish()
+        """Send the rest of a run and record it. Raises TimeoutError where the server is lost; later
+        runs are then offline.
+        """
+        try:
+            run.finish()
+        except TimeoutError as error:
+            self._mode = OFFLINE
+            raise TimeoutError(
+                f"Weights & Biases did not take the run within {_FINISH_TIMEOUT_S} s; later runs are"
+                " logged offline, and the same command logs this one again"
+            ) from error
         if not self._agents_sweep:  # where the run has the agent's name
             record_run(self._directory, logged)
 
@@ -474,4 +485,9 @@ def _settings(kind: str) -> wandb.Settings:
     import wandb
 
     limits = {"init_timeout": _INIT_TIMEOUT_S, "login_timeout": _INIT_TIMEOUT_S}
+    if (
+        "finish_timeout" in wandb.Settings.model_fields
+    ):  # before, it waits for a lost server for ever
+        limits["finish_timeout"] = _FINISH_TIMEOUT_S
+        limits["finish_timeout_raises"] = kind != TRAINING  # which is stored first, sent or not
     return wandb.Settings(**limits, silent=True, console="off", x_disable_stats=kind != TRAINING)

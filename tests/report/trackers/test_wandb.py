@@ -44,6 +44,7 @@ from tests.report.sample import (
     sample_example,
     sample_log_probability,
     sample_result,
+    sample_sweep,
 )
 
 
@@ -341,6 +342,28 @@ def test_under_an_agent_of_wandb_a_command_is_one_point_whose_run_nothing_writes
     assert f"python scripts/sweeps.py log {sweep.folder}" in online.closing()[-1]
     with pytest.raises(UserError, match="abc12 is one point, got several in one command"):
         online.log_point(point, {})
+
+
+def test_a_server_that_is_lost_holds_up_one_run_and_later_ones_are_offline(
+    runs: list[GivenRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: the end of a run waits for its server for ever, and so does the sweep."""
+
+    def lost(run: GivenRun) -> None:
+        if run.about["mode"] == "online":
+            raise TimeoutError("Timed out finishing run.")
+
+    monkeypatch.setattr(GivenRun, "finish", lost)
+    online, (first, second) = logger(tmp_path, "online"), sample_sweep()[:2]
+    with pytest.raises(TimeoutError, match="within 120 s; later runs are logged offline"):
+        online.log_point(first, {})
+    assert recorded_runs(tmp_path) == []
+    online.log_point(second, {})
+    assert [run.about["mode"] for run in runs] == ["online", "offline"]
+    settings = runs[0].about["settings"]
+    assert settings.finish_timeout == 120 and settings.finish_timeout_raises
+    training = online.begin("one", "one", {}, TRAINING).about["settings"]
+    assert training.finish_timeout == 120 and not training.finish_timeout_raises
 
 
 def test_a_run_after_a_line_that_was_cut_short_is_recorded(
