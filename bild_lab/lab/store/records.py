@@ -341,10 +341,22 @@ def _remembered_result(folder: Path, *_: int) -> Result | None:
 
 def _is_whole(result: Result) -> bool:
     """Whether it has what every report needs: a damaged file may still be read."""
-    setting, speedup = result.setting, result.speedup
+    setting, speedup, quality = result.setting, result.speedup, result.quality
     speedups = [value for value in (speedup.value, speedup.low, speedup.high) if value is not None]
-    named = isinstance(setting.n_examples, int) and "max_new_tokens" in (setting.decoding or ())
-    return named and all(0 < value < math.inf for value in speedups)
+    keys = setting.decoding if isinstance(setting.decoding, dict) else {}
+    named = isinstance(setting.n_examples, int) and isinstance(setting.split, str)
+    intervals = (
+        (speedup.value, speedup.low, speedup.high),
+        (quality.difference, quality.difference_low, quality.difference_high),
+    )
+    return (
+        named
+        and {"max_new_tokens", "temperature"} <= set(keys)
+        and all(0 < value < math.inf for value in speedups)
+        # an interval has both ends, and a value
+        and all((low is None) == (high is None) for _, low, high in intervals)
+        and all(value is not None or low is None for value, low, _ in intervals)
+    )
 
 
 def _age(result: Result) -> tuple[str, str]:

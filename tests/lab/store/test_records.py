@@ -184,6 +184,12 @@ def test_a_damaged_time_of_the_last_point_costs_no_measurement(stamp: str, tmp_p
         ("setting.decoding.max_new_tokens", ...),
         ("speedup.value", float("nan")),
         ("speedup.low", 0.0),
+        ("speedup.high", None),
+        ("setting.decoding", True),
+        ("setting.decoding.temperature", ...),
+        ("setting.split", None),
+        ("quality.difference", None),
+        ("quality.difference_high", ...),
     ],
 )
 def test_a_damaged_result_that_can_be_read_takes_no_other_point_with_it(
