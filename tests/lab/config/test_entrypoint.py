@@ -584,6 +584,8 @@ BAD_INPUT = {
     "another working directory",
     "misspelt group that is added",
     "key of one's own",
+    "experiments with lists of values of their own",
+    "another folder of a sweep",
     "metric that another one leads",
 )
 @pytest.mark.parametrize("case", BAD_INPUT)

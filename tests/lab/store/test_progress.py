@@ -282,8 +282,8 @@ def test_a_command_after_a_line_that_was_cut_short_is_kept(
         file.write(rest)
     for _ in range(2):
         given(monkeypatch, tmp_path, "run.py", "policy=bild")
-    lines = [one.line for one in read_commands(tmp_path)]
-    assert lines == ["python run.py", "python run.py policy=bild"]
+        lines = [one.line for one in read_commands(tmp_path)]
+        assert lines == ["python run.py", "python run.py policy=bild"]
 
 
 def test_reports_between_points_take_a_small_share_of_the_time(
