@@ -138,6 +138,18 @@ def write_atomically(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file that several processes may add to, in one write.
+
+    It begins on a line of its own, also after one that a killed process or a full disk cut short.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
+            line = f"\n{line}"
+        file.write(f"{line}\n".encode())
+
+
 def sync_folder(folder: Path) -> None:
     """Have the names in a folder survive a power cut, as `fsync` does for a file's content."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -106,7 +106,7 @@ def predict(cfg: DictConfig) -> None:
     Raises UserError for bad input.
     """
     from bild_lab.lab.schema.formatting import knob_label
-    from bild_lab.lab.store.groups import telling_knobs
+    from bild_lab.lab.store.groups import telling_knobs_among
 
     for sweep in given_sweeps(cfg):
         titles = [
@@ -123,13 +123,14 @@ def predict(cfg: DictConfig) -> None:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(titles)
         results = sweep.results()
+        telling = telling_knobs_among(results)
         for result in results:
             if result.is_baseline:
                 continue
             knobs = " ".join(f"{knob} {value}" for knob, value in result.knobs.items())
             numbers = predicted_numbers(result)
             writer.writerow([result.policy, knobs, *numbers])
-            label = knob_label(result, telling_knobs(result, results), " ")
+            label = knob_label(result, telling(result), " ")
             table.add_row(
                 result.policy,
                 label,

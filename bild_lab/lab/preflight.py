@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra.core.global_hydra import GlobalHydra
@@ -232,6 +233,39 @@ def require_one_folder(config: DictConfig, points: Sequence[DictConfig]) -> None
                 f"all points of a sweep go to one folder and one report, got name={point.name}"
                 f" beside {folder}; give one name=NAME, or a command for each"
             )
+
+
+def require_own_values(config: DictConfig, points: Sequence[DictConfig]) -> None:
+    """Raise UserError for a file, such as an experiment, that is one of several to sweep over and has
+    lists of values itself: Hydra sweeps over those of a file that all points have, and drops others.
+    """
+    swept_keys = set(config.hydra.sweeper.get("params") or ())
+    for point in points:
+        if set(point.hydra.sweeper.get("params") or ()) <= swept_keys:
+            continue
+        choices = point.hydra.runtime.choices
+        group = next(
+            group for group in choices if choices[group] != config.hydra.runtime.choices.get(group)
+        )
+        raise UserError(
+            f"{group}={choices[group]} has lists of values of its own, which a sweep over several files"
+            f" drops; give a command for each {group}, with one name=NAME for one report"
+        )
+
+
+def require_hydras_folder(config: DictConfig, mode: str) -> None:
+    """Raise UserError where Hydra's own folder is not that of the results: only its own files, such
+    as `multirun.yaml`, would be there, and folders without any. mode: "run" or "sweep".
+    """
+    values = OmegaConf.to_container(config.hydra[mode], resolve=False)
+    folder, hydras_folder = sweep_folder(config), Path(config.hydra[mode].dir)
+    wanted = {"dir": hydras_folder.absolute() == folder.absolute()}
+    wanted["subdir"] = values.get("subdir", ".") == "."
+    if foreign := [key for key, is_wanted in wanted.items() if not is_wanted]:
+        raise UserError(
+            f"hydra.{mode}.{foreign[0]}={values[foreign[0]]} would hold no result: they go to"
+            f" {folder}; leave it out, name=NAME says where they go"
+        )
 
 
 def require_gpus(config: DictConfig, points: Sequence[DictConfig]) -> None:

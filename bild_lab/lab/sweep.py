@@ -51,7 +51,9 @@ from bild_lab.lab.preflight import (
     logger,
     refusing_points,
     require_gpus,
+    require_hydras_folder,
     require_one_folder,
+    require_own_values,
     share_graph_regime,
     swept_values,
 )
@@ -71,6 +73,8 @@ IN_PROCESS_LAUNCHER = ".BasicLauncher"
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LIVE_S = 30.0  # the least time between two reports between points
 LIVE_SHARE = 0.02  # the largest share of the time that these reports take
+# keys that say what becomes of a point, not which it is
+ABOUT_THE_COMMAND = ("resume", "logger", "report")
 
 
 def measure_point(cfg: DictConfig) -> float:
@@ -198,9 +202,11 @@ def _log(cfg: DictConfig, result: Result) -> None:
 
 def failure_hash(cfg: DictConfig) -> str:
     """The name that a failed point is stored under: a hash of its configuration, as nothing else
-    may be known.
+    may be known. It is forgotten when the point succeeds, also by `resume=false` or without the
+    tracker that failed.
     """
-    return content_hash({"failed": OmegaConf.to_yaml(cfg, resolve=False)})
+    point = OmegaConf.masked_copy(cfg, [key for key in cfg if key not in ABOUT_THE_COMMAND])
+    return content_hash({"failed": OmegaConf.to_yaml(point, resolve=False)})
 
 
 def record_failure(cfg: DictConfig, error: Exception, what: str = "failed") -> None:
@@ -224,6 +230,7 @@ def record_failure(cfg: DictConfig, error: Exception, what: str = "failed") -> N
             f"[bold red]nothing can be stored in {escape(str(sweep.folder))}[/bold red]: {fault}"
         )
         sys.exit(FAILED_POINTS)
+    command_progress().failed.add(failure.point)
     if not isinstance(error, UserError):
         console.print(f"[dim]traceback in {escape(str(folder / 'failed.json'))}[/dim]")
 
@@ -245,6 +252,7 @@ class SweepCallback(Callback):
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         keep_search_path(config.hydra.searchpath)
+        refusing_points(lambda: require_hydras_folder(config, "run"))
         check_point(config)
         self._start(config, None)
 
@@ -252,6 +260,7 @@ class SweepCallback(Callback):
         """Check the points, and decide what they share, before the first is measured."""
         keep_search_path(config.hydra.searchpath)
         refusing_points(lambda: require_same_folder(config.hydra))
+        refusing_points(lambda: require_hydras_folder(config, "sweep"))
         jobs = refusing_points(lambda: swept_values(config))
         total = None if jobs is None else math.prod(map(len, jobs))
         if total == 0:
@@ -260,6 +269,7 @@ class SweepCallback(Callback):
             hydra = config.hydra
             hydra_words = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
             points = check_points(jobs, hydra.job.config_name, hydra_words)
+            refusing_points(lambda: require_own_values(config, points))
             refusing_points(lambda: require_one_folder(config, points))
             refusing_points(lambda: require_gpus(config, points))
             share_graph_regime(config, points)
@@ -344,7 +354,11 @@ class SweepCallback(Callback):
             )
             sys.exit(code or FAILED_POINTS)
         logged = _log_sweep(config, sweep, stopped=bool(code))
-        if failed := _failures(sweep) - self._failed_before:
+        failed = _failures(sweep) - self._failed_before
+        if config.hydra.launcher._target_.endswith(IN_PROCESS_LAUNCHER):
+            # another command may have measured into the same folder
+            failed = {failure for failure in failed if failure[0] in command_progress().failed}
+        if failed:
             console.print(f"[bold red]{len(failed)} point(s) failed[/bold red]")
         if code or failed or not logged:
             sys.exit(code or FAILED_POINTS)

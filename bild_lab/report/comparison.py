@@ -27,7 +27,7 @@ from bild_lab.lab.schema.formatting import (
 from bild_lab.lab.schema.numbers import SIGNIFICANT, Speedup, scale_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES
-from bild_lab.lab.store.groups import telling_knobs
+from bild_lab.lab.store.groups import telling_knobs_among
 from bild_lab.report.matching import identity_columns
 from bild_lab.report.page.base import page_environment, plotly_js
 from bild_lab.report.page.figures import comparison_figures
@@ -164,10 +164,10 @@ def comparison_table(compared: Sequence[PointComparison]) -> Table:
     for title in ("speedup\nA, B", "latency\nB/A", "speed", "quality\nA", "B minus A", "quality"):
         side = "left" if title in ("speed", "quality") else "right"
         table.add_column(title, justify=side, no_wrap=True)
-    for comparison in compared:
+    for comparison, point in zip(compared, _point_cells(compared), strict=True):
         speedup_a, speedup_b = comparison.speedups
         speed_cells = [
-            _point_cell(comparison, compared),
+            point,
             TableCell(f"{number(speedup_a.value)}, {number(speedup_b.value)}"),
             _ratio_cell(comparison.latency_ratio),
             _verdict_cell(comparison.speed_verdict),
@@ -252,7 +252,7 @@ def write_comparison(
     write_atomically(
         folder / "compare.csv", comparison_frame(compared).to_csv(index=False).encode()
     )
-    points = [_point_cell(comparison, compared) for comparison in compared]
+    points = _point_cells(compared)
     page = page_environment().get_template("compare.html.j2")
     text = page.render(
         names=names,
@@ -287,10 +287,10 @@ def _rows(compared: Sequence[PointComparison]) -> list[dict[str, TableCell]]:
     for comparison in compared:
         metrics |= dict.fromkeys(metric.metric for metric in comparison.metric_comparisons[1:])
     rows = []
-    for comparison in compared:
+    for comparison, point in zip(compared, _point_cells(compared), strict=True):
         speedup_a, speedup_b = comparison.speedups
         row = {
-            "point": _point_cell(comparison, compared),
+            "point": point,
             "speedup A": _speedup_cell(speedup_a),
             "speedup B": _speedup_cell(speedup_b),
             "latency B/A": _ratio_cell(comparison.latency_ratio),
@@ -306,12 +306,15 @@ def _rows(compared: Sequence[PointComparison]) -> list[dict[str, TableCell]]:
     return rows
 
 
-def _point_cell(comparison: PointComparison, compared: Sequence[PointComparison]) -> TableCell:
-    """A point's name, with the knobs and the values of the setting that tell it from others."""
-    result, results = comparison.pair.a, [point.pair.a for point in compared]
-    words = [f"{key} {short_name(value)}" for key, value in comparison.pair.distinct.items()]
-    knobs = knob_label(result, telling_knobs(result, results), among=results)
-    return TableCell(result.policy, ", ".join(filter(None, [knobs, *words])))
+def _point_cells(compared: Sequence[PointComparison]) -> list[TableCell]:
+    """The points' names, with the knobs and the values of the setting that tell each from others."""
+    results = [comparison.pair.a for comparison in compared]
+    telling, cells = telling_knobs_among(results), []
+    for comparison, result in zip(compared, results, strict=True):
+        words = [f"{key} {short_name(value)}" for key, value in comparison.pair.distinct.items()]
+        knobs = knob_label(result, telling(result), among=results)
+        cells.append(TableCell(result.policy, ", ".join(filter(None, [knobs, *words]))))
+    return cells
 
 
 def _speedup_cell(speedup: Speedup) -> TableCell:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from bild_lab.lab.schema.formatting import (
     short_name,
 )
 from bild_lab.lab.schema.result import COLUMNS, Result
-from bild_lab.lab.store.groups import flat_setting, telling_knobs
+from bild_lab.lab.store.groups import flat_setting, telling_knobs_among
 from bild_lab.report.matching import MatchedRuns, identity_columns, match_runs
 from bild_lab.report.provenance import disturbance
 from bild_lab.report.terminal import DISTURBED, narrow_table, speedup_text, widen
@@ -86,8 +86,9 @@ def point_runs(sweeps: Mapping[str, Sequence[Result]]) -> list[PointRuns]:
         )
     matched = match_runs(machines_apart(timed), timed.values())
     all_results = [result for results in timed.values() for result in results]
+    telling = telling_knobs_among(all_results)
     return [
-        PointRuns(_label(runs, all_results), _slowest_first(runs), runs.distinct)
+        PointRuns(_label(runs, telling, all_results), _slowest_first(runs), runs.distinct)
         for runs in matched
     ]
 
@@ -107,10 +108,12 @@ def machines_apart(sweeps: Mapping[str, Sequence[Result]]) -> dict[str, list[Res
     return apart
 
 
-def _label(runs: MatchedRuns, results: Sequence[Result]) -> str:
+def _label(
+    runs: MatchedRuns, telling: Callable[[Result], list[str]], results: Sequence[Result]
+) -> str:
     result = next(iter(runs.results.values()))
     words = [f"{key} {short_name(str(value))}" for key, value in runs.distinct.items()]
-    knobs = knob_label(result, telling_knobs(result, results), among=results)
+    knobs = knob_label(result, telling(result), among=results)
     return f"{result.policy} {', '.join(filter(None, [knobs, *words]))}".strip()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from bild_lab.lab.schema.formatting import MISSING, counted, number_range, percent, point_label
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.groups import by_setting, telling_knobs
+from bild_lab.lab.store.groups import by_setting, telling_knobs_among
 
 # what can differ between two sources of points
 _SOURCE = (
@@ -95,6 +95,7 @@ def certified_without_claim(results: Sequence[Result]) -> list[str]:
     sentence for each policy of our own, which loses by design, and for each of another engine.
     """
     tallies: dict[tuple[str, bool, bool], Counter[str]] = {}
+    telling = telling_knobs_among(results)
     for result in results:
         certificate = result.certificate
         unclaimed = certificate is not None and certificate.claimed is False
@@ -104,7 +105,7 @@ def certified_without_claim(results: Sequence[Result]) -> list[str]:
         by_design = result.engine in _OWN_ENGINES
         name = result.policy
         if not by_design:
-            name = point_label(result, telling_knobs(result, results), results)
+            name = point_label(result, telling(result), results)
         tally = tallies.setdefault((name, by_design, bool(result.setting.temperature)), Counter())
         unjudged = (certificate.unjudged or 0) - result.failed_texts
         tally.update(equal=certificate.equal, ties=certificate.ties)

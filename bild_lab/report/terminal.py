@@ -31,7 +31,7 @@ from bild_lab.lab.store.groups import (
     by_setting,
     differing_keys,
     setting_value,
-    telling_knobs,
+    telling_knobs_among,
 )
 from bild_lab.report import tables
 from bild_lab.report.phrases import machine_facts, signed_difference
@@ -132,8 +132,9 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
                 cells.insert(4, _non_inferiority_text(result.quality, enough, one_margin))
             table.add_row(*cells, style="dim" if result.is_baseline else "")
         table.add_section()
+    telling = telling_knobs_among(failures)
     for failure in failures:
-        knobs = knob_label(failure, telling_knobs(failure, failures), " ", failures)
+        knobs = knob_label(failure, telling(failure), " ", failures)
         table.add_row(Text(TIMES), Text(f"{failure.policy} {knobs}"), Text("failed"), style="red")
     widen(table)
     table.caption = _caption(results, failures, tested)

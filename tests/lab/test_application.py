@@ -8,16 +8,20 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import bild_lab
 from bild_lab.errors import UserError
+from bild_lab.lab import sweep as sweeps
 from bild_lab.lab.application import main
 from bild_lab.lab.config.compose import without_other_applications
 from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.measure import runner
+from bild_lab.lab.point.prepare import Point
 from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.result import Failure, FailureCause, Result
 from bild_lab.lab.store.progress import read_commands
 from bild_lab.lab.store.records import Sweep
 
@@ -111,6 +115,39 @@ def test_a_sweep_from_python_takes_the_policies_of_a_folder_and_their_code_as_it
 def test_a_sweep_from_python_takes_every_list_of_values(base: list[str]) -> None:
     found = bild_lab.run([*base, "policy=glob(vanil*)", "runtime.seed=range(0,2)"])
     assert found["policy"].tolist() == ["vanilla"] * 2
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_failure_is_forgotten_when_the_point_succeeds_in_another_kind_of_command(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: measured with resume=false, or with another logger, it stays in every report."""
+    words = [*base, "policy=vanilla"]
+    with monkeypatch.context() as broken, pytest.raises(RuntimeError):
+        broken.setattr(runner, "time_methods", None)
+        bild_lab.run([*words, "report.figures=svg"])
+    (failure,) = Sweep(Path("outputs/mine")).failures()
+    assert failure.policy == "vanilla"
+    assert len(bild_lab.run([*words, "resume=false"])) == 1
+    assert Sweep(Path("outputs/mine")).failures() == []
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_point_that_fails_in_another_command_at_once_is_no_failure_of_this_one(
+    base: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fault: of several commands in one folder all end with status 1 for a point of one."""
+    run_point = sweeps.run_point
+
+    def beside_another(point: Point, sweep: Sweep, **options: Any) -> Result:
+        failure = Failure("other", "bild", {}, FailureCause("UserError", "no"), "2026-11-30T07:00")
+        sweep.write_failure(failure, "")
+        return run_point(point, sweep, **options)
+
+    monkeypatch.setattr(sweeps, "run_point", beside_another)
+    assert len(bild_lab.run([*base, "policy=vanilla"])) == 1
+    assert "point(s) failed" not in capsys.readouterr().err
+    assert [failure.point for failure in Sweep(Path("outputs/mine")).failures()] == ["other"]
 
 
 @pytest.mark.usefixtures("no_picture")

@@ -11,7 +11,9 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.config.schemas import ReportSpec, typed
+from bild_lab.lab.store.groups import by_setting
 from bild_lab.lab.store.records import Sweep
+from bild_lab.report.page import html
 from bild_lab.report.sweep import live_report, report_sweep
 from tests.report.sample import sample_example, sample_failure, sample_result
 
@@ -60,6 +62,30 @@ def test_a_point_whose_texts_are_lost_is_named_and_everything_else_reported(
         and named in page
         and len(pd.read_csv(sweep.folder / "sweep.csv")) == 2
     )
+
+
+def test_of_a_large_certified_sweep_the_texts_of_the_shown_points_alone_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: every text of a thousand lossy points, with its rounds, is in memory at once."""
+    sweep, read = Sweep(tmp_path / "certified"), []
+    monkeypatch.setattr(html, "read_examples", lambda folder: read.append(folder) or [])
+    drawn = []
+    monkeypatch.setattr(html.figures, "divergence_figure", drawn.append)
+    defect = {"verdict": "defect", "position": 3, "margin": 0.5, "gap": 0.5}
+    for number in range(30):
+        point = sample_result(
+            "bild",
+            {"fallback": number},
+            1.2 + number / 100,
+            number - 30.0,
+            certificate={"equal": 99, "ties": 0, "defects": 1, "claimed": False},
+        )
+        sweep.write_point(point.point, "", point, [sample_example("a", certificate=defect)])
+    html.write_html("certified", sweep.results(), [], sweep.folder / "report.html")
+    (group,) = by_setting(sweep.results())
+    assert read == [result.folder for result in group.selected()] and len(read) < 30
+    assert drawn == [[defect] * 30]  # of all
 
 
 def test_a_sweep_whose_points_all_failed_names_the_files_that_are_there(

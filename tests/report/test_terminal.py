@@ -1,12 +1,15 @@
 """Tests of the table in the terminal."""
 
 import io
+from collections import Counter
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from bild_lab.lab.schema.formatting import MISSING
 from bild_lab.lab.schema.numbers import LOG_PROBABILITY_NAME
+from bild_lab.lab.store import groups
 from bild_lab.report.terminal import category_table, sweep_table
 from tests.report.page.test_tables import with_categories
 from tests.report.sample import (
@@ -41,6 +44,21 @@ def test_table_has_a_row_per_point_within_eighty_columns():
         )
         == 20
     )
+
+
+def test_front_and_names_of_a_settings_points_are_found_once_and_not_for_each_row(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Fault: of 1,000 points, a front of 1,000 points for each row."""
+    calls: Counter[str] = Counter()
+
+    def counted(name, function):
+        return lambda *given: calls.update([name]) or function(*given)
+
+    for name in ("pareto_front", "varying_knobs"):
+        monkeypatch.setattr(groups, name, counted(name, getattr(groups, name)))
+    rendered(sample_sweep(), [])
+    assert calls == {"pareto_front": 1, "varying_knobs": 2}  # of speculative and of bild
 
 
 def test_table_rows_read_from_the_fastest():

@@ -149,6 +149,26 @@ def read_examples(folder: Path | None) -> list[MeasuredExample]:
         lines = file.read_text(encoding="utf-8").split("\n")
         return [MeasuredExample.from_json(json.loads(line)) for line in lines if line]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{file} cannot be read: {error}; measure the point again with resume=false"
-        ) from error
+        raise _unreadable(file, error) from error
+
+
+def read_certificates(folder: Path | None) -> list[Mapping[str, Any]]:
+    """The certificates in a point's folder, as `MeasuredExample` has them, of those texts that have
+    one.
+
+    A fifth of the time of `read_examples`, and little memory: reports read those of every point.
+    Raises UserError as it does.
+    """
+    if folder is None:
+        return []
+    file = folder / EXAMPLES
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+        found = [json.loads(line).get("certificate") for line in lines if line]
+    except (OSError, ValueError, AttributeError) as error:
+        raise _unreadable(file, error) from error
+    return [certificate for certificate in found if certificate is not None]
+
+
+def _unreadable(file: Path, error: Exception) -> UserError:
+    return UserError(f"{file} cannot be read: {error}; measure the point again with resume=false")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isfinite, log2
 from typing import Any
 
@@ -40,7 +41,8 @@ class Position:
 class Group:
     """All results that share one setting, fastest first, those that were not timed last.
 
-    in_seconds: draw latencies in seconds, beside any baseline.
+    in_seconds: draw latencies in seconds, beside any baseline. The results stay as they are: what is
+    asked for beside each of them, such as the front, is found once.
     """
 
     setting: Setting
@@ -57,7 +59,7 @@ class Group:
         """How the metric's values are written."""
         return scale_of(self.metric)
 
-    @property
+    @cached_property
     def relative(self) -> bool:
         """Whether latency can be given relative to a baseline."""
         return not self.in_seconds and any(
@@ -69,7 +71,7 @@ class Group:
         """The timed results that may be called better or faster (`can_be_judged`), fastest first."""
         return [result for result in self.results if result.timed and can_be_judged(result)]
 
-    @property
+    @cached_property
     def baseline_quality(self) -> float | None:
         """The quality of the baseline, from its own result or from those compared with it."""
         own_quality = [result.quality.value for result in self.results if result.is_baseline]
@@ -139,7 +141,7 @@ class Group:
         low, high = _widened(left - x_room, right + x_room, x_ends)
         return (max(low, 0.1 * left), high), vertical  # a latency is positive
 
-    @property
+    @cached_property
     def placed(self) -> list[tuple[Result, Position]]:
         """The results that are drawn, with their positions: all that have one but those beyond the
         axis.
@@ -150,7 +152,7 @@ class Group:
         ]
         return [(result, position) for result, position in positions if position is not None]
 
-    @property
+    @cached_property
     def off_axis(self) -> list[Result]:
         """The results named beside the axes, fastest first: slow ones, and ones of low quality.
 
@@ -193,6 +195,10 @@ class Group:
         """Return the undominated results, cheapest first; the baseline competes, an impossible
         speedup and texts without a word do not.
         """
+        return list(self._front)
+
+    @cached_property
+    def _front(self) -> list[Result]:
         possible = [result for result in self.results if result.may_be_best]
         drawn = [
             (result, position)
@@ -232,7 +238,11 @@ class Group:
         """Return the knobs that a label of the result names, as `telling_knobs` of the group's
         results.
         """
-        return telling_knobs(result, self.results)
+        return self._telling_knobs(result)
+
+    @cached_property
+    def _telling_knobs(self) -> Callable[[Result], list[str]]:
+        return telling_knobs_among(self.results)
 
     def knob_label(self, result: Result, separator: str = ", ") -> str:
         """Return these knobs with their values: `fallback 0.5, rollback 1`."""
@@ -246,11 +256,7 @@ class Group:
         """Return every knob that takes more than one value within some policy, in order of
         appearance.
         """
-        policies = dict.fromkeys(result.policy for result in self.results)
-        knobs_by_policy = [
-            varying_knobs([result for result in self.results if result.policy == policy])
-            for policy in policies
-        ]
+        knobs_by_policy = _varying_knobs_of_policies(self.results).values()
         return list(dict.fromkeys(knob for knobs in knobs_by_policy for knob in knobs))
 
     def best(self, loss: float) -> Result | None:
@@ -374,11 +380,30 @@ def telling_knobs(point: Any, points: Sequence[Any]) -> list[str]:
 
     point, points: anything with a policy and its knobs, such as results or failures.
     """
-    peers = [candidate for candidate in points if candidate.policy == point.policy]
-    if len(peers) > 1:
-        return [knob for knob in varying_knobs(peers) if knob in point.knobs]
-    changed = changed_knobs(point.policy, point.knobs)
-    return [knob for knob in changed if not is_command(point.knobs[knob])]
+    return telling_knobs_among(points)(point)
+
+
+def telling_knobs_among(points: Sequence[Any]) -> Callable[[Any], list[str]]:
+    """`telling_knobs` of any point among these, which are looked at once for all."""
+    varying = _varying_knobs_of_policies(points)
+
+    def telling(point: Any) -> list[str]:
+        if point.policy in varying:
+            return [knob for knob in varying[point.policy] if knob in point.knobs]
+        changed = changed_knobs(point.policy, point.knobs)
+        return [knob for knob in changed if not is_command(point.knobs[knob])]
+
+    return telling
+
+
+def _varying_knobs_of_policies(points: Sequence[Any]) -> dict[str, list[str]]:
+    """The `varying_knobs` of each policy with several points, in order of appearance."""
+    points_of_policy: dict[str, list[Any]] = {}
+    for point in points:
+        points_of_policy.setdefault(point.policy, []).append(point)
+    return {
+        policy: varying_knobs(peers) for policy, peers in points_of_policy.items() if len(peers) > 1
+    }
 
 
 def _slowness(result: Result) -> tuple[float, float]:

@@ -4,6 +4,7 @@ which two share.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from bild_lab.lab.store.hashing import data_hash
 from bild_lab.lab.store.records import CONFIG
 
 Key = tuple[str, int]  # an example's id and turn
+POLICY_LINES = re.compile(r"^policy:.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)  # of a point's config
 
 
 @dataclass(frozen=True)
@@ -86,17 +88,26 @@ def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Exampl
     read as it was.
 
     Results hold no references, and few prompts: they are read again from the dataset of the
-    configuration. If that fails, returns None and the reason.
+    configuration. If that fails, returns None and the reason. Of points that differ in their policy
+    alone, as most of a sweep do, one is tried: the others have the same dataset.
     """
     from bild_lab.engine.models.checkpoint.checkpoint import (
         Checkpoint,  # late: torch takes seconds to load
     )
     from bild_lab.engine.models.checkpoint.gguf_file import recognized
 
-    why = ""
+    why, tried = "", set()
     for result in results:
         try:
-            config = OmegaConf.load(result.folder / CONFIG)
+            file = result.folder / CONFIG
+            inputs = (
+                result.setting.data,
+                re.sub(POLICY_LINES, "", file.read_text(encoding="utf-8")),
+            )
+            if inputs in tried:
+                continue
+            tried.add(inputs)
+            config = OmegaConf.load(file)
             dataset = typed(DatasetSpec, config.dataset, "dataset")
             if dataset.chat_template == (CHECKPOINT,):
                 target = recognized(Checkpoint(config.pair.target, config.pair.target_revision))

@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from bild_lab.files import append_line
 from bild_lab.lab.config.command_line import this_script
 from bild_lab.lab.config.console import SILENCE_S, console, status_line
 from bild_lab.lab.schema.formatting import counted
@@ -162,6 +163,7 @@ class SweepProgress:
     measured: int = 0
     measured_s: float = 0.0
     reported: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
     folder: Path | None = None
 
     def __str__(self) -> str:
@@ -218,10 +220,8 @@ def record_command(folder: Path) -> None:
     line = f"{this_script()} {shlex.join(sys.argv[1:])}".rstrip()
     if any(command.line == line for command in read_commands(folder)):
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / COMMANDS).open("a", encoding="utf-8") as file:
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        file.write(json.dumps(asdict(Command(started, line)), ensure_ascii=False) + "\n")
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    append_line(folder / COMMANDS, json.dumps(asdict(Command(started, line)), ensure_ascii=False))
 
 
 def read_commands(folder: Path) -> list[Command]:
@@ -231,7 +231,7 @@ def read_commands(folder: Path) -> list[Command]:
     """
     commands = []
     with suppress(OSError):
-        for line in (folder / COMMANDS).read_text(encoding="utf-8").splitlines():
+        for line in (folder / COMMANDS).read_bytes().splitlines():
             with suppress(ValueError, TypeError):
                 commands.append(Command(**json.loads(line)))
     return commands

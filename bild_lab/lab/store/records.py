@@ -29,6 +29,7 @@ from bild_lab.lab.schema.result import Failure, FailureCause, Result
 from bild_lab.lab.store.hashing import canonical_text
 
 CONFIG, RESULT, FAILURE = "config.yaml", "result.json", "failed.json"
+REMEMBERED = 4096  # results, of which a process reads each file once
 LEAST_FREE_BYTES = 2**20  # free on the disk that results go to
 
 
@@ -235,7 +236,8 @@ class Sweep:
         with suppress(OSError, ValueError):  # the first point, or a damaged file
             earlier.append(file.read_text(encoding="utf-8"))
         for stamp in earlier:
-            with suppress(ValueError):
+            # no time, one without its zone, or the last that there is
+            with suppress(ValueError, TypeError, OverflowError):
                 now = max(now, datetime.fromisoformat(stamp) + timedelta(milliseconds=1))
         stamp = now.isoformat(timespec="milliseconds")
         write_atomically(file, stamp.encode())
@@ -313,20 +315,48 @@ def read_result(folder: Path) -> Result | None:
     Raises UserError for a newer version's.
     """
     try:
-        result = Result.from_json(json.loads((folder / RESULT).read_bytes()), folder)
+        status = (folder / RESULT).stat()
+        # a stored point never changes, but for damage and by hand
+        return _remembered_result(folder, status.st_ino, status.st_size, status.st_mtime_ns)
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _remembered_result(folder: Path, *_: int) -> Result | None:
+    """As `read_result`, but raises OSError where the file cannot be read.
+
+    Each report reads a sweep several times, and so does each point that is logged: a file that is
+    as it was is read once in a process.
+    """
+    content = (folder / RESULT).read_bytes()
+    try:
+        result = Result.from_json(json.loads(content), folder)
         return result if _is_whole(result) else None
     except UserError:  # a newer version wrote it: do not measure it again
         raise
-    except (OSError, ValueError):
+    except ValueError:
         return None
 
 
 def _is_whole(result: Result) -> bool:
     """Whether it has what every report needs: a damaged file may still be read."""
-    setting, speedup = result.setting, result.speedup
+    setting, speedup, quality = result.setting, result.speedup, result.quality
     speedups = [value for value in (speedup.value, speedup.low, speedup.high) if value is not None]
-    named = isinstance(setting.n_examples, int) and "max_new_tokens" in (setting.decoding or ())
-    return named and all(0 < value < math.inf for value in speedups)
+    keys = setting.decoding if isinstance(setting.decoding, dict) else {}
+    named = isinstance(setting.n_examples, int) and isinstance(setting.split, str)
+    intervals = (
+        (speedup.value, speedup.low, speedup.high),
+        (quality.difference, quality.difference_low, quality.difference_high),
+    )
+    return (
+        named
+        and {"max_new_tokens", "temperature"} <= set(keys)
+        and all(0 < value < math.inf for value in speedups)
+        # an interval has both ends, and a value
+        and all((low is None) == (high is None) for _, low, high in intervals)
+        and all(value is not None or low is None for value, low, _ in intervals)
+    )
 
 
 def _age(result: Result) -> tuple[str, str]:

@@ -117,7 +117,7 @@ def along_text_figure(
     group: Group, stored: Mapping[str, Sequence[MeasuredExample]], colours: Mapping[str, Mark]
 ) -> Figure | None:
     """Draw the tokens per call of the target by how long the text was; None if nothing was drafted,
-    or unless enough texts reach two stretches. stored: as in `divergence_figure`.
+    or unless enough texts reach two stretches. stored: the examples of each point, by its name.
     """
     traces, stretches = [], {}
     drawn: Counter[str] = Counter()  # lines by policy
@@ -158,23 +158,14 @@ def along_text_figure(
     return figure_of(traces, layout, height=400)
 
 
-def divergence_figure(
-    group: Group, stored: Mapping[str, Sequence[MeasuredExample]]
-) -> Figure | None:
+def divergence_figure(certificates: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Count the greedy texts that differ from the target's, by the gap of its two most likely
     tokens and by kind.
 
-    Only where the target scored both tokens; None if there is no such text. stored: the examples of
-    each point, by its name.
+    Only where the target scored both tokens; None if there is no such text. certificates: those of
+    all texts of a setting.
     """
-    examples = [
-        example for result in group.results for example in stored.get(folder_name(result), ())
-    ]
-    certificates = [
-        example.certificate
-        for example in examples
-        if (example.certificate or {}).get("margin") is not None
-    ]
+    certificates = [each for each in certificates if each.get("margin") is not None]
     if not certificates:
         return None
     gaps_of_kind: dict[str, list[float]] = {kind: [] for kind in KINDS}

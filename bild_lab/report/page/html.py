@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.schema.examples import MeasuredExample, read_examples
+from bild_lab.lab.schema.examples import MeasuredExample, read_certificates, read_examples
 from bild_lab.lab.schema.formatting import duration, knob_label, knob_value, percent
 from bild_lab.lab.schema.glossary import TERMS
 from bild_lab.lab.schema.result import Failure, Result
@@ -22,7 +22,7 @@ from bild_lab.lab.store.groups import (
     differing_keys,
     points_of_choice,
     setting_value,
-    telling_knobs,
+    telling_knobs_among,
 )
 from bild_lab.lab.store.progress import read_commands
 from bild_lab.report.headline import headline_sentences
@@ -63,7 +63,8 @@ def write_html(
     sections, browsers, traces, unreadable = [], [], [], []
     for group, title in zip(groups, setting_titles(groups), strict=True):
         stored = _stored_examples(group, unreadable)
-        section = {**_section(group, colours, stored), "title": title}
+        certificates = _certificates(group, unreadable)
+        section = {**_section(group, colours, stored, certificates), "title": title}
         section["answers"] = review_answers(group, screened)
         sections.append(section)
         browser = text_browser(group, stored)
@@ -74,6 +75,7 @@ def write_html(
             {**traced_point, "label": prefix + traced_point["label"]}
             for traced_point in traced_points(group, stored)
         ]
+    telling = telling_knobs_among(failures)
     page = page_environment().get_template("report.html.j2")
     text = page.render(
         name=name,
@@ -89,8 +91,7 @@ def write_html(
         sections=sections,
         count=len(results),
         failures=[
-            (failure, knob_label(failure, telling_knobs(failure, failures), among=failures))
-            for failure in failures
+            (failure, knob_label(failure, telling(failure), among=failures)) for failure in failures
         ],
         shares=time_shares(results),
         total=duration(sum(result.total_s for result in results)),
@@ -109,28 +110,49 @@ def write_html(
 
 
 def _stored_examples(group: Group, unreadable: list[str]) -> Stored:
-    """The examples of the points whose texts are shown, and of those whose certificates say that
-    texts differ.
+    """The examples of the points whose texts are shown.
 
     unreadable: gets a sentence for each point whose examples cannot be read.
     """
-    certified = [
-        result
-        for result in group.results
-        if result.certificate and result.certificate.ties + result.certificate.defects
-    ]
-    shown_results = {folder_name(result): result for result in (*group.selected(), *certified)}
     stored: dict[str, list[MeasuredExample]] = {}
-    for name, result in shown_results.items():
+    for result in group.selected():
         try:
-            stored[name] = read_examples(result.folder)
+            stored[folder_name(result)] = read_examples(result.folder)
         except UserError as error:
-            stored[name] = []
-            unreadable.append(f"The texts of {group.label(result)} are not shown: {error}")
+            stored[folder_name(result)] = []
+            unreadable.append(_not_shown(group, result, error))
     return stored
 
 
-def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str, Any]:
+def _certificates(group: Group, unreadable: list[str]) -> list[Mapping[str, Any]]:
+    """The certificates of the texts of all points that have texts which differ from the target's.
+
+    unreadable: as in `_stored_examples`.
+    """
+    certificates = []
+    for result in group.results:
+        verdicts = result.certificate
+        if verdicts is None or not verdicts.ties + verdicts.defects:
+            continue
+        try:
+            certificates += read_certificates(result.folder)
+        except UserError as error:
+            sentence = _not_shown(group, result, error)
+            if sentence not in unreadable:  # of a point whose texts are shown, too
+                unreadable.append(sentence)
+    return certificates
+
+
+def _not_shown(group: Group, result: Result, error: UserError) -> str:
+    return f"The texts of {group.label(result)} are not shown: {error}"
+
+
+def _section(
+    group: Group,
+    colours: dict[str, Mark],
+    stored: Stored,
+    certificates: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
     """What the page shows of one setting.
 
     Its figures and tables are by the name of their part of the page.
@@ -143,7 +165,7 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
         "stages": [figures.stages_figure(group)],
         "acceptance": [figures.acceptance_figure(group, colours)],
         "along_text": [figures.along_text_figure(group, stored, colours)],
-        "differing": [figures.divergence_figure(group, stored)],
+        "differing": [figures.divergence_figure(certificates)],
         "trees": [figures.tree_figure(group.label(result), content) for result, content in trees],
     }
     details = [(key, _plain(value)) for key, value in group.setting.items()]

@@ -89,8 +89,14 @@ class TensorBoardLogger:
         run.finish()
 
     def log_sweep(self, sweep: Sweep) -> None:
-        """Write the headline, the points as tables, and the picture."""
+        """Write the headline, the points as tables, and the picture. Points that newer ones replaced
+        lose their runs.
+        """
         results = sweep.results()
+        shown = {result.point for result in results}
+        for result in sweep.all_results():
+            if result.point not in shown:
+                shutil.rmtree(self._folder / result.point, ignore_errors=True)
         writer = self.begin(SWEEP, sweep.name, {}, anew=True).writer
         texts, groups = [headline(results)], by_setting(results)
         for group, title in zip(groups, setting_titles(groups), strict=True):

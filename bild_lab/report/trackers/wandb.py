@@ -13,11 +13,12 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bild_lab.errors import UserError
+from bild_lab.files import append_line
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.result import Result
@@ -47,12 +48,14 @@ _MODES = {"dryrun": OFFLINE, "run": ONLINE}  # old words for WANDB_MODE
 _PRIVATE = (ONLINE, OFFLINE, DISABLED)  # the more private mode comes later
 POINT, SWEEP, TRAINING = "point", "sweep", "training"  # types of jobs
 _INIT_TIMEOUT_S = 20
+_FINISH_TIMEOUT_S = 120
 _NOT_IN_NAMES = "/\\#?%:"  # of projects and entities: they are parts of an address
 _LONGEST_TAG = 64  # the service's limit
 # characters of a group's name in the id of a run, which the service limits to 128
 _LONGEST_GROUP = 60
 # characters of a sweep's name in it, where the group has another
 _LONGEST_SWEEP = 40
+REPLACED = "replaced by a newer point"  # the panel of a point that reports do not show
 _RECORD = Path("wandb", "logged.jsonl")  # in the folder of a sweep
 # how many small losses of quality (`MetricScale`) are allowed for an alias
 _LOSS_OF_ALIAS = {"best": 0.0, "best-within-one-point": 1.0}
@@ -64,7 +67,8 @@ class LoggedRun:
     """One run.
 
     measured: when its point was measured, None for a run that is no point. mode: "online" or
-    "offline". on_front: whether the point was on the front of its sweep's points then.
+    "offline". on_front: whether the point was on the front of its sweep's points then; None for one
+    that a newer point had replaced.
     """
 
     run: str
@@ -113,6 +117,8 @@ class WandbLogger:
                 "WANDB_DIR is not used: runs are written to %s, which logger.directory names",
                 directory,
             )
+        # an agent of wandb names the run of this process, and takes no other name
+        self._agents_sweep = os.environ.get("WANDB_SWEEP_ID")
         self._begun: Counter[str] = Counter()  # runs by mode
         self._address = ""  # of the last run online
         self._warned = False
@@ -160,17 +166,27 @@ class WandbLogger:
         summary.
 
         Its row, its curves and its examples become tables and charts, its files an artifact. A
-        measurement that is in the project already is left out unless `force` is set, or it joined
-        or left its sweep's front since.
+        measurement that is in the project already is left out unless `force` is set; where it has
+        joined or left its sweep's front since, `log_sweep` logs it again. Raises UserError for a
+        second point under an agent of wandb, whose process has one run.
         """
         if self._mode == DISABLED:
             return
+        if self._agents_sweep and self._begun:
+            raise UserError(
+                f"a run of the Weights & Biases sweep {self._agents_sweep} is one point, got several"
+                " in one command; leave out -m, or unset WANDB_SWEEP_ID"
+            )
+        if not (force or self._agents_sweep) and self._is_recorded(result):
+            return
         stored = Sweep(result.folder.parents[1]).results() if result.folder else []
         siblings = [sibling for sibling in stored if sibling.point != result.point]
-        status = _status_among(result, [*siblings, result])
-        logged = self._logged_point(result, status)
-        if force or logged not in recorded_runs(self._directory):
-            self._write_point(result, config, status)
+        self._write_point(result, config, _status_among(result, [*siblings, result]))
+
+    def _is_recorded(self, result: Result) -> bool:
+        """Whether this measurement is in the project, on the front or not."""
+        logged = self._logged_point(result, {"on_front": None})
+        return any(replace(run, on_front=None) == logged for run in recorded_runs(self._directory))
 
     def _write_point(self, result: Result, config: dict, status: Mapping[str, Any]) -> None:
         examples = read_examples(result.folder)
@@ -200,15 +216,16 @@ class WandbLogger:
 
         Report, picture and table are attached as an artifact, and the artifact of the best point
         gets an alias. Points that joined or left the front since they were logged are logged again.
-        A sweep without a finished point is left out.
+        A sweep without a finished point is left out, and under an agent of wandb each, as the run
+        there is the point's.
         """
         import wandb
 
         results = sweep.results()
-        if not results or self._mode == DISABLED:
+        if not results or self._mode == DISABLED or self._agents_sweep:
             return
         groups = by_setting(results)
-        self._update_fronts(groups)
+        self._update_fronts(sweep, groups)
         findings = headline(results)
         config = {
             "sweep": sweep.name,
@@ -234,15 +251,27 @@ class WandbLogger:
         self._name_best_points(run, best_group(groups))
         self._end(run, self._logged(identity))
 
-    def _update_fronts(self, groups: Sequence[Group]) -> None:
-        """Log the points again that joined or left the front since they were logged."""
+    def _update_fronts(self, sweep: Sweep, groups: Sequence[Group]) -> None:
+        """Log the points again that joined or left the front since they were logged, or whose place
+        a newer point of the same policy, knobs and setting took.
+        """
         latest_runs = {logged.run: logged for logged in recorded_runs(self._directory)}
-        for group in groups:
-            for result in group.results:
-                status = front_status(result, group)
-                logged = latest_runs.get(self._logged_point(result, status).run)
-                if logged is not None and logged.on_front != status["on_front"]:
-                    self._write_point(result, stored_config(result), status)
+        statuses = {
+            result.point: (result, front_status(result, group))
+            for group in groups
+            for result in group.results
+        }
+        replaced = {result.point: result for result in sweep.all_results()}
+        for point in set(replaced) - set(statuses):
+            result = replaced[point]
+            statuses[point] = (
+                result,
+                {"policy": result.policy, "panel": REPLACED, "on_front": None},
+            )
+        for result, status in statuses.values():
+            logged = latest_runs.get(self._logged_point(result, status).run)
+            if logged is not None and logged.on_front != status["on_front"]:
+                self._write_point(result, stored_config(result), status)
 
     def _name_best_points(self, run: wandb.Run, group: Group) -> None:
         """Give the artifacts of a setting's best points their aliases."""
@@ -263,6 +292,12 @@ class WandbLogger:
             lines.append(
                 f"logged to Weights & Biases: {counted(online, 'run')} in group {self._group}."
                 f" {self._address}".strip()
+            )
+        if self._agents_sweep:
+            lines.append(
+                f"the point's run is one of the Weights & Biases sweep {self._agents_sweep}; the"
+                " sweep here as a whole is logged by python scripts/sweeps.py log"
+                f" {shlex.quote(str(self._directory))}, outside of the agent"
             )
         if offline := self._begun[OFFLINE]:
             lines.append(
@@ -360,8 +395,19 @@ class WandbLogger:
         return self._logged(identity, result.environment.started, status["on_front"])
 
     def _end(self, run: wandb.Run, logged: LoggedRun) -> None:
-        run.finish()
-        record_run(self._directory, logged)
+        """Send the rest of a run and record it. Raises TimeoutError where the server is lost; later
+        runs are then offline.
+        """
+        try:
+            run.finish()
+        except TimeoutError as error:
+            self._mode = OFFLINE
+            raise TimeoutError(
+                f"Weights & Biases did not take the run within {_FINISH_TIMEOUT_S} s; later runs are"
+                " logged offline, and the same command logs this one again"
+            ) from error
+        if not self._agents_sweep:  # where the run has the agent's name
+            record_run(self._directory, logged)
 
 
 def _status_among(result: Result, results: Sequence[Result]) -> dict[str, Any]:
@@ -399,10 +445,7 @@ def private_mode(mode: str, environment: str | None) -> str:
 
 def record_run(folder: Path, logged: LoggedRun) -> None:
     """Add a run to the record of a sweep's folder."""
-    file = folder / _RECORD
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(asdict(logged)) + "\n")
+    append_line(folder / _RECORD, json.dumps(asdict(logged)))
 
 
 def recorded_runs(folder: Path) -> list[LoggedRun]:
@@ -410,7 +453,7 @@ def recorded_runs(folder: Path) -> list[LoggedRun]:
     file, logged_runs = folder / _RECORD, []
     if not file.is_file():
         return []
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in file.read_bytes().splitlines():
         with suppress(ValueError, TypeError):  # a line that a killed process left half written
             logged_runs.append(LoggedRun(**json.loads(line)))
     return logged_runs
@@ -442,4 +485,9 @@ def _settings(kind: str) -> wandb.Settings:
     import wandb
 
     limits = {"init_timeout": _INIT_TIMEOUT_S, "login_timeout": _INIT_TIMEOUT_S}
+    if (
+        "finish_timeout" in wandb.Settings.model_fields
+    ):  # before, it waits for a lost server for ever
+        limits["finish_timeout"] = _FINISH_TIMEOUT_S
+        limits["finish_timeout_raises"] = kind != TRAINING  # which is stored first, sent or not
     return wandb.Settings(**limits, silent=True, console="off", x_disable_stats=kind != TRAINING)

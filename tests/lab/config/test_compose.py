@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -199,3 +200,19 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path, monkeypatch: pytest.M
     before = compose_config([]).decoding.max_new_tokens
     (conf / "decoding" / "greedy.yaml").write_text(f"max_new_tokens: {before + 10}\n")
     assert compose_config([]).decoding.max_new_tokens == before + 10
+
+
+def test_whether_a_key_is_a_group_is_looked_up_once_in_a_command() -> None:
+    """Fault: a sweep over a thousand values looks for the files of each word of each point."""
+    asked: list[str] = []
+
+    class Loader:
+        def get_group_options(self, key: str, results_filter: object) -> list[str]:
+            asked.append(key)
+            return ["bild"] if key == "policy" else []
+
+    loader, parser = Loader(), OverridesParser.create()
+    for word in ("policy.fallback=0.1", "policy.fallback=0.2", "policy=bild", "policy=vanilla"):
+        (override,) = parser.parse_overrides([word])
+        assert config._sets_a_value(override, loader) == word.startswith("policy.")
+    assert asked == ["policy.fallback", "policy"]

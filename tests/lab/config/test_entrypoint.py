@@ -552,7 +552,7 @@ BAD_INPUT = {
         "must lie in [0, 1], got 2",  # mine.window has its effect
     ),
     "key of one's own that Hydra's own values read, in a sweep": (
-        ["-m", "+mine=3", "hydra.sweep.dir=outputs/of_${mine}", "policy.fallback=2,3"],
+        ["-m", "+mine=3", "hydra.job.name=of_${mine}", "policy.fallback=2,3"],
         "must lie in [0, 1], got 2",
     ),
     "key of one's own that a callback of one's own may read": (
@@ -571,6 +571,22 @@ BAD_INPUT = {
             "policy.fallback=2,3",
         ],
         "must lie in [0, 1], got 2",
+    ),
+    "experiments with lists of values of their own": (
+        ["-m", "experiment=quickstart,quickstart_lossless", "pair=toy"],
+        "experiment=quickstart has lists of values of its own, which a sweep over several files",
+    ),
+    "another folder of Hydra's": (
+        ["hydra.run.dir=elsewhere"],
+        "hydra.run.dir=elsewhere would hold no result: they go to outputs/",
+    ),
+    "another folder of a sweep": (
+        ["-m", "hydra.sweep.dir=multirun/${now:%H}", "policy=bild,vanilla"],
+        "hydra.sweep.dir=multirun/${now:%H} would hold no result: they go to outputs/",
+    ),
+    "a folder for each point": (
+        ["-m", "hydra.sweep.subdir=${hydra.job.num}", "policy=bild,vanilla"],
+        "hydra.sweep.subdir=${hydra.job.num} would hold no result: they go to outputs/",
     ),
     "metric that another one leads": (
         ["dataset.metric=chrf", "dataset.metrics=[bleu,chrf]"],
@@ -603,6 +619,8 @@ BAD_INPUT = {
     "misspelt group that is added",
     "key of one's own",
     "key of one's own that a callback of one's own may read",
+    "experiments with lists of values of their own",
+    "another folder of a sweep",
     "metric that another one leads",
     "margin in points where the metric has nats",
 )

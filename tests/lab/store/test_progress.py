@@ -270,6 +270,22 @@ def test_a_line_that_was_cut_short_hides_no_other(
     assert len(read_commands(tmp_path)) == 2
 
 
+@pytest.mark.parametrize("rest", [b'{"started": "2026-', b'{"line": "python run.py name=\xc3'])
+def test_a_command_after_a_line_that_was_cut_short_is_kept(
+    rest: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a killed process or a full disk leaves a line without its end, also within a letter,
+    and the next command joins it.
+    """
+    given(monkeypatch, tmp_path, "run.py")
+    with (tmp_path / COMMANDS).open("ab") as file:
+        file.write(rest)
+    for _ in range(2):
+        given(monkeypatch, tmp_path, "run.py", "policy=bild")
+        lines = [one.line for one in read_commands(tmp_path)]
+        assert lines == ["python run.py", "python run.py policy=bild"]
+
+
 def test_reports_between_points_take_a_small_share_of_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -137,6 +137,45 @@ def test_a_damaged_result_is_told_and_measured_again(content: str, tmp_path: Pat
     assert sweep.failures() == []
 
 
+def test_a_result_is_read_again_only_where_its_file_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a report parses each file of a large sweep four times, and each logged point all."""
+    sweep, read, from_json = Sweep(tmp_path / "sweep"), [], Result.from_json
+    points = [
+        sample_result("bild", {"fallback": fallback}, 1.5, point=f"p{fallback}")
+        for fallback in (1, 2, 3)
+    ]
+    folders = [sweep.write_point(one.point, "", one, []) for one in points]
+    monkeypatch.setattr(
+        Result,
+        "from_json",
+        lambda content, folder: read.append(folder) or from_json(content, folder),
+    )
+    for _ in range(2):
+        assert (len(sweep.results()), sweep.failures(), sweep.older()) == (3, [], 0)
+    assert sorted(read) == folders
+    file = folders[0] / "result.json"
+    file.write_text(file.read_text().replace('"tokens": 1650', '"tokens": 99'))
+    assert [one.tokens for one in sweep.results()] == [99, 1650, 1650]
+    file.write_text("damaged")
+    assert (len(sweep.results()), len(sweep.failures())) == (2, 1)
+    file.unlink()
+    assert (len(sweep.results()), sweep.failures()) == (2, [])
+
+
+@pytest.mark.parametrize(
+    "stamp", ["2026-11-30T07:00:00", "2026-11-30", "9999-12-31T23:59:59.999+00:00", "", "\0"]
+)
+def test_a_damaged_time_of_the_last_point_costs_no_measurement(stamp: str, tmp_path: Path) -> None:
+    """Fault: a time without its zone, as of a copy that broke off, ends the write of a point."""
+    sweep = Sweep(tmp_path / "sweep")
+    sweep.write_point("abc", "", result(tokens=1), [])
+    (sweep.folder / ".latest").write_text(stamp)
+    sweep.write_point("abc", "", result(tokens=2), [], keep_both=True)
+    assert sweep.newest("abc").tokens == 2
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -145,6 +184,12 @@ def test_a_damaged_result_is_told_and_measured_again(content: str, tmp_path: Pat
         ("setting.decoding.max_new_tokens", ...),
         ("speedup.value", float("nan")),
         ("speedup.low", 0.0),
+        ("speedup.high", None),
+        ("setting.decoding", True),
+        ("setting.decoding.temperature", ...),
+        ("setting.split", None),
+        ("quality.difference", None),
+        ("quality.difference_high", ...),
     ],
 )
 def test_a_damaged_result_that_can_be_read_takes_no_other_point_with_it(

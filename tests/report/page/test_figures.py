@@ -4,20 +4,22 @@ there are none.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bild_lab.lab.metrics.quality import Difference
+from bild_lab.lab.schema.examples import read_certificates
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import batch_curves, by_setting
+from bild_lab.lab.store.records import Sweep
 from bild_lab.report.matching import MatchedPoint
 from bild_lab.report.page import figures
 from bild_lab.report.page.tables import batch_table
 from bild_lab.report.paired_comparison import MetricComparison, PointComparison
 from bild_lab.report.style import COLOURS, MUTED, marks
-from bild_lab.report.tables import folder_name
 from tests.report.sample import (
     sample_baseline,
     sample_drafted,
@@ -63,15 +65,18 @@ def test_acceptance_is_drawn_in_percent_from_position_one() -> None:
     assert (trace["x"], trace["y"]) == ([1, 2, 3], [90.0, None, 80.0])
 
 
-def differences(*certificates: dict[str, Any] | None) -> Any:
-    (group,) = by_setting([sample_baseline(), result := sample_result("speculative", {}, 1.4)])
+def differences(tmp_path: Path, *certificates: dict[str, Any] | None) -> Any:
+    """The figure of certificates as a point's folder holds them; None: a text without one."""
     examples = [sample_example(str(at), certificate=one) for at, one in enumerate(certificates)]
-    return figures.divergence_figure(group, {folder_name(result): examples})
+    folder = Sweep(tmp_path).write_point("abc", "", sample_result("bild", {}, 1.4), examples)
+    return figures.divergence_figure(read_certificates(folder))
 
 
-def test_differences_are_counted_by_gap_and_by_kind() -> None:
+def test_differences_are_counted_by_gap_and_by_kind(tmp_path: Path) -> None:
     at_once = {**BY_ROWS, "wide_gap": 0.0}  # scored alike, beside other rows
-    figure = differences(BY_ROWS, at_once, OTHER_TIE, DEFECT, SESSION, EQUAL, FURTHER, None)
+    figure = differences(
+        tmp_path, BY_ROWS, at_once, OTHER_TIE, DEFECT, SESSION, EQUAL, FURTHER, None
+    )
     counted = {
         trace["name"]: {
             label: count for label, count in zip(trace["x"], trace["y"], strict=True) if count

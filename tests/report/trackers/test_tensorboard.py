@@ -54,6 +54,19 @@ def test_points_and_the_sweep_become_runs(tmp_path: Path) -> None:
     ]
 
 
+def test_a_point_that_a_newer_one_replaced_has_no_run(tmp_path: Path) -> None:
+    """Fault: after a change of code a sweep of one point has two in TensorBoard."""
+    sweep, logger = Sweep(tmp_path), logger_of("logger=tensorboard", f"logger.directory={tmp_path}")
+    (tmp_path / "tensorboard" / "training").mkdir(parents=True)
+    for point in ("before", "after"):
+        result = sample_result("bild", {}, 1.5, point=point)
+        sweep.write_point(point, "", result, [])
+        logger.log_point(result, {})
+        logger.log_sweep(sweep)
+    runs = {folder.name for folder in (tmp_path / "tensorboard").iterdir()}
+    assert runs == {"after", "sweep", "training"}
+
+
 def test_a_training_has_its_curve(tmp_path: Path) -> None:
     assert training_logger(compose_config([]).logger) is None
     cfg = compose_config(["logger=tensorboard", f"logger.directory={tmp_path}"])

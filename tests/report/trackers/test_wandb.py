@@ -44,6 +44,7 @@ from tests.report.sample import (
     sample_example,
     sample_log_probability,
     sample_result,
+    sample_sweep,
 )
 
 
@@ -265,6 +266,115 @@ def test_a_point_that_left_the_front_is_logged_again(runs: list[GivenRun], tmp_p
     slow, fast = "bild (window 6)", "bild (window 8)"
     assert points == [(slow, True), (fast, True), (slow, False)]
     assert [one.on_front for one in recorded_runs(sweep.folder)] == [True, True, False, None, None]
+
+
+def test_a_point_that_was_logged_costs_no_look_at_the_sweep(
+    runs: list[GivenRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a thousand finished points are a million readings when their sweep goes on."""
+    sweep = Sweep(tmp_path / "first")
+    online = WandbLogger(
+        "ours", None, group="first", mode="online", tags=[], directory=str(sweep.folder)
+    )
+    result = sample_result("bild", {}, 1.5)
+    point = replace(result, folder=sweep.write_point(result.point, "", result, []))
+    online.log_point(point, {})
+    monkeypatch.setattr(Sweep, "results", None)
+    online.log_point(point, {})
+    assert len(runs) == 1
+
+
+def test_a_point_that_a_newer_one_replaced_is_logged_once_more_apart_from_the_others(
+    runs: list[GivenRun], tmp_path: Path
+) -> None:
+    """Fault: after a change of code a group has two runs of equal policy, knobs and setting, both on
+    the front.
+    """
+    sweep, config = Sweep(tmp_path / "first"), OmegaConf.to_yaml(compose_config(["policy=bild"]))
+    online = WandbLogger(
+        "ours", None, group="first", mode="online", tags=[], directory=str(sweep.folder)
+    )
+    for point in ("before", "after"):
+        result = sample_result("bild", {}, 1.5, point=point)
+        folder = sweep.write_point(point, config, result, [])
+        online.log_point(replace(result, folder=folder), {})
+        for _ in range(2):
+            online.log_sweep(sweep)
+    logged = [
+        (run.about["config"]["point"], run.summary["panel"], run.summary["on_front"])
+        for run in runs
+        if run.about["job_type"] == "point"
+    ]
+    panel = "multi30k test, BLEU"
+    assert logged == [
+        ("before", panel, True),
+        ("after", panel, True),
+        ("before", "replaced by a newer point", None),
+    ]
+    # asked for again, it is the one that reports show
+    shown = sweep.show(sweep.newest("before"))
+    online.log_point(shown, {})
+    online.log_sweep(sweep)
+    assert [(run.about["config"]["point"], run.summary["on_front"]) for run in runs[-3:-1]] == [
+        ("before", True),
+        ("after", None),
+    ]
+
+
+def test_under_an_agent_of_wandb_a_command_is_one_point_whose_run_nothing_writes_over(
+    runs: list[GivenRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: the agent names the process's one run, and the sweep as a whole took its place. A
+    finished point gave the agent no run.
+    """
+    monkeypatch.setenv("WANDB_SWEEP_ID", "abc12")
+    sweep = Sweep(tmp_path / "first")
+    result = sample_result("bild", {}, 1.5)
+    point = replace(result, folder=sweep.write_point(result.point, "", result, []))
+    for _ in range(2):  # two runs of the agent
+        online = WandbLogger(
+            "ours", None, group="first", mode="online", tags=[], directory=str(sweep.folder)
+        )
+        online.log_point(point, {})
+        online.log_sweep(sweep)
+    assert [run.about["job_type"] for run in runs] == ["point", "point"]
+    assert recorded_runs(sweep.folder) == []
+    assert f"python scripts/sweeps.py log {sweep.folder}" in online.closing()[-1]
+    with pytest.raises(UserError, match="abc12 is one point, got several in one command"):
+        online.log_point(point, {})
+
+
+def test_a_server_that_is_lost_holds_up_one_run_and_later_ones_are_offline(
+    runs: list[GivenRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: the end of a run waits for its server for ever, and so does the sweep."""
+
+    def lost(run: GivenRun) -> None:
+        if run.about["mode"] == "online":
+            raise TimeoutError("Timed out finishing run.")
+
+    monkeypatch.setattr(GivenRun, "finish", lost)
+    online, (first, second) = logger(tmp_path, "online"), sample_sweep()[:2]
+    with pytest.raises(TimeoutError, match="within 120 s; later runs are logged offline"):
+        online.log_point(first, {})
+    assert recorded_runs(tmp_path) == []
+    online.log_point(second, {})
+    assert [run.about["mode"] for run in runs] == ["online", "offline"]
+    settings = runs[0].about["settings"]
+    assert settings.finish_timeout == 120 and settings.finish_timeout_raises
+    training = online.begin("one", "one", {}, TRAINING).about["settings"]
+    assert training.finish_timeout == 120 and not training.finish_timeout_raises
+
+
+def test_a_run_after_a_line_that_was_cut_short_is_recorded(
+    runs: list[GivenRun], tmp_path: Path
+) -> None:
+    online = logger(tmp_path, "offline")
+    online.log_point(sample_baseline(), {})
+    with (tmp_path / "wandb" / "logged.jsonl").open("ab") as file:
+        file.write(b'{"run": "first-\xc3')
+    online.log_point(sample_result("bild", {}, 1.5), {})
+    assert len(recorded_runs(tmp_path)) == 2
 
 
 def test_sweeps_that_share_a_group_have_runs_lines_and_artifacts_of_their_own(
