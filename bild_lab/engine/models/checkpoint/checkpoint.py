@@ -74,6 +74,29 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
+class FileStamp:
+    """A file as it was: its number in the file system, its size in bytes, its time in ns."""
+
+    file: Path
+    inode: int
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, file: Path) -> FileStamp:
+        status = file.stat()
+        return cls(file, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def overwritten(self) -> bool:
+        """Whether the same file has another content now."""
+        try:
+            now = FileStamp.of(self.file)
+        except OSError:  # it is gone: who has opened it still has it
+            return False
+        return now.inode == self.inode and now != self
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A model's files.
 
@@ -451,14 +474,44 @@ class Checkpoint:
         """
         if not self.in_folder:
             return self.files.name
+        digest = hashlib.sha256()
+        for file in self._files_read():
+            digest.update(file.name.encode() + bytes.fromhex(file_digest(file)))
+        return digest.hexdigest()[:16]
+
+    def _files_read(self) -> list[Path]:
+        """The files of a folder that `fingerprint` is of."""
         folder, names = Path(self.location), set(os.listdir(self.location)) - set(ACCOUNTS)
         if not any(name.endswith(".py") for name in names):
             names = {name for name in names if not holds_weights(name)}
-        digest = hashlib.sha256()
-        for name in sorted(names | set(in_folder(folder))):
-            if (folder / name).is_file():
-                digest.update(name.encode() + bytes.fromhex(file_digest(folder / name)))
-        return digest.hexdigest()[:16]
+        files = [folder / name for name in sorted(names | set(in_folder(folder)))]
+        return [file for file in files if file.is_file()]
+
+    def file_stamps(self) -> tuple[FileStamp, ...]:
+        """Of each file here that can be read for the model, as it is now; none for a hub id, whose
+        files never change.
+        """
+        place = Path(self.location)
+        files = [place] if place.is_file() else self._files_read() if self.in_folder else []
+        return tuple(map(FileStamp.of, files))
+
+    @cached_property
+    def opened(self) -> tuple[FileStamp, ...]:
+        """`file_stamps` when this was first asked for: when the model was loaded."""
+        return self.file_stamps()
+
+    def require_not_overwritten(self) -> None:
+        """Raise UserError where a file of weights was written anew in place since it was opened.
+
+        Weights that stay in their file would be those of two models. A file that was replaced by
+        another one stays for those who have opened it.
+        """
+        for stamp in self.opened:
+            if holds_weights(stamp.file.name) and stamp.overwritten():
+                raise UserError(
+                    f"{stamp.file} was overwritten after it was loaded; load the model anew, and"
+                    " save each state of a training in a folder of its own"
+                )
 
     def _read(self, component: str, kind: Any, **options: Any) -> Any:
         """Call a `from_pretrained`. Raises UserError with a clear message if it fails."""
