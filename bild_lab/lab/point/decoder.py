@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 from bild_lab.engine.batch_decoding import (
     auto_batch_size,
@@ -48,8 +48,8 @@ from bild_lab.lab.point.prompt_forms import (
     chat_messages,
     is_chat,
     is_prompt_list,
-    plain_number,
     plain_prompt,
+    plain_value,
 )
 from bild_lab.lab.point.streaming import stable_prefix, without_byte_tokens
 from bild_lab.lab.schema.formatting import number, short_name
@@ -103,6 +103,12 @@ class Decoder:
             precision = f"{precision}, weights={self.target.bits}"
         engine = f"engine={self.method.engine}, dtype={precision}"
         return f"Decoder(policy={policy}, target={self.target.checkpoint.path}{drafters}, {engine})"
+
+    def __getstate__(self) -> NoReturn:
+        """Raises TypeError: what it runs on is of this process."""
+        raise TypeError(
+            "a decoder cannot be copied to another process; call bild_lab.load there, once in each"
+        )
 
     @property
     def running(self) -> tuple[LoadedModel, ...]:
@@ -167,6 +173,8 @@ class Decoder:
         """
         require_whole("max_new_tokens", max_new_tokens, 1)
         require_whole("seed", seed, 0)
+        if max_source_tokens is not None:
+            require_whole("max_source_tokens", max_source_tokens, 1)
         sampling = sampling or Sampling()
         self.require_sampling(sampling)
         if isinstance(prompt, SourcePrompt) and max_source_tokens is not None:
@@ -345,16 +353,16 @@ class Decoder:
         batch: how many of several prompts to decode at once, to the same texts; their traces then
         have no stages. None: as many as pay where nobody times, one for what decodes no batches.
         """
-        batch = plain_number(batch)
+        batch = plain_value(batch)
         if batch is not None:
             require_whole("batch", batch, 1)
         prompt = plain_prompt(prompt)
         strings = self.stop if stop is None else stop_strings(stop)
         options = (
-            plain_number(max_new_tokens),
-            sampling_of(*map(plain_number, (temperature, top_k, top_p))),
-            plain_number(seed),
-            plain_number(max_source_tokens),
+            plain_value(max_new_tokens),
+            sampling_of(*map(plain_value, (temperature, top_k, top_p))),
+            plain_value(seed),
+            plain_value(max_source_tokens),
             strings,
         )
         if not is_prompt_list(prompt):
@@ -420,8 +428,8 @@ class Decoder:
                 " each"
             )
         strings = self.stop if stop is None else stop_strings(stop)
-        sampling = sampling_of(*map(plain_number, (temperature, top_k, top_p)))
-        length, seed = map(plain_number, (max_new_tokens, seed))
+        sampling = sampling_of(*map(plain_value, (temperature, top_k, top_p)))
+        length, seed = map(plain_value, (max_new_tokens, seed))
         (request,) = self.requests([prompt], length, sampling, seed, None, strings)
         self.load_weights()
         rounds = self._rounds(request)

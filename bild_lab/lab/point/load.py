@@ -55,7 +55,7 @@ from bild_lab.lab.point.languages import (
     Languages,
     warn_of_what_is_left_out,
 )
-from bild_lab.lab.point.prompt_forms import plain_number
+from bild_lab.lab.point.prompt_forms import plain_value
 from bild_lab.lab.point.shared_models import SharedModels
 from bild_lab.lab.store.hashing import parts_of
 
@@ -91,8 +91,10 @@ def load(
     share them; they leave the memory with the last decoder that has them and the next `load` of
     others. Raises UserError if the parts do not fit together.
     """
+    if not isinstance(policy, str | DictConfig):
+        raise UserError(f"policy must be a name, or a composed policy, got {policy!r:.80}")
     # a knob may come from NumPy, such as one of np.linspace(0, 1, 5)
-    options = {key: plain_number(value) for key, value in options.items()}
+    options = {key: plain_value(value) for key, value in options.items()}
     paths: dict[str, str | None] = {}
     in_memory: dict[str, Loaded] = {}
     for key, model in (("target", target), ("draft", draft), ("second_draft", second_draft)):

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from bild_lab.engine.models.checkpoint.checkpoint import Prompt
 from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.data.conversations import SYSTEM, TOOLS, USER, message_text
@@ -38,8 +40,12 @@ def plain_prompt(prompt: Any) -> Any:
     )
 
 
-def plain_number(value: Any) -> Any:
-    """A number of NumPy or PyTorch as Python's own; any other value as it is."""
+def plain_value(value: Any) -> Any:
+    """A number of NumPy or PyTorch as Python's own, a type and a device of PyTorch by their names; any
+    other value as it is.
+    """
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value).removeprefix("torch.")
     return value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else value
 
 
@@ -55,10 +61,12 @@ def is_prompt_list(prompt: Prompt | Sequence[Prompt]) -> bool:
         or isinstance(prompt, RAW)
         or not all(map(_may_be_in_a_prompt, prompt))
     ):
-        raise UserError(f"a prompt is {PROMPT_FORMS}, got {prompt!r:.80}")
+        encoded = isinstance(prompt, Mapping) and "input_ids" in prompt
+        hint = "; of a tokenizer's output give the input_ids" if encoded else ""
+        raise UserError(f"a prompt is {PROMPT_FORMS}, got {prompt!r:.80}{hint}")
     if not prompt or not isinstance(prompt[0], Sequence):
         return False
-    if other := [element for element in prompt if not isinstance(element, Sequence)]:
+    if other := [element for element in prompt if not isinstance(element, Sequence | Mapping)]:
         raise UserError(f"a prompt is {PROMPT_FORMS}, got {other[0]!r:.80} among prompts")
     return True
 

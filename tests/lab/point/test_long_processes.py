@@ -414,9 +414,30 @@ def test_prompts_may_come_from_pandas_and_numpy(checkpoints: Path) -> None:
 
 def test_what_is_no_prompt_among_prompts_is_refused(checkpoints: Path) -> None:
     decoder = bild_lab.load(checkpoints / "llama", policy="vanilla")
-    for prompts in ([PROMPT, 5], [[5, 9], 7], [PROMPT, {"role": "user", "content": "w5"}]):
+    for prompts in ([PROMPT, 5], [[5, 9], 7]):
         with pytest.raises(UserError, match="a prompt is text, token ids .* among prompts"):
             decoder.generate(prompts, 6)
+
+
+def test_types_and_devices_may_be_those_of_pytorch(checkpoints: Path) -> None:
+    given = {"dtype": torch.bfloat16, "device": torch.device("cpu")}
+    decoder = bild_lab.load(checkpoints / "llama", policy="vanilla", **given)
+    assert decoder.target.dtype == torch.bfloat16 and decoder.target.device == CPU
+
+
+def test_what_looks_like_token_ids_and_is_none_is_refused(checkpoints: Path) -> None:
+    decoder = bild_lab.load(checkpoints / "llama", policy="vanilla")
+    for prompts in ([["5", "9"]], [["w5"]], [[5.0]]):
+        with pytest.raises(UserError, match=r"token ids must be whole numbers|a prompt is text"):
+            decoder.generate(prompts, 6)
+    with pytest.raises(UserError, match="of a tokenizer's output give the input_ids"):
+        decoder.generate(tiny_tokenizer(False)(PROMPT), 6)
+    with pytest.raises(UserError, match="max_source_tokens must be a whole number >= 1, got 0"):
+        decoder.generate(PROMPT, 6, max_source_tokens=0)
+    with pytest.raises(UserError, match="policy must be a name, or a composed policy, got None"):
+        bild_lab.load(checkpoints / "llama", policy=None)
+    with pytest.raises(TypeError, match=r"call bild_lab\.load there"):
+        pickle.dumps(decoder)
 
 
 def test_a_result_is_stored_without_the_models(checkpoints: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -360,7 +361,7 @@ class Checkpoint:
         elif prompt and isinstance(prompt[0], Mapping):
             ids = self.chat_tokens(prompt, ChatSettings())[:max_tokens]
         else:
-            ids = [int(token) for token in prompt][:max_tokens]
+            ids = _token_ids(prompt)[:max_tokens]
         if not ids:
             raise UserError(f"the prompt {prompt!r} has no tokens; a model needs at least one")
         for token in (min(ids), max(ids)):
@@ -611,6 +612,16 @@ class Checkpoint:
             f"cannot read the {component} of {self.path}: {detail}; "
             "a checkpoint in Hugging Face layout with safetensors weights is needed"
         )
+
+
+def _token_ids(prompt: Sequence[Any]) -> list[int]:
+    """Token ids as Python's numbers. Raises UserError for anything but whole numbers, such as words."""
+    try:
+        return [index(token) for token in prompt]
+    except TypeError as error:
+        raise UserError(
+            f"token ids must be whole numbers, got {prompt!r:.80}; give a text, or a list of texts"
+        ) from error
 
 
 def root_cause(error: BaseException) -> str:
