@@ -108,11 +108,14 @@ def state_of_process() -> dict[str, object]:
     }
 
 
-@pytest.mark.fast("hf_generate-llama", "ppd-llama", "speculative-t5")
+@pytest.mark.fast(
+    "hf_generate-llama", "ppd-llama", "speculative-t5", "rejection_sampling-t5", "eagle-llama"
+)
 @pytest.mark.parametrize(("policy", "family"), RUNNABLE)
 def test_every_policy_leaves_the_process_as_it_was(
     checkpoints: Path, policy: str, family: str
 ) -> None:
+    load(checkpoints, family, policy)  # makes the files that it needs
     before = state_of_process()
     decoder = load(checkpoints, family, policy)
     decoder.generate(PROMPT, 8)
