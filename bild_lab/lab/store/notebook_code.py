@@ -14,13 +14,9 @@ from typing import Any
 
 from bild_lab.lab.store.code import INSTALLED, PACKAGE
 
-# attributes that Python and protocols write into a class, beside those of its author
-WRITTEN_BY_PYTHON = {
-    *("__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__parameters__"),
-    *("__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl"),
-    *("__annotations_cache__", "__annotate_func__", "__orig_bases__", "__protocol_attrs__"),
-    *("__non_callable_proto_members__", "_is_protocol", "_is_runtime_protocol"),
-}
+# attributes of a class that Python writes itself, as functions: for protocols, and where they have no
+# __init__ of their own
+WRITTEN_BY_PYTHON = ("__subclasshook__", "__init__")
 
 
 def notebook_code(parts: Iterable[Any]) -> tuple[str, set[str]]:
@@ -77,9 +73,18 @@ def _file(module: str) -> str | None:
 def _class(part: type) -> tuple[str, list[Any]]:
     """A class's name and those of its attributes; its bases and attributes."""
     attributes = {
-        name: value for name, value in vars(part).items() if name not in WRITTEN_BY_PYTHON
+        name: value for name, value in vars(part).items() if _is_of_author(part, name, value)
     }
     return f"class {part.__qualname__} {[*attributes]}", [*part.__bases__, *attributes.values()]
+
+
+def _is_of_author(part: type, name: str, value: Any) -> bool:
+    """Whether the author of a class wrote this attribute; Python writes others, also later."""
+    if not name.startswith("__"):
+        return name not in ("_abc_impl", "_is_protocol", "_is_runtime_protocol")
+    if not isinstance(value, FunctionType | staticmethod | classmethod | property):
+        return False
+    return name not in WRITTEN_BY_PYTHON or value.__qualname__ == f"{part.__qualname__}.{name}"
 
 
 def _function(part: FunctionType) -> tuple[str, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.lab.store.hashing import parts_code_hash
 from bild_lab.lab.store.notebook_code import notebook_code
 
@@ -63,6 +65,17 @@ def test_a_cell_that_runs_again_leaves_the_code_as_it_was(notebook: Any) -> None
     assert codes(notebook(CELL.replace("# a comment", "# another one"))) == first
     assert codes(notebook(CELL.replace('return "unrelated"', "return 7"))) == first
     assert notebook_code([notebook(CELL).Mine])[1] == {"bild_lab.engine.methods.vanilla"}
+
+
+def test_what_python_writes_into_a_class_that_is_used_is_no_change(notebook: Any) -> None:
+    cell = CELL.replace(
+        "class Mine", "class Base(NoDraft):\n    def __init__(self):\n        pass\n\nclass Mine"
+    )
+    module = notebook(cell.replace("class Mine(NoDraft)", "class Mine(Base)"))
+    first = codes(module)
+    used = copy.copy(module.Mine())  # now it has __slotnames__, and may have another __init__
+    assert isinstance(used, NoDraft) and "__slotnames__" in vars(module.Mine)
+    assert codes(module) == first
 
 
 @pytest.mark.parametrize(
