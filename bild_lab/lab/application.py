@@ -18,8 +18,8 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -104,7 +104,7 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
         raise UserError(f"overrides must be a list of KEY=VALUE, got {overrides!r}")
     register_launcher()
     # the caller may run in another application; of several threads one measures at a time
-    with without_other_applications(), as_the_command(overrides):
+    with without_other_applications(), as_the_command(overrides), tensors_on_the_cpu():
         reread_sources()
         # in a process that goes on, files and functions may have changed
         for remembered in (cached_examples, shipped_knobs, require_metric_works, evaluate_module):
@@ -121,6 +121,15 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
                     f"the sweep ended with status {ended.code}; its finished points are stored"
                 ) from None
         return load_results(command_progress().folder)
+
+
+def tensors_on_the_cpu() -> AbstractContextManager[Any]:
+    """As `cpu_by_default`; without PyTorch, which a refused command does not load, nothing."""
+    if "torch" not in sys.modules:
+        return nullcontext()
+    from bild_lab.engine.models.device import cpu_by_default
+
+    return cpu_by_default()
 
 
 @contextmanager

@@ -273,3 +273,14 @@ def test_a_sweep_measures_the_classes_and_metrics_of_a_notebook_as_they_are_now(
         assert newest.quality.value == 100 * score
         seen.append(len(list(Path("outputs/mine/points").iterdir())))
     assert seen == [1, 2, 3, 3]  # the last was measured before
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_sweep_from_python_knows_no_default_device(base: list[str]) -> None:
+    torch.set_default_device("meta")
+    try:
+        found = bild_lab.run([*base, "policy=speculative", "decoding=sample"])
+        assert torch.get_default_device().type == "meta"
+    finally:
+        torch.set_default_device(None)
+    assert found["policy"].tolist() == ["speculative"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import RLock
@@ -23,7 +23,7 @@ from bild_lab.engine.models.checkpoint.chat import ChatSettings
 from bild_lab.engine.models.checkpoint.checkpoint import Prompt
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint, evaluation_mode
 from bild_lab.engine.models.checkpoint.weight_files import in_folder
-from bild_lab.engine.models.device import dtype_name
+from bild_lab.engine.models.device import cpu_by_default, dtype_name
 from bild_lab.engine.models.hf.admission import trained_positions
 from bild_lab.engine.protocols import (
     DecodesBatches,
@@ -136,7 +136,7 @@ class Decoder:
         Raises UserError for a model whose sessions would not give its own scores, and for one whose
         files were overwritten since.
         """
-        with LOADING, self._evaluating():
+        with LOADING, self._undisturbed():
             for model in self.running:
                 stage(
                     "loading"
@@ -147,14 +147,15 @@ class Decoder:
                 if self.method.draft_shape is not None:
                     model.admit(self.method.draft_shape)
 
-    def _evaluating(self) -> AbstractContextManager[None]:
-        """Inside the block no model in memory is in training mode."""
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Inside the block no model in memory is in training mode, and no default device of the
+        process counts.
+        """
         checkpoints = [model.checkpoint for model in self.models]
-        return evaluation_mode(
-            checkpoint.module
-            for checkpoint in checkpoints
-            if isinstance(checkpoint, LoadedCheckpoint)
-        )
+        modules = [one.module for one in checkpoints if isinstance(one, LoadedCheckpoint)]
+        with evaluation_mode(modules), cpu_by_default():
+            yield
 
     def request(
         self,
@@ -365,10 +366,11 @@ class Decoder:
             plain_value(max_source_tokens),
             strings,
         )
+        with cpu_by_default():
+            prompts = prompt if is_prompt_list(prompt) else [prompt]
+            requests = self.requests(prompts, *options)
         if not is_prompt_list(prompt):
-            (request,) = self.requests([prompt], *options)
-            return self._generate_alone(request, strings)
-        requests = self.requests(prompt, *options)
+            return self._generate_alone(requests[0], strings)
         if batch == 1:
             return [self._generate_alone(request, strings) for request in requests]
         return self._generate_together(requests, batch, strings)
@@ -376,7 +378,7 @@ class Decoder:
     def _generate_alone(self, request: Request, stop: Sequence[str]) -> Generation:
         self.load_weights()
         trace = StageTrace(synchronize=self.synchronize)
-        with self._evaluating():
+        with self._undisturbed():
             if isinstance(self.method, Prepares):
                 self.method.prepare(request)
             started = time.perf_counter()
@@ -400,7 +402,7 @@ class Decoder:
         else:
             self.require_batches(requests[0].sampling)
             require_room(self.models, requests, batch)
-        with self._evaluating():
+        with self._undisturbed():
             texts = decode_batch(self.method, requests, Batch(batch))
         return [
             Generation(self.text(text.token_ids, stop), text.token_ids, text.trace, text.latency_s)
@@ -430,12 +432,13 @@ class Decoder:
         strings = self.stop if stop is None else stop_strings(stop)
         sampling = sampling_of(*map(plain_value, (temperature, top_k, top_p)))
         length, seed = map(plain_value, (max_new_tokens, seed))
-        (request,) = self.requests([prompt], length, sampling, seed, None, strings)
+        with cpu_by_default():
+            (request,) = self.requests([prompt], length, sampling, seed, None, strings)
         self.load_weights()
         rounds = self._rounds(request)
         emitted: list[int] = []
         shown = ""
-        for new_tokens in self._in_evaluation(rounds):
+        for new_tokens in self._each_undisturbed(rounds):
             emitted += new_tokens
             tokens = without_byte_tokens(emitted, self.target.checkpoint.tokenizer)
             text = stable_prefix(self.text(tokens, strings), strings)
@@ -452,10 +455,10 @@ class Decoder:
         else:
             yield self.method.decode(request, Trace())[request.limits.prompt_length :]
 
-    def _in_evaluation(self, rounds: Iterator[list[int]]) -> Iterator[list[int]]:
-        """The rounds, each in evaluation mode; between them a training may go on."""
+    def _each_undisturbed(self, rounds: Iterator[list[int]]) -> Iterator[list[int]]:
+        """The rounds; between them a training may go on."""
         while True:
-            with self._evaluating():
+            with self._undisturbed():
                 new_tokens = next(rounds, None)
             if new_tokens is None:
                 return

@@ -23,7 +23,13 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.gguf_file import GgufCheckpoint, recognized
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.engine.models.checkpoint.precision import AUTO, resolve_dtype
-from bild_lab.engine.models.device import DTYPES, dtype_name, resolve_device, set_threads
+from bild_lab.engine.models.device import (
+    DTYPES,
+    cpu_by_default,
+    dtype_name,
+    resolve_device,
+    set_threads,
+)
 from bild_lab.engine.models.hf.model import (
     HuggingFaceModel,
     SpreadModel,
@@ -122,7 +128,7 @@ def load(
         node = compose_policy(policy, options) if isinstance(policy, str) else policy
         pair = typed(PairSpec, {"name": "user", **paths, **group_options["pair"]}, "pair")
         runtime = typed(RuntimeSpec, group_options["runtime"], "runtime")
-        with load_model.renewed():
+        with load_model.renewed(), cpu_by_default():
             decoder = decoder_of(node, pair, decoding, runtime, in_memory=in_memory)
     set_threads(runtime.threads)
     return replace(decoder, chat=chat)

@@ -92,6 +92,26 @@ def test_texts_do_not_depend_on_the_default_type_of_pytorch(checkpoints: Path, p
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("policy", ["speculative", "alpha", "medusa"])
+@pytest.mark.parametrize("engine", ["auto", "hf"])
+def test_texts_do_not_depend_on_the_default_device_of_pytorch(
+    checkpoints: Path, policy: str, engine: str
+) -> None:
+    found = []
+    for default in ("meta", None):  # planted: a tensor that is made where none is wanted
+        load_model.cache_clear()
+        torch.set_default_device(default)
+        try:
+            decoder = load(checkpoints, "llama", policy, engine=engine, device="cpu")
+            texts = [decoder.generate(PROMPT, 12, temperature=1.0, seed=3).token_ids]
+            texts.append([*decoder.stream(PROMPT, 12)])
+            found.append(texts)
+            assert torch.get_default_device().type == (default or "cpu")
+        finally:
+            torch.set_default_device(None)
+    assert found[0] == found[1]
+
+
 def state_of_process() -> dict[str, object]:
     """What a library must not change."""
     return {
