@@ -33,13 +33,15 @@ __all__ = ["Decoder", "Generation", "load", "load_results", "run"]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})
 
 
-def __getattr__(name: str) -> Any:
-    """Import torch and transformers only when decoding is asked for; reading results needs
-    neither.
-    """
-    if name in _MODULES:
-        return getattr(import_module(f"bild_lab.lab.{_MODULES[name]}"), name)
-    raise AttributeError(f"module 'bild_lab' has no attribute {name!r}")
+if not TYPE_CHECKING:  # else a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """Import torch and transformers only when decoding is asked for; reading results needs
+        neither.
+        """
+        if name in _MODULES:
+            return getattr(import_module(f"bild_lab.lab.{_MODULES[name]}"), name)
+        raise AttributeError(f"module 'bild_lab' has no attribute {name!r}")

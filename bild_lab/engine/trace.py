@@ -131,6 +131,11 @@ class Trace:
         """Whether another engine gave no text."""
         return self.report is not None and self.report.error is not None
 
+    @property
+    def stages_s(self) -> dict[str, float]:
+        """The seconds of each stage; none without a clock."""
+        return {}
+
     def span(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -221,6 +226,10 @@ def _first(stats: Stats, count: int) -> Stats:
     }
 
 
+def no_wait() -> None:
+    """What waits for no device."""
+
+
 @dataclass
 class StageTrace(Trace):
     """Also times every stage, and scores emitted tokens while its clock is paused.
@@ -232,7 +241,7 @@ class StageTrace(Trace):
     far.
     """
 
-    synchronize: Callable[[], None] = lambda: None
+    synchronize: Callable[[], None] = no_wait
     started: float = field(default_factory=time.perf_counter)
     spans: list[Span] = field(default_factory=list)
     score: Callable[[Float[Tensor, "m vocab"], Sequence[int]], float] | None = None

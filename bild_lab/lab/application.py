@@ -12,10 +12,14 @@ skips finished points. docs/commands.md has the other commands.
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -27,8 +31,9 @@ from bild_lab.lab.config.compose import (
     update_numbers,
     without_other_applications,
 )
-from bild_lab.lab.config.console import console, status_line
+from bild_lab.lab.config.console import console, status_line, text_streams
 from bild_lab.lab.config.entrypoint import (
+    COMMAND_VARIABLES,
     INTERRUPTED,
     POINTS_KEPT,
     Refused,
@@ -85,7 +90,10 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
     Raises UserError for what the command would refuse, and RuntimeError if a point failed: the
     others are stored.
     """
+    from bild_lab.lab.config.policies import shipped_knobs
     from bild_lab.lab.data.examples import cached_examples
+    from bild_lab.lab.metrics.external_metrics import evaluate_module
+    from bild_lab.lab.metrics.quality import require_metric_works
     from bild_lab.lab.store.code import reread_sources
     from bild_lab.lab.store.progress import command_progress
     from bild_lab.lab.store.table import load_results
@@ -95,23 +103,60 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
     ):
         raise UserError(f"overrides must be a list of KEY=VALUE, got {overrides!r}")
     register_launcher()
-    reread_sources()
-    cached_examples.cache_clear()
-    caller_arguments = sys.argv
+    # the caller may run in another application; of several threads one measures at a time
+    with without_other_applications(), as_the_command(overrides), tensors_on_the_cpu():
+        reread_sources()
+        # in a process that goes on, files and functions may have changed
+        for remembered in (cached_examples, shipped_knobs, require_metric_works, evaluate_module):
+            remembered.cache_clear()
+        try:
+            run_application(main, stop_notice=POINTS_KEPT)
+        except Refused as refused:
+            raise UserError(refused.message) from None
+        except SystemExit as ended:
+            if ended.code == INTERRUPTED:
+                raise KeyboardInterrupt from None
+            if ended.code:
+                raise RuntimeError(
+                    f"the sweep ended with status {ended.code}; its finished points are stored"
+                ) from None
+        return load_results(command_progress().folder)
+
+
+def tensors_on_the_cpu() -> AbstractContextManager[Any]:
+    """As `cpu_by_default`; without PyTorch, which a refused command does not load, nothing."""
+    if "torch" not in sys.modules:
+        return nullcontext()
+    from bild_lab.engine.models.device import cpu_by_default
+
+    return cpu_by_default()
+
+
+@contextmanager
+def as_the_command(overrides: Sequence[str]) -> Iterator[None]:
+    """Inside the block the process is the command's; after it what a command sets for its whole process is
+    the caller's again: arguments, log handlers, shown warnings, and variables of the environment. Models
+    that nobody has leave the memory.
+    """
+    root, shows_warning = logging.getLogger(), warnings.showwarning
+    handlers, level, arguments = root.handlers[:], root.level, sys.argv
+    variables = {name: os.environ.get(name) for name in COMMAND_VARIABLES}
+    streams = [(stream, stream.errors) for stream in text_streams()]
     sys.argv = ["run.py", "-m", *overrides]
     status_line.began_s = time.perf_counter()
     try:
-        with without_other_applications():  # the caller may run in one
-            run_application(main, stop_notice=POINTS_KEPT)
-    except Refused as refused:
-        raise UserError(refused.message) from None
-    except SystemExit as ended:
-        if ended.code == INTERRUPTED:
-            raise KeyboardInterrupt from None
-        if ended.code:
-            raise RuntimeError(
-                f"the sweep ended with status {ended.code}; its finished points are stored"
-            ) from None
+        yield
     finally:
-        sys.argv = caller_arguments
-    return load_results(command_progress().folder)
+        sys.argv = arguments
+        for stream, errors in streams:
+            stream.reconfigure(errors=errors)
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        if warnings.showwarning is not shows_warning:
+            logging.captureWarnings(False)
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        if loading := sys.modules.get("bild_lab.lab.point.load"):  # else no model was loaded
+            loading.load_model.release()

@@ -8,6 +8,7 @@ colour stands out from a white and from a dark page by 3 to 1.
 from __future__ import annotations
 
 import io
+import logging
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -174,8 +175,23 @@ def written_figure(
         yield figure
         for kind in kinds or (path.suffix.removeprefix("."),):
             image, undated = io.BytesIO(), {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-            figure.savefig(image, format=kind, metadata=undated.get(kind))
+            with quiet_fonts():
+                figure.savefig(image, format=kind, metadata=undated.get(kind))
             write_atomically(path.with_suffix(f".{kind}"), image.getvalue())
+
+
+@contextmanager
+def quiet_fonts() -> Iterator[None]:
+    """Keep the library that puts letters into a PDF from logging fifty lines for each, where a process
+    shows information.
+    """
+    logger = logging.getLogger("fontTools")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def subtitle_lines(subtitle: str, width: float) -> list[str]:

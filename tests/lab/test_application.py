@@ -4,16 +4,26 @@ exit codes.
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import signal
 import sys
 import time
+import warnings
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import bild_lab
 from bild_lab.errors import UserError
+from bild_lab.lab import application
 from bild_lab.lab import sweep as sweeps
 from bild_lab.lab.application import main
 from bild_lab.lab.config.compose import without_other_applications
@@ -22,8 +32,9 @@ from bild_lab.lab.measure import runner
 from bild_lab.lab.point.prepare import Point
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
-from bild_lab.lab.store.progress import read_commands
+from bild_lab.lab.store.progress import SweepProgress, read_commands
 from bild_lab.lab.store.records import Sweep
+from tests.tiny import save, tiny_llama
 
 
 @pytest.fixture
@@ -196,3 +207,117 @@ def test_what_the_command_refuses_is_an_exception_and_nothing_is_written(base: l
         with pytest.raises(UserError, match=message):
             bild_lab.run(words)
     assert not Path("outputs").exists()
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_sweep_from_python_leaves_the_process_as_it_was(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])  # those of pytest keep a command from adding its own
+
+    def state() -> list[object]:
+        threads, streams = torch.get_num_threads(), [sys.stdout.errors, sys.stderr.errors]
+        logs = [*root.handlers, root.level, warnings.showwarning, *warnings.filters]
+        signals = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        random_numbers = [torch.get_rng_state().tolist(), repr(np.random.get_state())]
+        variables, folder = dict(os.environ), os.getcwd()
+        return [threads, streams, logs, signals, random_numbers, variables, folder, sys.argv]
+
+    before = state()
+    threads = torch.get_num_threads() + 1
+    for words in (
+        [*base, "policy=vanilla", f"runtime.threads={threads}"],
+        [*base, "policy=abacus"],
+    ):
+        with suppress(UserError):
+            bild_lab.run(words)
+        assert state() == before
+    (measured,) = Sweep(Path("outputs/mine")).results()
+    assert measured.setting.threads == threads
+
+
+def test_of_two_threads_each_measures_its_own_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[list[str], list[str]]] = []
+
+    def measured(*_: object, **__: object) -> None:
+        first = list(sys.argv)
+        time.sleep(0.05)  # meanwhile the other thread begins
+        seen.append((first, list(sys.argv)))
+
+    monkeypatch.setattr(application, "run_application", measured)
+    progress = SweepProgress(folder=Path())
+    monkeypatch.setattr("bild_lab.lab.store.progress.command_progress", lambda: progress)
+    monkeypatch.setattr("bild_lab.lab.store.table.load_results", lambda folder: folder)
+    before = sys.argv
+    threads = [Thread(target=bild_lab.run, args=([f"name={name}"],)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert all(first == last for first, last in seen) and sys.argv is before
+    assert sorted(first[-1] for first, _ in seen) == ["name=a", "name=b"]
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_sweep_from_python_measures_the_weights_that_are_there_now(
+    base: list[str], tmp_path: Path
+) -> None:
+    folder = save(tiny_llama(1), tmp_path / "model")
+    words = [*base, f"pair.target={folder}", f"pair.draft={folder}", "policy=vanilla"]
+    texts = []
+    for seed in (1, 7):
+        save(tiny_llama(seed), folder)
+        bild_lab.run(words)
+        newest = Sweep(Path("outputs/mine")).results()[-1]
+        texts.append([example.token_ids for example in read_examples(newest.folder)])
+    assert len(list(Path("outputs/mine/points").iterdir())) == 2 and texts[0] != texts[1]
+
+
+CELL = """
+from bild_lab.engine.acceptance import ExactMatch
+from bild_lab.engine.methods.vanilla import NoDraft
+TOKEN = {token}
+class Rule(ExactMatch):
+    def __call__(self, draft, logits, request):
+        verdict = super().__call__(draft, logits, request)
+        return type(verdict)(verdict.path, TOKEN)
+def words(text, references):
+    return {score}
+words.scale = 1
+"""
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_sweep_measures_the_classes_and_metrics_of_a_notebook_as_they_are_now(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = ModuleType("of_a_notebook")
+    monkeypatch.setitem(sys.modules, "of_a_notebook", notebook)
+    (tmp_path / "own/policy").mkdir(parents=True)
+    policy = POLICY.replace("own_rule", "of_a_notebook")
+    (tmp_path / "own/policy/of_my_folder.yaml").write_text(policy)
+    words = [*base, f"hydra.searchpath=[file://{tmp_path / 'own'}]", "policy=of_my_folder"]
+    words += ["dataset.metric=of_a_notebook.words"]
+    seen = []
+    for token, score in ((10, 0.5), (9, 0.5), (9, 0.25), (9, 0.25)):
+        exec(CELL.format(token=token, score=score), vars(notebook))
+        bild_lab.run(words)
+        newest = Sweep(Path("outputs/mine")).results()[-1]
+        assert {*read_examples(newest.folder)[0].token_ids} == {token}
+        assert newest.quality.value == 100 * score
+        seen.append(len(list(Path("outputs/mine/points").iterdir())))
+    assert seen == [1, 2, 3, 3]  # the last was measured before
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_sweep_from_python_knows_no_default_device(base: list[str]) -> None:
+    torch.set_default_device("meta")
+    try:
+        found = bild_lab.run([*base, "policy=speculative", "decoding=sample"])
+        assert torch.get_default_device().type == "meta"
+    finally:
+        torch.set_default_device(None)
+    assert found["policy"].tolist() == ["speculative"]

@@ -314,7 +314,8 @@ def read_dflash(folder: Path) -> DFlash:
     if config.draft_vocabulary is None:  # a copy of the target's
         weights.pop("lm_head.weight", None)
         weights.pop("d2t", None)
-    dflash = DFlash(config)
+    with torch.random.fork_rng(devices=[]):  # its first values are drawn, and replaced
+        dflash = DFlash(config)
     fill_module(dflash, weights, folder, KIND)
     if config.draft_vocabulary is not None:
         require_tokens_of(config.vocabulary, dflash.d2t, folder, KIND)

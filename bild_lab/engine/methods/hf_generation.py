@@ -124,9 +124,8 @@ class HuggingFaceAssisted(GenerateMethod):
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
-        draft = self._draft.module
+        draft = with_settings(self._draft.module, self._settings)
         options: dict[str, Any] = {"assistant_model": draft}
-        draft.generation_config = self._settings
         if self._decoder_mask:
             options["decoder_attention_mask"] = torch.ones(
                 1, 1, dtype=torch.long, device=self._target.device
@@ -239,6 +238,15 @@ def unknown_token_masks(
     )
 
 
+def with_settings(module: PreTrainedModel, settings: GenerationConfig) -> PreTrainedModel:
+    """The module with other generation settings. All else is shared with it, and its own settings
+    stay: it may be a user's model in memory, and other threads may decode with it.
+    """
+    module = copy.copy(module)
+    module.generation_config = settings
+    return module
+
+
 @contextmanager
 def with_target_sizes(target: PreTrainedModel, draft: PreTrainedModel) -> Iterator[None]:
     """While inside, the drafter's configuration names the target's vocabulary size, and its
@@ -266,9 +274,9 @@ def generate(
 
     processors: what scores pass before the request's own; None: those of `unknown_token_masks`.
     """
-    module, source, limits = target.module, request.source, request.limits
+    source, limits = request.source, request.limits
     # without this the checkpoint's own settings would apply
-    module.generation_config = plain_generation_config(target, request)
+    module = with_settings(target.module, plain_generation_config(target, request))
     ids = torch.tensor([source.prompt], device=target.device)
     processors = unknown_token_masks(target) if processors is None else processors
     if processors := LogitsProcessorList([*processors, *(source.processors or ())]):
@@ -296,9 +304,10 @@ def generate_batch(target: HuggingFaceModel, requests: Sequence[Request]) -> lis
     """
     for request in requests:
         require_plain(request.sampling, request.source.processors is not None)
-    sources, module = [request.source for request in requests], target.module
+    sources = [request.source for request in requests]
     longest = max(requests, key=lambda request: request.limits.max_new_tokens)
-    settings = module.generation_config = plain_generation_config(target, longest)
+    settings = plain_generation_config(target, longest)
+    module = with_settings(target.module, settings)
     options: dict[str, Any] = {}
     if target.checkpoint.encoder_decoder:
         rows, prompt_width = [source.encoder_ids[0] for source in sources], 1

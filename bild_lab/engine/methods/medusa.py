@@ -235,7 +235,7 @@ def read_released(folder: Path) -> MedusaHeads:
             heads_stack.append(torch.stack([tensors[name] for name in names]))
         return torch.stack(heads_stack)
 
-    heads_module = MedusaHeads(MedusaConfig(heads, layers, dim, vocabulary, base))
+    heads_module = MedusaHeads(MedusaConfig(heads, layers, dim, vocabulary, base)).float()
     weights = {
         "outputs": torch.stack([tensors[f"{head}.{layers}.weight"] for head in range(heads)])
     }

@@ -217,6 +217,7 @@ def fill_module(
             f"{place} must hold {describe_shapes(missing)}, got {describe_shapes(surplus)};"
             f" {kind.remedy}"
         )
+    module.float()  # a process may have another default, to which the numbers would be rounded
     module.load_state_dict(tensors)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import psutil
 import torch
@@ -74,6 +75,15 @@ def resolve_device(name: str) -> torch.device:
             raise UserError(f"{requirement}; did you mean {meant}?") from error
         raise UserError(f"{requirement}: {first_line(error).partition('. ')[0]}") from error
     return device
+
+
+def cpu_by_default() -> AbstractContextManager[Any]:
+    """Inside the block tensors are made on the CPU where no device is named, whatever
+    `torch.set_default_device` has said.
+    """
+    # a mode takes time in every call of PyTorch
+    is_usual = torch.get_default_device().type == "cpu"
+    return nullcontext() if is_usual else torch.device("cpu")
 
 
 def visible_gpus() -> tuple[str, ...]:

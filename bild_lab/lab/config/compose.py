@@ -229,7 +229,7 @@ def compose_policy(name: str, knobs: Mapping[str, Any] | None = None) -> DictCon
         require_not_hidden(folder, "policy", name)
     try:
         if folder is None:
-            policy = pickle.loads(_with_policy(name, tuple(_search_path()))).policy
+            policy = pickle.loads(_with_policy(name, _readers())).policy
         else:  # read anew each time, as its files may have changed
             quoted_folder = str(folder.absolute()).replace("'", r"\'")
             search_path = f"hydra.searchpath=['file://{quoted_folder}']"
@@ -293,12 +293,22 @@ def resolved_policy(policy: DictConfig) -> dict[str, Any]:
 
 
 @lru_cache
-def _with_policy(name: str, places: tuple[str, ...]) -> bytes:
-    """The whole configuration with a policy of these folders, pickled.
+def _with_policy(name: str, readers: tuple[Any, ...]) -> bytes:
+    """The whole configuration with this policy, pickled. readers: what decides which files are read,
+    so that changed ones are.
 
     Composing takes a fifth of a second.
     """
     return pickle.dumps(without_hydra(compose_config([f"policy={name}"])))
+
+
+def _readers() -> tuple[Any, ...]:
+    """The running command's loader, which reads its files once, and its folders; outside of our
+    commands the state of all files.
+    """
+    if not in_our_application():
+        return _state_of_files()
+    return (GlobalHydra.instance().config_loader(), *_search_path())
 
 
 def override_words(hydra: DictConfig) -> list[str]:

@@ -155,6 +155,10 @@ def tolerate_streams() -> None:
     """Print a question mark for a character that the terminal or the pipe cannot show, rather than
     stop there.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a notebook has streams of its own
-            stream.reconfigure(errors="replace")
+    for stream in text_streams():
+        stream.reconfigure(errors="replace")
+
+
+def text_streams() -> list[io.TextIOWrapper]:
+    """Output and errors of the process, but for a notebook's, which are of its own kind."""
+    return [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]

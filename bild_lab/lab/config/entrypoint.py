@@ -46,6 +46,8 @@ from bild_lab.lab.schema.glossary import terms_text
 from bild_lab.ranks import launched
 
 FAILED_POINTS, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes
+# variables of the environment that `run_application` sets
+COMMAND_VARIABLES = ("HYDRA_FULL_ERROR", "TRANSFORMERS_VERBOSITY")
 WIDTH = 80  # columns of help
 STORED_KEPT = "the same command goes on from what it has stored, if anything"
 POINTS_KEPT = "finished points are kept, the same command runs the rest"
@@ -98,13 +100,14 @@ def run_application(
         print_and_exit(help_text(sys.modules[main.__module__].__doc__ or "", config_name))
     if required_words:
         require_words(required_words)
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its exceptions instead of printing them
+    full_error, verbosity = COMMAND_VARIABLES
+    os.environ[full_error] = "1"  # Hydra raises its exceptions instead of printing them
     logging.basicConfig(
         level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)]
     )
     logging.captureWarnings(True)
     # its warnings are about our calls, not the user's
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault(verbosity, "error")
     multirun = [word for word in sys.argv[1:] if word in MULTIRUN]
     options, words = options_first([word for word in sys.argv[1:] if word not in multirun])
     try:

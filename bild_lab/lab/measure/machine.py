@@ -42,7 +42,7 @@ def median_s(work: Callable[[], Any], synchronize: Callable[[], None], runs: int
 
 def read_gb_per_s(device: torch.device, synchronize: Callable[[], None], runs: int = 7) -> float:
     """The bandwidth at which this device reads its memory with as many threads as PyTorch has."""
-    buffer = torch.ones(BUFFER_BYTES // 4, device=device)
+    buffer = torch.ones(BUFFER_BYTES // 4, dtype=torch.float32, device=device)
     passes = GPU_PASSES if device.type == "cuda" else 1
 
     def read() -> torch.Tensor:

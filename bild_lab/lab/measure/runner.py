@@ -63,9 +63,24 @@ def run_point(
     become part of its `seconds`. advance: see `TimingOptions`. stage: called with the title of each
     phase of the measurement when it begins.
     """
-    stopwatch, decoder = Stopwatch(stage, setup_s), point.decoders[METHOD]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(point.setting["threads"])
+    try:
+        return _measured(point, sweep, Stopwatch(stage, setup_s), stage, advance)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measured(
+    point: Point,
+    sweep: Sweep,
+    stopwatch: Stopwatch,
+    stage: Callable[[str], None],
+    advance: Callable[[float], None],
+) -> Result:
+    """As `run_point`, with the threads that are set."""
+    decoder = point.decoders[METHOD]
     with stopwatch.phase("load"):
-        torch.set_num_threads(point.setting["threads"])
         # before the peak of the memory is watched
         timed_facts = {} if isinstance(decoder.method, Replays) else bandwidth_facts(decoder)
         device_use = DeviceUse(decoder.target.device)

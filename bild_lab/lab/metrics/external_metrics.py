@@ -116,7 +116,7 @@ def evaluate_metric(
     cannot be loaded, that fails, or that does not tell references from nonsense.
     """
     location, _, key = metric.removeprefix(EVALUATE).partition("@")
-    module = _module(location)
+    module = evaluate_module(location)
     _warn_of_english(metric, module.name, writing.of(references))
     outputs = [text.strip() for text in predictions]
     expected = _expected(metric, module, references)
@@ -167,7 +167,7 @@ def script_of(name: str) -> Path | None:
 
 
 @lru_cache(maxsize=4)
-def _module(location: str) -> Any:
+def evaluate_module(location: str) -> Any:
     """The loaded metric. Raises UserError if there is none of this name."""
     import evaluate  # takes seconds
 

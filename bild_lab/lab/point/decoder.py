@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, overload
+from threading import RLock
+from typing import Any, NoReturn, overload
 
 from bild_lab.engine.batch_decoding import (
     auto_batch_size,
@@ -19,8 +21,9 @@ from bild_lab.engine.logits_processors import Processors
 from bild_lab.engine.methods.hf_generation import require_plain
 from bild_lab.engine.models.checkpoint.chat import ChatSettings
 from bild_lab.engine.models.checkpoint.checkpoint import Prompt
+from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint, evaluation_mode
 from bild_lab.engine.models.checkpoint.weight_files import in_folder
-from bild_lab.engine.models.device import dtype_name
+from bild_lab.engine.models.device import cpu_by_default, dtype_name
 from bild_lab.engine.models.hf.admission import trained_positions
 from bild_lab.engine.protocols import (
     DecodesBatches,
@@ -35,13 +38,19 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings, before_stop
-from bild_lab.engine.trace import StageTrace, Trace
+from bild_lab.engine.trace import StageTrace, Trace, no_wait
 from bild_lab.engine.vocabularies import SharedIdModel, TranslatedModel
 from bild_lab.errors import UserError, require_whole, warn_once
 from bild_lab.lab.config.schemas import stop_strings
 from bild_lab.lab.data.prompts import SourcePrompt, longest_fitting
 from bild_lab.lab.point.languages import Languages
-from bild_lab.lab.point.prompt_forms import chat_messages, is_chat, is_prompt_list, plain_prompt
+from bild_lab.lab.point.prompt_forms import (
+    chat_messages,
+    is_chat,
+    is_prompt_list,
+    plain_prompt,
+    plain_value,
+)
 from bild_lab.lab.point.streaming import stable_prefix, without_byte_tokens
 from bild_lab.lab.schema.formatting import number, short_name
 
@@ -51,6 +60,7 @@ KNOWS_NO_STOP = (
 )
 # the measured policy, and the policy that it is compared with
 METHOD, BASELINE = "method", "baseline"
+LOADING = RLock()  # two threads would read the same weights twice
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class Generation:
 
     text: str
     token_ids: list[int]
-    trace: Trace
+    trace: Trace = field(repr=False)  # pages of rounds
     latency_s: float
 
 
@@ -94,6 +104,12 @@ class Decoder:
         engine = f"engine={self.method.engine}, dtype={precision}"
         return f"Decoder(policy={policy}, target={self.target.checkpoint.path}{drafters}, {engine})"
 
+    def __getstate__(self) -> NoReturn:
+        """Raises TypeError: what it runs on is of this process."""
+        raise TypeError(
+            "a decoder cannot be copied to another process; call bild_lab.load there, once in each"
+        )
+
     @property
     def running(self) -> tuple[LoadedModel, ...]:
         """The models that run: Transformers' own generate runs its own modules, whatever engine our
@@ -117,16 +133,29 @@ class Decoder:
         """Read the weights now instead of at the first decoding. stage: called with each model's
         name and size.
 
-        Raises UserError for a model whose sessions would not give its own scores.
+        Raises UserError for a model whose sessions would not give its own scores, and for one whose
+        files were overwritten since.
         """
-        for model in self.running:
-            stage(
-                "loading"
-                f" {short_name(model.checkpoint.path)}{loading_size(Path(model.checkpoint.location))}"
-            )
-            model.load()
-            if self.method.draft_shape is not None:
-                model.admit(self.method.draft_shape)
+        with LOADING, self._undisturbed():
+            for model in self.running:
+                stage(
+                    "loading"
+                    f" {short_name(model.checkpoint.path)}{loading_size(Path(model.checkpoint.location))}"
+                )
+                model.checkpoint.require_not_overwritten()
+                model.load()
+                if self.method.draft_shape is not None:
+                    model.admit(self.method.draft_shape)
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Inside the block no model in memory is in training mode, and no default device of the
+        process counts.
+        """
+        checkpoints = [model.checkpoint for model in self.models]
+        modules = [one.module for one in checkpoints if isinstance(one, LoadedCheckpoint)]
+        with evaluation_mode(modules), cpu_by_default():
+            yield
 
     def request(
         self,
@@ -145,6 +174,8 @@ class Decoder:
         """
         require_whole("max_new_tokens", max_new_tokens, 1)
         require_whole("seed", seed, 0)
+        if max_source_tokens is not None:
+            require_whole("max_source_tokens", max_source_tokens, 1)
         sampling = sampling or Sampling()
         self.require_sampling(sampling)
         if isinstance(prompt, SourcePrompt) and max_source_tokens is not None:
@@ -274,10 +305,30 @@ class Decoder:
         return min((limit for limit in limits if limit is not None), default=None)
 
     @overload
-    def generate(self, prompt: Prompt, max_new_tokens: int = ..., **options: Any) -> Generation: ...
+    def generate(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = ...,
+        temperature: float = ...,
+        top_k: int | None = ...,
+        top_p: float | None = ...,
+        seed: int = ...,
+        max_source_tokens: int | None = ...,
+        batch: int | None = ...,
+        stop: str | Sequence[str] | None = ...,
+    ) -> Generation: ...
     @overload
     def generate(
-        self, prompt: Sequence[Prompt], max_new_tokens: int = ..., **options: Any
+        self,
+        prompt: Sequence[Prompt],
+        max_new_tokens: int = ...,
+        temperature: float = ...,
+        top_k: int | None = ...,
+        top_p: float | None = ...,
+        seed: int = ...,
+        max_source_tokens: int | None = ...,
+        batch: int | None = ...,
+        stop: str | Sequence[str] | None = ...,
     ) -> list[Generation]: ...
     def generate(
         self,
@@ -303,34 +354,38 @@ class Decoder:
         batch: how many of several prompts to decode at once, to the same texts; their traces then
         have no stages. None: as many as pay where nobody times, one for what decodes no batches.
         """
+        batch = plain_value(batch)
         if batch is not None:
             require_whole("batch", batch, 1)
         prompt = plain_prompt(prompt)
         strings = self.stop if stop is None else stop_strings(stop)
         options = (
-            max_new_tokens,
-            sampling_of(temperature, top_k, top_p),
-            seed,
-            max_source_tokens,
+            plain_value(max_new_tokens),
+            sampling_of(*map(plain_value, (temperature, top_k, top_p))),
+            plain_value(seed),
+            plain_value(max_source_tokens),
             strings,
         )
+        with cpu_by_default():
+            prompts = prompt if is_prompt_list(prompt) else [prompt]
+            requests = self.requests(prompts, *options)
         if not is_prompt_list(prompt):
-            (request,) = self.requests([prompt], *options)
-            return self._generate_alone(request, strings)
-        requests = self.requests(prompt, *options)
+            return self._generate_alone(requests[0], strings)
         if batch == 1:
             return [self._generate_alone(request, strings) for request in requests]
         return self._generate_together(requests, batch, strings)
 
     def _generate_alone(self, request: Request, stop: Sequence[str]) -> Generation:
         self.load_weights()
-        if isinstance(self.method, Prepares):
-            self.method.prepare(request)
         trace = StageTrace(synchronize=self.synchronize)
-        started = time.perf_counter()
-        tokens = self.method.decode(request, trace)
-        self.synchronize()
-        seconds = time.perf_counter() - started
+        with self._undisturbed():
+            if isinstance(self.method, Prepares):
+                self.method.prepare(request)
+            started = time.perf_counter()
+            tokens = self.method.decode(request, trace)
+            self.synchronize()
+            seconds = time.perf_counter() - started
+        trace.synchronize = no_wait  # a stored result does not take the models with it
         require_text(self.method, request, tokens)
         emitted = tokens[request.limits.prompt_length :]
         return Generation(self.text(emitted, stop), emitted, trace, seconds)
@@ -347,7 +402,8 @@ class Decoder:
         else:
             self.require_batches(requests[0].sampling)
             require_room(self.models, requests, batch)
-        texts = decode_batch(self.method, requests, Batch(batch))
+        with self._undisturbed():
+            texts = decode_batch(self.method, requests, Batch(batch))
         return [
             Generation(self.text(text.token_ids, stop), text.token_ids, text.trace, text.latency_s)
             for text in texts
@@ -374,16 +430,15 @@ class Decoder:
                 " each"
             )
         strings = self.stop if stop is None else stop_strings(stop)
-        sampling = sampling_of(temperature, top_k, top_p)
-        (request,) = self.requests([prompt], max_new_tokens, sampling, seed, None, strings)
+        sampling = sampling_of(*map(plain_value, (temperature, top_k, top_p)))
+        length, seed = map(plain_value, (max_new_tokens, seed))
+        with cpu_by_default():
+            (request,) = self.requests([prompt], length, sampling, seed, None, strings)
         self.load_weights()
-        if isinstance(self.method, Streams):
-            rounds = self.method.stream(request, Trace())
-        else:
-            rounds = iter([self.method.decode(request, Trace())[request.limits.prompt_length :]])
+        rounds = self._rounds(request)
         emitted: list[int] = []
         shown = ""
-        for new_tokens in rounds:
+        for new_tokens in self._each_undisturbed(rounds):
             emitted += new_tokens
             tokens = without_byte_tokens(emitted, self.target.checkpoint.tokenizer)
             text = stable_prefix(self.text(tokens, strings), strings)
@@ -392,6 +447,22 @@ class Decoder:
                 shown = text
         if remaining := self.text(emitted, strings)[len(shown) :]:
             yield remaining
+
+    def _rounds(self, request: Request) -> Iterator[list[int]]:
+        """The tokens of each round; of a method that cannot stream those of the whole text."""
+        if isinstance(self.method, Streams):
+            yield from self.method.stream(request, Trace())
+        else:
+            yield self.method.decode(request, Trace())[request.limits.prompt_length :]
+
+    def _each_undisturbed(self, rounds: Iterator[list[int]]) -> Iterator[list[int]]:
+        """The rounds; between them a training may go on."""
+        while True:
+            with self._undisturbed():
+                new_tokens = next(rounds, None)
+            if new_tokens is None:
+                return
+            yield new_tokens
 
     def text(self, token_ids: Sequence[int], stop: Sequence[str] | None = None) -> str:
         """Without special tokens, and before the first stop string; None for those of the decoder.

@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,13 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.gguf_file import GgufCheckpoint, recognized
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.engine.models.checkpoint.precision import AUTO, resolve_dtype
-from bild_lab.engine.models.device import DTYPES, dtype_name, resolve_device, set_threads
+from bild_lab.engine.models.device import (
+    DTYPES,
+    cpu_by_default,
+    dtype_name,
+    resolve_device,
+    set_threads,
+)
 from bild_lab.engine.models.hf.model import (
     HuggingFaceModel,
     SpreadModel,
@@ -55,6 +61,8 @@ from bild_lab.lab.point.languages import (
     Languages,
     warn_of_what_is_left_out,
 )
+from bild_lab.lab.point.prompt_forms import plain_value
+from bild_lab.lab.point.shared_models import SharedModels
 from bild_lab.lab.store.hashing import parts_of
 
 ENGINES = ("auto", "kernels", "native", "hf")
@@ -85,9 +93,14 @@ def load(
     `RuntimeSpec` (`dtype`, `device`, `engine`, `compile` …), of `PairSpec` (`target_revision`,
     `source_language` …), and `processors`, which may also be objects, `stop` (stop strings),
     `chat_template_date` and `chat_template_kwargs` of `dataset`, for the messages of a chat.
-    `threads` is of the whole process. Weights load at the first decoding, and later decoders share
-    them. Raises UserError if the parts do not fit together.
+    `threads` is of the whole process. Weights load at the first decoding. Decoders of the same files
+    share them; they leave the memory with the last decoder that has them and the next `load` of
+    others. Raises UserError if the parts do not fit together.
     """
+    if not isinstance(policy, str | DictConfig):
+        raise UserError(f"policy must be a name, or a composed policy, got {policy!r:.80}")
+    # a knob may come from NumPy, such as one of np.linspace(0, 1, 5)
+    options = {key: plain_value(value) for key, value in options.items()}
     paths: dict[str, str | None] = {}
     in_memory: dict[str, Loaded] = {}
     for key, model in (("target", target), ("draft", draft), ("second_draft", second_draft)):
@@ -115,7 +128,8 @@ def load(
         node = compose_policy(policy, options) if isinstance(policy, str) else policy
         pair = typed(PairSpec, {"name": "user", **paths, **group_options["pair"]}, "pair")
         runtime = typed(RuntimeSpec, group_options["runtime"], "runtime")
-        decoder = decoder_of(node, pair, decoding, runtime, in_memory=in_memory)
+        with load_model.renewed(), cpu_by_default():
+            decoder = decoder_of(node, pair, decoding, runtime, in_memory=in_memory)
     set_threads(runtime.threads)
     return replace(decoder, chat=chat)
 
@@ -367,8 +381,7 @@ def configured_model(
     )
 
 
-@lru_cache(maxsize=4)
-def load_model(
+def _read_model(
     path: str,
     revision: str | None,
     device: str,
@@ -380,8 +393,7 @@ def load_model(
     allow_pickles: bool = False,
     bits: int | str | None = None,
 ) -> LoadedModel:
-    """A checkpoint's model, shared by all decoders of the process. bits: of its weights, as
-    `runtime.weights`.
+    """A checkpoint's model, whose weights are not read yet. bits: of them, as `runtime.weights`.
 
     Raises UserError for an unknown engine, for a model that the native engine cannot run, and for
     one that is to be spread over devices elsewhere than on hf, or quantized elsewhere than on the
@@ -391,6 +403,7 @@ def load_model(
     checkpoint = recognized(
         Checkpoint(path, revision, trust_remote_code, allow_pickles=allow_pickles)
     )
+    _ = checkpoint.opened
     if bits == "gguf":
         _require_gguf_blocks(checkpoint)
     if engine in ("kernels", "native") and device_map is not None:
@@ -424,6 +437,9 @@ def load_model(
     if device_map is not None:
         return SpreadModel(checkpoint, where, dtype, device_map)
     return HuggingFaceModel(checkpoint, where, dtype)
+
+
+load_model = SharedModels(_read_model)
 
 
 def _require_gguf_blocks(checkpoint: Checkpoint) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from bild_lab.engine.models.checkpoint.checkpoint import Prompt
 from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.data.conversations import SYSTEM, TOOLS, USER, message_text
@@ -27,7 +29,7 @@ def plain_prompt(prompt: Any) -> Any:
             plain_prompt(element) if hasattr(element, "ndim") and element.ndim else element
             for element in prompt
         ]
-    if not hasattr(prompt, "ndim") or isinstance(prompt, RAW):
+    if not hasattr(prompt, "ndim") or isinstance(prompt, (str, *RAW)):  # NumPy has texts of its own
         return prompt
     # a list of one prompt needs no padding
     if prompt.ndim == 1 or (prompt.ndim == 2 and len(prompt) == 1):
@@ -36,6 +38,15 @@ def plain_prompt(prompt: Any) -> Any:
         f"the token ids of a prompt are one row, got an array of shape {tuple(prompt.shape)}; give"
         " a list of prompts, each without padding"
     )
+
+
+def plain_value(value: Any) -> Any:
+    """A number of NumPy or PyTorch as Python's own, a type and a device of PyTorch by their names; any
+    other value as it is.
+    """
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value).removeprefix("torch.")
+    return value.item() if hasattr(value, "item") and not getattr(value, "ndim", 0) else value
 
 
 def is_prompt_list(prompt: Prompt | Sequence[Prompt]) -> bool:
@@ -50,8 +61,14 @@ def is_prompt_list(prompt: Prompt | Sequence[Prompt]) -> bool:
         or isinstance(prompt, RAW)
         or not all(map(_may_be_in_a_prompt, prompt))
     ):
-        raise UserError(f"a prompt is {PROMPT_FORMS}, got {prompt!r:.80}")
-    return bool(prompt) and isinstance(prompt[0], Sequence)
+        encoded = isinstance(prompt, Mapping) and "input_ids" in prompt
+        hint = "; of a tokenizer's output give the input_ids" if encoded else ""
+        raise UserError(f"a prompt is {PROMPT_FORMS}, got {prompt!r:.80}{hint}")
+    if not prompt or not isinstance(prompt[0], Sequence):
+        return False
+    if other := [element for element in prompt if not isinstance(element, Sequence | Mapping)]:
+        raise UserError(f"a prompt is {PROMPT_FORMS}, got {other[0]!r:.80} among prompts")
+    return True
 
 
 def is_chat(prompt: Prompt) -> bool:

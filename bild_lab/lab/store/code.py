@@ -55,15 +55,17 @@ _reached_of_user: dict[Path, str] = {}
 
 
 @lru_cache(maxsize=64)
-def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
+def code_hash(
+    modules: tuple[str, ...] = (), package: Path = PACKAGE, without_file: str = ""
+) -> str:
     """A hash, 12 hexadecimal digits, of what every point runs and of what these modules reach.
 
     modules: where the parts of a policy are defined, by their dotted names; those of other packages
     count as well. Comments, docstrings and layout do not matter, nor where files outside the
-    package lie.
+    package lie. without_file: code of a notebook, as `notebook_code` has it.
     """
     package_contents: list[bytes] = []
-    user_contents: list[bytes] = []
+    user_contents: list[bytes] = [without_file.encode()] if without_file else []
     for file in reached((*EVERY_POINT, *modules), package):
         content = _read(file).content.encode()
         if file.is_relative_to(package):
@@ -76,12 +78,16 @@ def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
     return hashlib.sha256(b"".join([*package_contents, *sorted(user_contents)])).hexdigest()[:12]
 
 
-def own_code_hash(*modules: str) -> str | None:
-    """A hash of the user's own code that these modules reach; None for modules of ours."""
+def own_code_hash(*modules: str, without_file: str = "") -> str | None:
+    """A hash of the user's own code that these modules reach; None for modules of ours.
+    without_file: as in `code_hash`.
+    """
     own_files = [file for file in reached(modules) if not file.is_relative_to(PACKAGE)]
     contents = sorted(
         file.name.encode() + b"\0" + _read(file).content.encode() for file in own_files
     )
+    if without_file:
+        contents.append(without_file.encode())
     return hashlib.sha256(b"\0".join(contents)).hexdigest()[:12] if contents else None
 
 

@@ -6,10 +6,12 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import bild_lab
+from bild_lab.engine.methods import hf_generation
 from bild_lab.engine.methods.hf_generation import (
     HuggingFaceGenerate,
     HuggingFacePromptLookup,
@@ -25,17 +27,21 @@ from tests.tiny_architectures import build, word_tokenizer
 
 
 def test_a_fixed_window_of_assisted_generation_does_not_leak_into_runs_as_shipped(
-    checkpoints: Path,
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft = str(checkpoints / "llama"), str(checkpoints / "llama-draft")
     shipped = bild_lab.load(target, draft, "hf_assisted")
     fixed = bild_lab.load(target, draft, "hf_assisted", window=2)
-    drafts_with = []
+    drafts_with, generate = [], hf_generation.generate
+
+    def noted(*arguments: Any, assistant_model: Any, **options: Any) -> list[int]:
+        tokens = generate(*arguments, assistant_model=assistant_model, **options)
+        drafts_with.append(assistant_model.generation_config.num_assistant_tokens)
+        return tokens
+
+    monkeypatch.setattr(hf_generation, "generate", noted)
     for decoder in (shipped, fixed, shipped):
         decoder.generate("w5 w9", max_new_tokens=4)
-        drafts_with.append(
-            decoder.models[1].transformers.module.generation_config.num_assistant_tokens
-        )
     assert drafts_with[1] == 2
     assert drafts_with[0] == drafts_with[2] != 2
 

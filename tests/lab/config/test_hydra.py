@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copytree
 from threading import Thread
 
 import pytest
@@ -72,3 +73,16 @@ def test_importing_a_command_leaves_the_version_that_hydra_behaves_as(
     before = version.getbase()
     config.hydra_main("config")(lambda cfg: cfg)
     assert version.getbase() == before
+
+
+def test_a_policys_file_that_changed_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = copytree(config.config_dir(), tmp_path / "conf")
+    monkeypatch.setattr(config, "config_dir", lambda: copied)
+    file = copied / "policy/speculative.yaml"
+    assert compose_policy("speculative").window == 5
+    file.write_text(file.read_text().replace("window: 5", "window: 17"))
+    assert compose_policy("speculative").window == 17
+    (copied / "policy/mine.yaml").write_text(file.read_text().replace(": speculative", ": mine"))
+    assert compose_policy("mine").name == "mine"

@@ -48,10 +48,15 @@ def test_the_bandwidth_is_that_of_all_passes_over_the_buffer(
     """On a GPU many are timed together, as the host's wait takes as long as one."""
     sums = []
     buffer = SimpleNamespace(sum=lambda: sums.append(0.0))
-    monkeypatch.setattr(torch, "ones", lambda size, device: buffer)
+    bytes_read = []
+    monkeypatch.setattr(
+        torch,
+        "ones",
+        lambda size, dtype, device: bytes_read.append(size * dtype.itemsize) or buffer,
+    )
     monkeypatch.setattr(machine, "median_s", lambda work, synchronize, runs: work() or 1.0)
     gb_per_s = machine.read_gb_per_s(torch.device(device), lambda: None)
-    assert len(sums) == passes
+    assert len(sums) == passes and bytes_read == [machine.BUFFER_BYTES]
     assert gb_per_s == pytest.approx(passes * machine.BUFFER_BYTES / 1e9)
 
 

@@ -43,7 +43,7 @@ def metric(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def use(compute: Callable[..., dict], **given: object) -> None:
         module = SimpleNamespace(name="share", features=texts(), compute=compute, **given)
-        monkeypatch.setattr(external_metrics, "_module", lambda place: module)
+        monkeypatch.setattr(external_metrics, "evaluate_module", lambda place: module)
 
     return use
 
@@ -136,7 +136,7 @@ def test_a_metric_gets_one_reference_or_all_as_it_asks(
         UserError, match="^evaluate:share takes one reference for each text, got several"
     ):
         score("evaluate:share", ["a"], [["a", "b"]])
-    module = external_metrics._module("share")
+    module = external_metrics.evaluate_module("share")
     module.features = [texts("Sequence"), texts()]
     module.compute = lambda predictions, references: share(
         predictions, [one[-1] for one in references]
@@ -151,7 +151,7 @@ def test_a_metric_for_english_is_cautioned_with_other_references(
     metric, caplog: pytest.LogCaptureFixture
 ) -> None:
     metric(share)
-    module = external_metrics._module("share")
+    module = external_metrics.evaluate_module("share")
     module.name = "rouge"
     score("evaluate:share@share", ["a"], [["a"]])
     assert not caplog.text

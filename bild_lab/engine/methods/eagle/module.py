@@ -361,7 +361,8 @@ def read_eagle(folder: Path, depth: int) -> Eagle:
     """
     weights = _own_names(read_tensors(folder, KIND, WEIGHTS))
     config = _config(folder, weights, depth)
-    eagle = Eagle(config)
+    with torch.random.fork_rng(devices=[]):  # its first values are drawn, and replaced
+        eagle = Eagle(config)
     fill_module(eagle, weights, folder, KIND)
     if config.variant == EAGLE3:
         require_tokens_of(config.vocabulary, eagle.d2t, folder, KIND)

@@ -100,7 +100,7 @@ class NGramDrafter(Drafter):
         width = self._table.width
         where = torch.cat([seen + index * width for index, (seen, _) in enumerate(rows)])
         values = torch.cat([probs for _, probs in rows])
-        probs = torch.zeros(len(rows) * width, device=self._device)
+        probs = torch.zeros(len(rows) * width, dtype=torch.float32, device=self._device)
         return probs.index_copy_(0, self._sent(where), self._sent(values)).view(len(rows), width)
 
     def _sent(self, values: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class SuffixDrafter(Drafter):
         self._request, self._limits = request, request.limits
         automaton, source = self._known_before(request), request.source
         self._automaton = automaton
-        weakref.finalize(self, self._idle.append, automaton).atexit = False
+        weakref.finalize(self, give_back, self._idle, automaton).atexit = False
         if source.copyable:
             automaton.extend(source.copyable)
             automaton.end_text()
@@ -85,9 +85,9 @@ class SuffixDrafter(Drafter):
         """An automaton that no text uses, with the corpus and, if they are kept, the answers before
         this text.
         """
-        if self._idle:
-            automaton = self._idle.pop()
-        else:
+        try:
+            automaton = self._idle.pop()  # in one step: another thread may take the last
+        except IndexError:
             automaton = SuffixAutomaton()
             for file in self._files:
                 checkpoint = self._target.checkpoint
@@ -163,6 +163,14 @@ class SuffixDrafter(Drafter):
         return drafted
 
 
+def give_back(idle: list[SuffixAutomaton], automaton: SuffixAutomaton) -> None:
+    """Keep the automaton of a text that has ended for the next ones, unless an interrupt left it half
+    changed.
+    """
+    if not automaton.is_changing:
+        idle.append(automaton)
+
+
 def most_frequent(
     automaton: SuffixAutomaton, followers: Mapping[int, int]
 ) -> tuple[int, int, float]:
@@ -232,7 +240,8 @@ class SuffixAutomaton:
     ends at more places.
     lengths: [state], of its longest substring. counts: [state], how often it occurs. latest:
     [state], where it ended last, as a number of tokens from the sequence's start. whole: the state
-    of the whole sequence. texts: those that were learned.
+    of the whole sequence. texts: those that were learned. is_changing: a token is being appended or
+    taken back.
     """
 
     def __init__(self) -> None:
@@ -240,6 +249,7 @@ class SuffixAutomaton:
         self.links, self.lengths, self.counts, self.latest = [NOWHERE], [0], [0], [0]
         self.whole = ROOT
         self.texts: list[list[int]] = []
+        self.is_changing = False
         self._steps: list[_Step] = []
         self._boundaries = 0
 
@@ -278,6 +288,7 @@ class SuffixAutomaton:
             self._take_back()
 
     def _append(self, token: int) -> None:
+        self.is_changing = True
         follow, links, lengths = self.follow, self.links, self.lengths
         previous_whole = self.whole
         split = NOWHERE
@@ -310,8 +321,10 @@ class SuffixAutomaton:
             self.counts[state] += 1
             state = links[state]
         self._steps.append(_Step(token, previous_whole, split, tuple(moved), tuple(latest)))
+        self.is_changing = False
 
     def _take_back(self) -> None:
+        self.is_changing = True
         step, new, state = self._steps.pop(), self.whole, self.whole
         for latest in step.latest:
             self.latest[state] = latest
@@ -329,6 +342,7 @@ class SuffixAutomaton:
         self._forget()
         self.whole = step.previous_whole
         self._boundaries -= step.token < 0
+        self.is_changing = False
 
     def _state(self, follow: dict[int, int], length: int, link: int) -> int:
         """A new state; returns its number."""

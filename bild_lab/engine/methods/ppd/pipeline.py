@@ -41,6 +41,7 @@ from bild_lab.errors import UserError, require_whole
 from bild_lab.files import NamesFile
 
 SHARED = "shared"
+CPU = torch.device("cpu")
 
 First = TypeVar("First")
 Second = TypeVar("Second")
@@ -127,7 +128,8 @@ class PredictivePipeline(TokenLoop):
             while not limits.reached(tokens):
                 layers_done = 0 if states is None else candidate_layers
                 step = PipelineStep(self, session, request, trace, run_both, layers_done)
-                token, states = step.next(tokens, states)
+                with one_thread_a_lane(self.target.device):
+                    token, states = step.next(tokens, states)
                 tokens = limits.append(tokens, [token])
                 matched = None if limits.reached(tokens) else states is not None
                 stats = {**step.units, "matched": matched}
@@ -275,14 +277,25 @@ def two_lanes(device: torch.device) -> Iterator[RunBoth]:
     if device.type == "cuda":
         yield partial(in_two_streams, torch.cuda.Stream(device))
         return
+    with ThreadPoolExecutor(1) as worker:
+        yield partial(in_two_threads, worker)
+
+
+@contextmanager
+def one_thread_a_lane(device: torch.device) -> Iterator[None]:
+    """Inside the block PyTorch has one thread of the CPU for each lane. A stream leaves the block with each
+    token, as its reader may do something else then.
+    """
+    if current_batch() is not None or device.type == "cuda":
+        yield
+        return
     threads = torch.get_num_threads()
     # The number is per thread; a new thread starts with the last one set. More than one thread per
     # lane would not help: idle PyTorch threads of one lane spin on the core that the other lane
     # needs.
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(1) as worker:
-            yield partial(in_two_threads, worker)
+        yield
     finally:
         torch.set_num_threads(threads)
 
@@ -291,13 +304,14 @@ def in_two_threads(
     worker: ThreadPoolExecutor, here: Callable[[], First], beside: Callable[[], Second]
 ) -> tuple[First, Second]:
     """Run `beside` in the worker thread. Kernels release Python's GIL, so both run in parallel."""
-    second_future = worker.submit(torch.inference_mode()(beside))  # inference mode is per thread
-    try:
-        first_result = here()
-    finally:
-        second_result = (
-            second_future.result()
-        )  # wait for it even after an error: it uses the same cache
+    with one_thread_a_lane(CPU):
+        # inference mode is per thread
+        second_future = worker.submit(torch.inference_mode()(beside))
+        try:
+            first_result = here()
+        finally:
+            # wait for it even after an error: it uses the same cache
+            second_result = second_future.result()
     return first_result, second_result
 
 

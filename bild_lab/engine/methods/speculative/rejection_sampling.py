@@ -11,6 +11,7 @@ from bild_lab.engine.methods.speculative.sampling import (
     before_rejection,
     drafted_probs,
     drafter_probs,
+    generator_of,
     uniform_numbers,
 )
 from bild_lab.engine.methods.speculative.tree_acceptance import PerNode, PerRow, output_of_trials
@@ -39,11 +40,12 @@ class RejectionSampling(Acceptance):
         p = request.sampling.probs(logits)  # [n+1, vocab]
         q = drafter_probs(draft, p)  # [n, vocab]
         bound = max_ratio(p[:-1], q)  # M, [n]
-        uniforms = uniform_numbers(draft, p, request.generator)
+        generator = generator_of(request)
+        uniforms = uniform_numbers(draft, p, generator)
         accepted = uniforms * bound * drafted_probs(q, draft) < drafted_probs(p[:-1], draft)
         accept_length = before_rejection(accepted)
         (accepted_count, next_token) = draft.to_host(
-            accept_length, draw(p.index_select(0, accept_length), request.generator)
+            accept_length, draw(p.index_select(0, accept_length), generator)
         )
         return Verdict(path=tuple(range(int(accepted_count[0]))), next_token=int(next_token[0]))
 

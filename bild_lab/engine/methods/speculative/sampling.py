@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -49,7 +50,7 @@ class SpeculativeRule(Acceptance):
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         verify = verify_chain if draft.parents is None else verify_tree
-        return verify(*self.distributions(draft, logits, request), draft, request.generator)
+        return verify(*self.distributions(draft, logits, request), draft, generator_of(request))
 
     def output_distribution(
         self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
@@ -221,6 +222,20 @@ def before_rejection(accepted: Bool[Tensor, " n"]) -> Int[Tensor, " 1"]:
     The result stays on the device.
     """
     return accepted.long().cumprod(0).sum(0, keepdim=True)
+
+
+def generator_of(request: Request) -> torch.Generator | None:
+    """What draws for a request. The draws of a greedy one are all certain, and those of the process
+    stay as they are.
+    """
+    if request.sampling.greedy and request.generator is None:
+        return _for_certain_draws(request.source.device)
+    return request.generator
+
+
+@lru_cache(maxsize=8)
+def _for_certain_draws(device: torch.device) -> torch.Generator:
+    return torch.Generator(device).manual_seed(0)
 
 
 def uniform_numbers(

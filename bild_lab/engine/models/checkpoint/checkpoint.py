@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,29 @@ TOKENIZER_FILE = re.compile(r"token|vocab|tekken|\.model$")
 # a training's log files: times and paths, no effect on the weights
 ACCOUNTS = ("README.md", "metrics.json")
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class FileStamp:
+    """A file as it was: its number in the file system, its size in bytes, its time in ns."""
+
+    file: Path
+    inode: int
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, file: Path) -> FileStamp:
+        status = file.stat()
+        return cls(file, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def overwritten(self) -> bool:
+        """Whether the same file has another content now."""
+        try:
+            now = FileStamp.of(self.file)
+        except OSError:  # it is gone: who has opened it still has it
+            return False
+        return now.inode == self.inode and now != self
 
 
 @dataclass(frozen=True)
@@ -337,7 +361,7 @@ class Checkpoint:
         elif prompt and isinstance(prompt[0], Mapping):
             ids = self.chat_tokens(prompt, ChatSettings())[:max_tokens]
         else:
-            ids = [int(token) for token in prompt][:max_tokens]
+            ids = _token_ids(prompt)[:max_tokens]
         if not ids:
             raise UserError(f"the prompt {prompt!r} has no tokens; a model needs at least one")
         for token in (min(ids), max(ids)):
@@ -451,14 +475,44 @@ class Checkpoint:
         """
         if not self.in_folder:
             return self.files.name
+        digest = hashlib.sha256()
+        for file in self._files_read():
+            digest.update(file.name.encode() + bytes.fromhex(file_digest(file)))
+        return digest.hexdigest()[:16]
+
+    def _files_read(self) -> list[Path]:
+        """The files of a folder that `fingerprint` is of."""
         folder, names = Path(self.location), set(os.listdir(self.location)) - set(ACCOUNTS)
         if not any(name.endswith(".py") for name in names):
             names = {name for name in names if not holds_weights(name)}
-        digest = hashlib.sha256()
-        for name in sorted(names | set(in_folder(folder))):
-            if (folder / name).is_file():
-                digest.update(name.encode() + bytes.fromhex(file_digest(folder / name)))
-        return digest.hexdigest()[:16]
+        files = [folder / name for name in sorted(names | set(in_folder(folder)))]
+        return [file for file in files if file.is_file()]
+
+    def file_stamps(self) -> tuple[FileStamp, ...]:
+        """Of each file here that can be read for the model, as it is now; none for a hub id, whose
+        files never change.
+        """
+        place = Path(self.location)
+        files = [place] if place.is_file() else self._files_read() if self.in_folder else []
+        return tuple(map(FileStamp.of, files))
+
+    @cached_property
+    def opened(self) -> tuple[FileStamp, ...]:
+        """`file_stamps` when this was first asked for: when the model was loaded."""
+        return self.file_stamps()
+
+    def require_not_overwritten(self) -> None:
+        """Raise UserError where a file of weights was written anew in place since it was opened.
+
+        Weights that stay in their file would be those of two models. A file that was replaced by
+        another one stays for those who have opened it.
+        """
+        for stamp in self.opened:
+            if holds_weights(stamp.file.name) and stamp.overwritten():
+                raise UserError(
+                    f"{stamp.file} was overwritten after it was loaded; load the model anew, and"
+                    " save each state of a training in a folder of its own"
+                )
 
     def _read(self, component: str, kind: Any, **options: Any) -> Any:
         """Call a `from_pretrained`. Raises UserError with a clear message if it fails."""
@@ -558,6 +612,16 @@ class Checkpoint:
             f"cannot read the {component} of {self.path}: {detail}; "
             "a checkpoint in Hugging Face layout with safetensors weights is needed"
         )
+
+
+def _token_ids(prompt: Sequence[Any]) -> list[int]:
+    """Token ids as Python's numbers. Raises UserError for anything but whole numbers, such as words."""
+    try:
+        return [index(token) for token in prompt]
+    except TypeError as error:
+        raise UserError(
+            f"token ids must be whole numbers, got {prompt!r:.80}; give a text, or a list of texts"
+        ) from error
 
 
 def root_cause(error: BaseException) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 from transformers import (
     GenerationConfig,
     PreTrainedConfig,
@@ -95,6 +98,10 @@ class LoadedCheckpoint(Checkpoint):
         with torch.device("meta"):
             return type(self.module)._from_config(copy.deepcopy(self.config), dtype=torch.bfloat16)
 
+    def file_stamps(self) -> tuple[()]:
+        """It has no files."""
+        return ()
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the weights."""
@@ -103,3 +110,18 @@ class LoadedCheckpoint(Checkpoint):
             stored_bytes = weight.detach().cpu().contiguous().view(torch.uint8)
             digest.update(name.encode() + stored_bytes.numpy().tobytes())
         return digest.hexdigest()[:16]
+
+
+@contextmanager
+def evaluation_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside the block these modules are in evaluation mode, without dropout; after it each part of
+    them is as it was, such as in the middle of a training.
+    """
+    in_training = [part for module in modules for part in module.modules() if part.training]
+    for part in in_training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in in_training:
+            part.training = True

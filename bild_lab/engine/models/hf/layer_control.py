@@ -170,13 +170,15 @@ def wrap_layers(module: PreTrainedModel) -> None:
         if not hasattr(make_mask := ALL_MASK_ATTENTION_FUNCTIONS[name], "_follows_branches"):
             ALL_MASK_ATTENTION_FUNCTIONS[name] = _following_branches(make_mask)
     layers = decoder_layers(module)
-    if layers is None or getattr(layers, "_follows_plan", False):
+    if layers is None:
         return
-    layers._follows_plan = True
-    if (attention := _relative_attention(layers[0])) is not None:
-        attention.compute_bias = _bias_by_plan(attention, attention.compute_bias)
+    attention = _relative_attention(layers[0])
+    if attention is not None and not isinstance(attention.compute_bias, _BiasByPlan):
+        attention.compute_bias = _BiasByPlan(attention, attention.compute_bias)
     for index, layer in enumerate(layers):
-        layer.forward = _following_plan(layer, layer.forward, index, index + 1 == len(layers))
+        if not isinstance(layer.forward, _FollowingPlan):
+            is_last = index + 1 == len(layers)
+            layer.forward = _FollowingPlan(layer, layer.forward, index, is_last)
 
 
 def blocks_of(layer: nn.Module) -> tuple[list[nn.Module], list[nn.Module]] | None:
@@ -202,19 +204,11 @@ def wrap_blocks(module: PreTrainedModel) -> bool:
     layer_blocks = None if layers is None else [blocks_of(layer) for layer in layers]
     if layer_blocks is None or None in layer_blocks:
         return False
-    if not getattr(layers, "_skips_blocks", False):
-        layers._skips_blocks = True
-        for index, (layer, (attention, feed_forward)) in enumerate(
-            zip(layers, layer_blocks, strict=True)
-        ):
-            for block in attention:
-                block.forward = _skipping(
-                    layer, block.forward, lambda skipped, at=index: at in skipped.attention
-                )
-            for block in feed_forward:
-                block.forward = _skipping(
-                    layer, block.forward, lambda skipped, at=index: at in skipped.feed_forward
-                )
+    for index, (layer, blocks) in enumerate(zip(layers, layer_blocks, strict=True)):
+        for blocks_of_kind, is_attention in zip(blocks, (True, False), strict=True):
+            for block in blocks_of_kind:
+                if not isinstance(block.forward, _Skipping):
+                    block.forward = _Skipping(layer, block.forward, index, is_attention)
     return True
 
 
@@ -236,70 +230,83 @@ def _following_branches(make: Callable[..., Any]) -> Callable[..., Any]:
     return mask
 
 
-def _skipping(
-    layer: nn.Module, run: Callable[..., Any], left_out: Callable[[Skipped], bool]
-) -> Callable[..., Any]:
+@dataclass(eq=False)
+class Wrapped:
+    """A method of a module, or one of its parts, in place of which something else may run.
+
+    It is an object, not a function in another one, so that a copy of the module runs the copy's own
+    weights. owner: the module, or for a block its layer. run: what it takes the place of.
+    """
+
+    owner: nn.Module
+    run: Callable[..., Any]
+
+
+@dataclass(eq=False)
+class _Skipping(Wrapped):
     """A block that adds nothing if it is left out.
 
-    It answers in the form that it last answered in.
+    It answers in the form that it last answered in. index: of its layer.
     """
+
+    index: int
+    is_attention: bool
     width: int | None = None  # of a tuple; T5's parts return the residual stream itself
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        nonlocal width
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plan = _plan.get()
-        if plan is None or not plan.skipped or not left_out(plan.skipped):
-            result = run(*args, **kwargs)
-            width = tuple_width(result)
+        skipped = NOTHING if plan is None else plan.skipped
+        left_out = skipped.attention if self.is_attention else skipped.feed_forward
+        if self.index not in left_out:
+            result = self.run(*args, **kwargs)
+            self.width = tuple_width(result)
             return result
         states = args[0] if args else kwargs["hidden_states"]
-        attention = _relative_attention(layer)
+        attention = _relative_attention(self.owner)
         if attention is None:
-            return as_tuple(torch.zeros_like(states), width)
-        if width is None:
+            return as_tuple(torch.zeros_like(states), self.width)
+        if self.width is None:
             return states
         bias = kwargs.get("position_bias")
         if "key_value_states" not in kwargs:
             bias = _position_bias(attention, states, bias)
         return states, bias, None
 
-    return forward
 
+@dataclass(eq=False)
+class _FollowingPlan(Wrapped):
+    """A layer that follows the plan. index: of it. width: of the tuple that it last answered with."""
 
-def _following_plan(
-    layer: nn.Module, run: Callable[..., Any], index: int, is_last: bool
-) -> Callable[..., Any]:
-    width: int | None = None  # of the tuple that it last answered with
+    index: int
+    is_last: bool
+    width: int | None = None
 
-    def run_layer(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        nonlocal width
-        result = run(hidden_states, *args, **kwargs)
-        width = tuple_width(result)
-        return result
-
-    def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        plan = _plan.get()
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        index, plan = self.index, _plan.get()
         if plan is None or plan.idle:
-            return run_layer(hidden_states, *args, **kwargs)
-        if plan.reads_states(index, is_last):
+            return self._run_layer(hidden_states, *args, **kwargs)
+        if plan.reads_states(index, self.is_last):
             hidden_states = plan.states[None].to(hidden_states)
         if index == 0 and 0 in plan.hidden:
             plan.outputs[0] = hidden_states[0]
         if plan.runs(index) and not plan.fill:
-            result = run_layer(hidden_states, *args, **kwargs)
+            result = self._run_layer(hidden_states, *args, **kwargs)
             hidden_states = result[0] if isinstance(result, tuple) else result
         else:
             if plan.runs(index):
                 with suppress(KeysStored):
-                    run(hidden_states, *args, **kwargs)
-            result = _passed_on(layer, hidden_states, width, args, kwargs)
+                    self.run(hidden_states, *args, **kwargs)
+            result = _passed_on(self.owner, hidden_states, self.width, args, kwargs)
         if index + 1 in plan.hidden:
             plan.outputs[index + 1] = hidden_states[0]
         if plan.ends_after(index):
             raise ForwardEnded
         return result
 
-    return forward
+    def _run_layer(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = self.run(hidden_states, *args, **kwargs)
+        self.width = tuple_width(result)
+        return result
 
 
 def sets_positions(module: PreTrainedModel) -> bool:
@@ -324,13 +331,16 @@ def _relative_attention(layer: nn.Module) -> nn.Module | None:
     return getattr(parts[0], "SelfAttention", None) if isinstance(parts, nn.ModuleList) else None
 
 
-def _bias_by_plan(attention: nn.Module, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def bias(
-        *args: Any, device: torch.device | None = None, **kwargs: Any
+@dataclass(eq=False)
+class _BiasByPlan(Wrapped):
+    """T5's position bias, by the plan's distances where it has them. owner: the attention."""
+
+    def __call__(
+        self, *args: Any, device: torch.device | None = None, **kwargs: Any
     ) -> Float[Tensor, "1 heads m k"]:
-        plan = _plan.get()
+        plan, attention = _plan.get(), self.owner
         if plan is None or plan.distances is None:
-            return compute(*args, device=device, **kwargs)
+            return self.run(*args, device=device, **kwargs)
         buckets = attention._relative_position_bucket(
             # the layer's device, which may differ from the input device
             plan.distances.to(device=device),
@@ -339,8 +349,6 @@ def _bias_by_plan(attention: nn.Module, compute: Callable[..., Tensor]) -> Calla
             max_distance=attention.relative_attention_max_distance,
         )
         return attention.relative_attention_bias(buckets).permute(2, 0, 1)[None]
-
-    return bias
 
 
 def tuple_width(answer: Any) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from bild_lab.engine.draft import Tree
@@ -21,6 +21,7 @@ from bild_lab.engine.models.hf.admission import input_device
 from bild_lab.engine.models.hf.layer_control import (
     Branches,
     Plan,
+    current_plan,
     following,
     sets_positions,
     wrap_layers,
@@ -183,7 +184,7 @@ class ModuleLayers(Layers):
         )
 
     def _run(self, forward_pass: ForwardPass, plan: Plan, inputs: dict[str, Any]) -> Scores:
-        reads_head = head_input(self.module) if forward_pass.head_input else nullcontext([])
+        reads_head = head_input(self.module, plan) if forward_pass.head_input else nullcontext([])
         logits = None
         with reads_head as read, following(plan):
             logits = self.module(
@@ -267,17 +268,18 @@ def additive(visible: Bool[Tensor, "m n"], dtype: torch.dtype) -> Float[Tensor, 
 
 
 @contextmanager
-def head_input(module: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """Collect the head's inputs in the forwards inside, [1, m, dim] each; nothing if the model has
-    no head.
+def head_input(module: PreTrainedModel, plan: Plan) -> Iterator[list[Tensor]]:
+    """Collect the head's inputs in the forwards inside that follow the plan, [1, m, dim] each; nothing
+    if the model has no head. Another thread's forwards of the same module follow another plan.
     """
     read: list[Tensor] = []
+
+    def collect(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if current_plan() is plan:
+            read.append(inputs[0])
+
     head = module.get_output_embeddings()
-    hook = (
-        None
-        if head is None
-        else head.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
-    )
+    hook = None if head is None else head.register_forward_pre_hook(collect)
     try:
         yield read
     finally:

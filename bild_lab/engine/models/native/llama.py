@@ -134,7 +134,7 @@ class LlamaDecoder(Stack):
         embedding = weights.table("model.embed_tokens.weight")
         embedding_scale = 1.0
         if family.scaled_embedding:  # rounded to the precision of the weights, as Transformers does
-            embedding_scale = torch.tensor(config.hidden_size**0.5).to(embedding.dtype).item()
+            embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=embedding.dtype).item()
         self._kinds = list(dict.fromkeys(kinds))
         self._kind_of = kind_of = [self._kinds.index(kind) for kind in kinds]
         self._windows = windows = [

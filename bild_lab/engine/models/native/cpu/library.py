@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,6 +95,9 @@ def library() -> ctypes.CDLL:
     }.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, integer if name in CHECKED else None
+    # GNU OpenMP would wait for threads that a forked process does not have. PyTorch's own workers,
+    # of data loaders, have one thread too.
+    os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
     return loaded
 
 

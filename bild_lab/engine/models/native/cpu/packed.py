@@ -120,7 +120,7 @@ class PackedDecoder:
             distance_bias=self._vector(bias),
         )
         self._all_layers = torch.arange(self.depth, dtype=torch.int32)
-        nothing = torch.empty(1, 0, stack.head_dim)
+        nothing = float_buffer(1, 0, stack.head_dim)
         self._rotations = (nothing, nothing)
         self._rotary = bias is None
 
@@ -175,9 +175,9 @@ class PackedDecoder:
         row_count = tokens.shape[0]
         scored_count = sum(text.scored for text in texts)
         layer_count = self.depth if layers is None else len(layers)
-        logits = torch.empty(scored_count, model.vocab) if scored_count else None
-        head_input = torch.empty(scored_count, self.dim) if scored_count and reads else None
-        layer_outputs = torch.empty(layer_count, row_count, self.dim) if hidden else None
+        logits = float_buffer(scored_count, model.vocab) if scored_count else None
+        head_input = float_buffer(scored_count, self.dim) if scored_count and reads else None
+        layer_outputs = float_buffer(layer_count, row_count, self.dim) if hidden else None
         # 2. what they read, and where they write
         forward_pass = self._forward_pass(texts, layers, skipped)
         memory = forward_pass.memory
@@ -195,7 +195,7 @@ class PackedDecoder:
         layers_run = (c_int32 * 1)(self.depth)
         if exit_threshold is not None:
             forward_pass.exit_threshold = exit_threshold
-            forward_pass.layer_input = memory.address(torch.empty(self.dim))
+            forward_pass.layer_input = memory.address(float_buffer(self.dim))
             forward_pass.layers_run = memory.address(layers_run)
         # 3. the pass
         refused = self._library.run(byref(model), byref(forward_pass))
@@ -244,9 +244,9 @@ class PackedDecoder:
         return ChainBuffers(
             tokens=(c_int64 * steps)(),
             confidences=(c_float * steps)(),
-            probs=torch.empty(steps, width) if chain.temperature > 0 else None,
-            unscaled_probs=torch.empty(steps, width) if chain.keeps_probs else None,
-            states=None if chain.layers is None else torch.empty(fed_count + steps - 1, self.dim),
+            probs=float_buffer(steps, width) if chain.temperature > 0 else None,
+            unscaled_probs=float_buffer(steps, width) if chain.keeps_probs else None,
+            states=None if chain.layers is None else float_buffer(fed_count + steps - 1, self.dim),
         )
 
     def _chain_result(
@@ -324,7 +324,7 @@ class PackedDecoder:
         memory = forward_pass.memory
         fed_tokens = [token for text_tokens in tokens for token in text_tokens]
         forward_pass.tokens = memory.address((c_int64 * len(fed_tokens))(*fed_tokens))
-        forward_pass.logits = memory.address(torch.empty(sum(later_rows), model.vocab))
+        forward_pass.logits = memory.address(float_buffer(sum(later_rows), model.vocab))
         refused = program(byref(model), byref(forward_pass), drafts)
         self._require_read(refused, forward_pass, lambda: fed_tokens)
 
@@ -403,7 +403,7 @@ class PackedDecoder:
         if vocabulary.covers_most_of(
             self.vocab
         ):  # the whole head, without the other tokens' scores
-            zeros = torch.zeros(1, len(vocabulary))
+            zeros = torch.zeros(1, len(vocabulary), dtype=torch.float32, device="cpu")
             bias = vocabulary.widened(zeros, self.vocab, float("-inf"))[0]
             model.head.bias = model.memory.address(bias_in_panel_order(bias))
             return model
@@ -516,7 +516,7 @@ class PackedHeads:
 
     def scores(self, hidden: Float[Tensor, " dim"], depth: int) -> Float[Tensor, "depth vocab"]:
         """The first heads' logits."""
-        logits = torch.empty(depth, self._heads.vocab)
+        logits = float_buffer(depth, self._heads.vocab)
         self._run(hidden, depth, self._heads.vocab, None, logits)
         return logits
 
@@ -606,3 +606,10 @@ def set_tree(
 
 def token_array(tokens: frozenset[int]) -> ctypes.Array[c_int64]:
     return (c_int64 * len(tokens))(*tokens)
+
+
+def float_buffer(*shape: int) -> Tensor:
+    """Memory where the kernels write numbers: float32 on the CPU, whatever PyTorch's default type and
+    device are.
+    """
+    return torch.empty(shape, dtype=torch.float32, device="cpu")

@@ -58,7 +58,7 @@ class KeptProbs:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._memory = torch.empty(0, device=device)
+        self._memory = torch.empty(0, dtype=torch.float32, device=device)
         self._places: dict[tuple[int, int, int], Tensor] = {}
 
     def of(self, steps: int, texts: int, vocab: int) -> Float[Tensor, "steps texts vocab"]:
@@ -79,8 +79,10 @@ class KeptStates:
     """
 
     def __init__(self, dim: int, device: torch.device) -> None:
-        self.first = torch.zeros(MAX_ROWS, dim, device=device)
-        self._later = torch.zeros((MAX_STEPS - 1) * MAX_ROWS * dim, device=device)
+        self.first = torch.zeros(MAX_ROWS, dim, dtype=torch.float32, device=device)
+        self._later = torch.zeros(
+            (MAX_STEPS - 1) * MAX_ROWS * dim, dtype=torch.float32, device=device
+        )
 
     def later(self, steps: int, texts: int) -> Float[Tensor, "later texts dim"]:
         """Of the forwards after the first, in a program of so many steps and texts."""

@@ -57,10 +57,10 @@ class ScoreBuffers:
     @classmethod
     def of(cls, vocab: int, tiles: int, device: torch.device) -> ScoreBuffers:
         return cls(
-            logits=torch.zeros(MAX_ROWS, vocab, device=device),
-            tile_best=torch.zeros(MAX_ROWS * tiles, device=device),
+            logits=torch.zeros(MAX_ROWS, vocab, dtype=torch.float32, device=device),
+            tile_best=torch.zeros(MAX_ROWS * tiles, dtype=torch.float32, device=device),
             tile_tokens=torch.zeros(MAX_ROWS * tiles, dtype=torch.int32, device=device),
-            tile_sums=torch.zeros(MAX_ROWS * tiles, device=device),
+            tile_sums=torch.zeros(MAX_ROWS * tiles, dtype=torch.float32, device=device),
             tiles=tiles,
         )
 
@@ -94,7 +94,9 @@ class Heads:
         device = self._stack.embedding.device
         if vocabulary.covers_most_of(self.vocab):
             # the whole head, without the other tokens' scores
-            zeros = torch.zeros(1, len(vocabulary), device=vocabulary.tokens.device)
+            zeros = torch.zeros(
+                1, len(vocabulary), dtype=torch.float32, device=vocabulary.tokens.device
+            )
             bias = vocabulary.widened(zeros, self.vocab, float("-inf"))[0]
             return Head(self._matrix, bias.to(device))
         tokens = vocabulary.tokens.to(device)

@@ -183,7 +183,7 @@ class ForwardPlan:
             for weight in (layer.out, layer.inner, layer.outer):
                 ProductWeights.whole(weight.matrix)
         self.nothing = torch.zeros(16, dtype=self.dtype, device=self.device)
-        empty = torch.zeros(1, 0, stack.head_dim, device=self.device)
+        empty = torch.zeros(1, 0, stack.head_dim, dtype=torch.float32, device=self.device)
         self.cos, self.sin = empty, empty
         self.distance_bias = self.nothing
         self.farthest = 0
