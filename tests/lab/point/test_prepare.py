@@ -19,6 +19,7 @@ from bild_lab.files import FilePath
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.score import baseline_is_target
 from bild_lab.lab.metrics import quality
+from bild_lab.lab.metrics.writing import splitter_name
 from bild_lab.lab.point import identity
 from bild_lab.lab.point import prepare as module
 from bild_lab.lab.point.prepare import prepare
@@ -200,6 +201,8 @@ def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.Monk
     prepare(compose_config([*base, "dataset.tokenize=char", "dataset.language=de"]))
     assert (seen[-1]["setting"]["tokenize"], seen[-1]["setting"]["language"]) == ("char", "de")
     monkeypatch.setattr(quality, "require_metric_works", lambda *_: None)
+    prepare(compose_config([*base, "dataset.metric=rougeLsum"]))
+    assert seen[-1]["metrics"] == {"rougeLsum": f"{splitter_name()} {version('nltk')}"}
     prepare(compose_config([*base, "dataset.metric=evaluate:exact_match"]))
     assert seen[-1]["metrics"] == {"evaluate:exact_match": f"{version('evaluate')} "}
 
