@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from argparse import Action, ArgumentParser, _ActionsContainer
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir, version
@@ -72,3 +75,30 @@ def test_importing_a_command_leaves_the_version_that_hydra_behaves_as(
     before = version.getbase()
     config.hydra_main("config")(lambda cfg: cfg)
     assert version.getbase() == before
+
+
+def test_commands_start_where_python_looks_at_help_texts_as_a_parser_takes_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Python 3.14 does; one of Hydra 1.3 is no text until it is shown."""
+    add_argument = _ActionsContainer.add_argument
+
+    def checking(parser: ArgumentParser, *names: str, **options: Any) -> Action:
+        action = add_argument(parser, *names, **options)
+        parser._check_help(action)
+        return action
+
+    def check(parser: ArgumentParser, action: Action) -> None:
+        if not isinstance(action.help, str | None):
+            raise ValueError("badly formed help string")
+
+    monkeypatch.setattr(_ActionsContainer, "add_argument", checking)
+    monkeypatch.setattr(_ActionsContainer, "_check_help", check, raising=False)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--cfg", "job"])
+    inside = config.hydra_main("config")(lambda cfg: cfg)
+    with config.help_that_is_no_text():  # a command inside another one
+        inside()
+        assert ArgumentParser._check_help is not check
+    inside()
+    assert capsys.readouterr().out.count("pair:\n") == 2
+    assert ArgumentParser._check_help is check
