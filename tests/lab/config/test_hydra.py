@@ -77,6 +77,7 @@ def test_importing_a_command_leaves_the_version_that_hydra_behaves_as(
     assert version.getbase() == before
 
 
+@pytest.mark.skipif(config.HYDRA_1_4, reason="Hydra 1.4 sees to it itself")
 def test_commands_start_where_python_looks_at_help_texts_as_a_parser_takes_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
