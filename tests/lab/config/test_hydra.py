@@ -23,7 +23,7 @@ from bild_lab.lab.config.compose import (
 )
 
 
-@pytest.fixture(params=[None, "1.1", "1.3"])
+@pytest.fixture(params=[None, *([] if config.HYDRA_1_4 else ["1.1"]), "1.3"])
 def users(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[type, object]]:
     """An application of somebody else, with a configuration named as ours.
 
