@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import json
 import random
+import shutil
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
 import pytest
 
@@ -23,6 +24,17 @@ needs_shared = pytest.mark.skipif(
 )
 
 
+def folder_of_this_process() -> Path:
+    """A folder that is removed when the tests end.
+
+    A forked process drops what is registered here, from Python 3.13 on, and a TemporaryDirectory
+    that is dropped removes its folder.
+    """
+    folder = mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
 @lru_cache
 def tiny_checkpoints() -> Path:
     """t5, t5-draft, the same of llama, qwen3 and gemma3, and llama-words, whose vocabulary is
@@ -30,9 +42,7 @@ def tiny_checkpoints() -> Path:
 
     Written once, to a folder that is removed when the tests end.
     """
-    kept = TemporaryDirectory()
-    atexit.register(kept.cleanup)
-    folder = Path(kept.name)
+    folder = folder_of_this_process()
     for name, make in TINY.items():
         target = make(1)
         save(relative_of(target, 2, noise=0.2), folder / f"{name}-draft")

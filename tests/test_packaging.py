@@ -11,9 +11,10 @@ import sysconfig
 import tomllib
 from collections.abc import Iterable
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
+import grimp
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -219,3 +220,17 @@ def test_every_package_that_is_installed_is_pinned() -> None:
     # an environment has these before anything is installed
     free = {"pip", "setuptools"}
     assert {name: asking for name, asking in missing.items() if name not in free} == {}
+
+
+def test_every_package_that_our_code_imports_is_declared() -> None:
+    graph = grimp.build_graph("bild_lab", include_external_packages=True, cache_dir=None)
+    graph.remove_module("bild_lab.benchmark.peer_worker")  # it runs in the environment of a peer
+    asked_for = {canonicalize_name(one.name) for one in declared()}
+    distributions = packages_distributions()
+    undeclared = {}
+    for module in graph.modules - set(sys.stdlib_module_names):
+        importing = graph.find_modules_that_directly_import(module)
+        names = {canonicalize_name(name) for name in distributions.get(module, [module])}
+        if graph.is_module_squashed(module) and importing and not names & asked_for:
+            undeclared[module] = sorted(importing)
+    assert undeclared == {}

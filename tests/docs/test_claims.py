@@ -136,7 +136,7 @@ def composed_claims() -> Iterator[Any]:
             yield pytest.param(claim, id=" ".join(claim.words), marks=[pytest.mark.slow])
 
 
-@pytest.mark.parametrize("claim", composed_claims())
+@pytest.mark.parametrize("claim", [*composed_claims()])
 def test_the_command_of_a_row_composes(claim: Claim, tmp_path: Path) -> None:
     (line,) = commands_with(claim.words, claim.page)
     if claim.words[0] == "make":

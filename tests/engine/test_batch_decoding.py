@@ -4,15 +4,12 @@ noticed.
 
 from __future__ import annotations
 
-import atexit
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -29,7 +26,7 @@ from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
-from tests.checkpoints import tiny_checkpoints
+from tests.checkpoints import folder_of_this_process, tiny_checkpoints
 from tests.engine.lossless.greedy import Models, table_of
 from tests.engine.lossless.test_random_models import models_of
 from tests.policies import FAMILIES, GREEDY_ONLY, RUNNABLE, is_peer, load
@@ -70,9 +67,8 @@ def on(engines: Sequence[str], cases: Iterable[tuple[str, str]]) -> list[tuple[s
 @lru_cache(maxsize=8)
 def models_for(family: str, engine: str, dtype: torch.dtype) -> Models:
     """Models whose texts vary, with a table of n-grams of what the target writes."""
-    folder = TemporaryDirectory()
-    atexit.register(folder.cleanup)
-    models = models_of(family, 0, engine, Path(folder.name) / "table.safetensors", dtype)
+    table = folder_of_this_process() / "table.safetensors"
+    models = models_of(family, 0, engine, table, dtype)
     vanilla, texts = models.method("vanilla", 1), []
     for request in requests_for(family, 6, 0.0):
         texts.append(vanilla.decode(request, Trace())[request.limits.prompt_length - 1 :])

@@ -146,7 +146,7 @@ def an_end_token(tokens: list[int], prompt_length: int, where: int) -> frozenset
 
 
 @pytest.mark.fast("True-t5", "False-llama")
-@pytest.mark.parametrize(("verify_tail", "family"), itertools.product([True, False], FAMILIES))
+@pytest.mark.parametrize(("verify_tail", "family"), [*itertools.product([True, False], FAMILIES)])
 def test_bild_follows_algorithm_1_of_the_paper(family: str, verify_tail: bool) -> None:
     seen_rollback = seen_fallback = seen_full_window = False
     grid = itertools.product((0.0, 0.3, 0.6, 0.9), (0.4, 1.5, 4.0, math.inf), (1, 3, 10))

@@ -6,6 +6,7 @@ import inspect
 import math
 import os
 import pickle
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -65,13 +66,33 @@ def hydra_main(config_name: str) -> Callable[[Callable[[DictConfig], Any]], Call
     def decorate(function: Callable[[DictConfig], Any]) -> Callable[[], Any]:
         @wraps(function)
         def command(*configurations: DictConfig) -> Any:  # a worker process gives the configuration
-            return hydra.main(config_path=str(config_dir()), config_name=config_name, **options)(
-                function
-            )(*configurations)
+            with help_that_is_no_text():
+                return hydra.main(
+                    config_path=str(config_dir()), config_name=config_name, **options
+                )(function)(*configurations)
 
         return command
 
     return decorate
+
+
+@contextmanager
+def help_that_is_no_text() -> Iterator[None]:
+    """Let Hydra 1.3 start on Python 3.14, which looks at each help text as a parser takes it: one of
+    Hydra's is no text until it is shown.
+    """
+    if HYDRA_1_4 or not hasattr(ArgumentParser, "_check_help"):
+        yield
+        return
+    own = vars(ArgumentParser).get("_check_help")  # of a command that runs this one; else none
+    ArgumentParser._check_help = lambda parser, action: None
+    try:
+        yield
+    finally:
+        if own is None:
+            del ArgumentParser._check_help  # the inherited one is back
+        else:
+            ArgumentParser._check_help = own
 
 
 def config_dir() -> Path:

@@ -217,7 +217,9 @@ def rouge(
     ]
     stemmer = "yes" if name == ASCII else "no"
     sentences = f"sentences:{splitter_name(english)}"
-    signature = f"tokenizer:{name}|stemmer:{stemmer}|{sentences}|version:rouge_score.{version('rouge_score')}"
+    # NLTK stems, and from 3.10.2 on ends a sentence behind a closing quotation mark such as ”
+    versions = f"version:rouge_score.{version('rouge_score')}|nltk:{version('nltk')}"
+    signature = f"tokenizer:{name}|stemmer:{stemmer}|{sentences}|{versions}"
     return mean_metric(
         _name_with_tokenizer(shown, name, ASCII), [scores[lead] for scores in scored], signature
     )

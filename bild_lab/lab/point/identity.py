@@ -248,7 +248,7 @@ def _metric_versions(scoring: Scoring) -> dict[str, str]:
     versions = dict.fromkeys(scoring.metrics[1:], "")
     for metric in scoring.metrics:
         if metric == "rougeLsum":
-            versions[metric] = splitter_name()
+            versions[metric] = f"{splitter_name()} {package_version('nltk')}"
         if metric.startswith(EVALUATE):
             script = script_of(metric)
             script_hash = "" if script is None else file_hash(str(script.parent))

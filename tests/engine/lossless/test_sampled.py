@@ -181,7 +181,7 @@ def test_the_laws_of_lossless_rules_are_the_targets_and_those_of_others_are_not(
 
 
 @pytest.mark.fast("rejection sampling-near", "token_v2-near")
-@pytest.mark.parametrize(("name", "pair"), product(SETTINGS, PAIRS))
+@pytest.mark.parametrize(("name", "pair"), [*product(SETTINGS, PAIRS)])
 def test_some_texts_are_distributed_exactly(name: str, pair: str) -> None:
     values = p_values(
         SETTINGS[name], PAIRS[pair], SOME if name in LOSSLESS and pair == "apart" else FEW

@@ -178,13 +178,13 @@ def response_of(module: PreTrainedModel) -> Callable[[Tensor, Tensor], float]:
 @pytest.mark.fast("gemma3-native-softmax-0.3-4")
 @pytest.mark.parametrize(
     ("family", "engine", "measure", "threshold", "temperature"),
-    (
+    [
         (family, engine, measure, threshold, temperature)
         for family in (*FAMILIES, *WINDOWED)
         for engine in ("native", "hf")
         for measure, threshold in (("hidden_state", 0.9), ("softmax", 0.3))
         for temperature in (0, 4)
-    ),
+    ],
 )
 def test_tokens_and_exits_are_those_of_calm_without_a_cache(
     family: str, engine: str, measure: str, threshold: float, temperature: float

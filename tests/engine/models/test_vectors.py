@@ -85,7 +85,7 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "own"), enumerate(ACTIVATIONS.values()), ids=ACTIVATIONS)
+@pytest.mark.parametrize(("kind", "own"), [*enumerate(ACTIVATIONS.values())], ids=ACTIVATIONS)
 def test_activations_are_pytorchs_and_keep_what_is_no_number(
     vectors: ctypes.CDLL, kind: int, own: object
 ) -> None:

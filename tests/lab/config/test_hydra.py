@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from argparse import Action, ArgumentParser, _ActionsContainer
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree
 from threading import Thread
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir, version
@@ -21,7 +24,7 @@ from bild_lab.lab.config.compose import (
 )
 
 
-@pytest.fixture(params=[None, "1.1", "1.3"])
+@pytest.fixture(params=[None, *([] if config.HYDRA_1_4 else ["1.1"]), "1.3"])
 def users(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[type, object]]:
     """An application of somebody else, with a configuration named as ours.
 
@@ -86,3 +89,31 @@ def test_a_policys_file_that_changed_is_read_anew(
     assert compose_policy("speculative").window == 17
     (copied / "policy/mine.yaml").write_text(file.read_text().replace(": speculative", ": mine"))
     assert compose_policy("mine").name == "mine"
+
+
+@pytest.mark.skipif(config.HYDRA_1_4, reason="Hydra 1.4 sees to it itself")
+def test_commands_start_where_python_looks_at_help_texts_as_a_parser_takes_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Python 3.14 does; one of Hydra 1.3 is no text until it is shown."""
+    add_argument = _ActionsContainer.add_argument
+
+    def checking(parser: ArgumentParser, *names: str, **options: Any) -> Action:
+        action = add_argument(parser, *names, **options)
+        parser._check_help(action)
+        return action
+
+    def check(parser: ArgumentParser, action: Action) -> None:
+        if not isinstance(action.help, str | None):
+            raise ValueError("badly formed help string")
+
+    monkeypatch.setattr(_ActionsContainer, "add_argument", checking)
+    monkeypatch.setattr(_ActionsContainer, "_check_help", check, raising=False)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--cfg", "job"])
+    inside = config.hydra_main("config")(lambda cfg: cfg)
+    with config.help_that_is_no_text():  # a command inside another one
+        inside()
+        assert ArgumentParser._check_help is not check
+    inside()
+    assert capsys.readouterr().out.count("pair:\n") == 2
+    assert ArgumentParser._check_help is check

@@ -108,7 +108,7 @@ def test_each_control_is_caught_and_by_this_check(fault: str, family: str, shape
 
 
 @pytest.mark.fast("undrawn draft-t5-chains", "no residual-t5-trees")
-@pytest.mark.parametrize(("fault", "family", "shape"), product(FURTHER, FAMILIES, SHAPES))
+@pytest.mark.parametrize(("fault", "family", "shape"), [*product(FURTHER, FAMILIES, SHAPES)])
 def test_further_faults_are_caught_too(fault: str, family: str, shape: str) -> None:
     judged(fault, family, shape)
 

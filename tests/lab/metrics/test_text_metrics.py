@@ -5,6 +5,7 @@ or a number.
 from __future__ import annotations
 
 import random
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -142,6 +143,8 @@ def test_rouge_lsum_compares_the_sentences_of_a_summary_whether_or_not_it_has_li
         and score("rougeL", [prediction], [[reference]]).value < 90
     )
     assert f"sentences:{splitter_name()}" in quality.signature
+    # whose versions split sentences in several ways
+    assert f"|nltk:{version('nltk')}|" in quality.signature
 
 
 def test_the_short_list_splits_nearly_as_nltks_data_where_it_is_there(

@@ -64,7 +64,7 @@ def test_every_policy_decodes_within_its_limits_and_repeats(
 @pytest.mark.fast("layer_skip-llama", "prompt_lookup-t5")
 @pytest.mark.parametrize(
     ("policy", "family"),
-    ((policy, family) for policy, family in RUNNABLE if is_lossless(policy)),
+    [(policy, family) for policy, family in RUNNABLE if is_lossless(policy)],
 )
 def test_lossless_policies_give_the_tokens_of_transformers(
     checkpoints: Path, policy: str, family: str

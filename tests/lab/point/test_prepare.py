@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bild_lab.engine.methods import hf_generation
 from bild_lab.engine.methods.hf_generation import HuggingFaceGenerate
 from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.session import Model
@@ -19,6 +20,7 @@ from bild_lab.files import FilePath
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.score import baseline_is_target
 from bild_lab.lab.metrics import quality
+from bild_lab.lab.metrics.writing import splitter_name
 from bild_lab.lab.point import identity
 from bild_lab.lab.point import prepare as module
 from bild_lab.lab.point.prepare import prepare
@@ -200,6 +202,8 @@ def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.Monk
     prepare(compose_config([*base, "dataset.tokenize=char", "dataset.language=de"]))
     assert (seen[-1]["setting"]["tokenize"], seen[-1]["setting"]["language"]) == ("char", "de")
     monkeypatch.setattr(quality, "require_metric_works", lambda *_: None)
+    prepare(compose_config([*base, "dataset.metric=rougeLsum"]))
+    assert seen[-1]["metrics"] == {"rougeLsum": f"{splitter_name()} {version('nltk')}"}
     prepare(compose_config([*base, "dataset.metric=evaluate:exact_match"]))
     assert seen[-1]["metrics"] == {"evaluate:exact_match": f"{version('evaluate')} "}
 
@@ -219,11 +223,18 @@ def test_a_likelihood_that_leads_must_be_measured(base: list[str]) -> None:
 def test_the_packages_of_a_peer_are_a_part_of_the_name(
     base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Peer(HuggingFaceGenerate):
+        """From Python 3.12 on a class that was once taken for a peer is taken for one ever after."""
+
+        precision = "float32"
+
+        def cpu_seconds(self) -> float:
+            return 0.0
+
     names = set()
+    monkeypatch.setattr(hf_generation, "HuggingFaceGenerate", Peer)
     for versions in ({"peer": "1"}, {"peer": "2"}):
-        monkeypatch.setattr(HuggingFaceGenerate, "versions", versions, raising=False)
-        monkeypatch.setattr(HuggingFaceGenerate, "cpu_seconds", lambda self: 0.0, raising=False)
-        monkeypatch.setattr(HuggingFaceGenerate, "precision", "float32", raising=False)
+        monkeypatch.setattr(Peer, "versions", versions, raising=False)
         seen: list[dict] = []
         with monkeypatch.context() as patched:
             patched.setattr(

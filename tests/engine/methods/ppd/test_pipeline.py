@@ -77,7 +77,7 @@ def decoded(
 
 @pytest.mark.fast("native-llama-3-2")
 @pytest.mark.parametrize(
-    ("family", "exit_layer", "top_k"), product(FAMILIES, EXITS, [1, 2, 3, VOCABULARY])
+    ("family", "exit_layer", "top_k"), [*product(FAMILIES, EXITS, [1, 2, 3, VOCABULARY])]
 )
 def test_the_text_is_the_targets_own(
     targets: dict[str, LoadedModel], family: str, exit_layer: int, top_k: int
@@ -111,7 +111,7 @@ def test_the_text_ends_where_the_targets_own_ends(
 
 
 @pytest.mark.fast("native-llama")
-@pytest.mark.parametrize("family", reversed(FAMILIES))
+@pytest.mark.parametrize("family", FAMILIES[::-1])
 def test_sampled_tokens_are_those_that_the_target_draws_with_the_same_seed(
     targets: dict[str, LoadedModel], family: str
 ) -> None:
@@ -147,7 +147,7 @@ def runs_of(matches: Sequence[bool]) -> list[int]:
 
 
 @pytest.mark.fast("native-t5-3", "hf-llama-4")
-@pytest.mark.parametrize(("family", "exit_layer"), product(FAMILIES, EXITS))
+@pytest.mark.parametrize(("family", "exit_layer"), [*product(FAMILIES, EXITS)])
 def test_the_units_as_executed_are_those_of_the_theorems_runs(
     targets: dict[str, LoadedModel], family: str, exit_layer: int
 ) -> None:
