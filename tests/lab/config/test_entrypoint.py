@@ -394,6 +394,10 @@ def test_points_that_were_finished_are_logged_once_when_the_logger_is_switched_o
         ("dataset.categories=3", "dataset.categories='3'"),
         ("dataset.hub_config=2024_01", "dataset.hub_config='2024_01'"),
         ("logger.group=2026_11_29", "logger.group='2026_11_29'"),
+        ("dataset.split=2026_11", "dataset.split='2026_11'"),
+        ("hydra.run.dir=2026_11_29", "hydra.run.dir='2026_11_29'"),
+        ("project=2026_11", "project='2026_11'"),
+        ("entity=1_000", "entity='1_000'"),
         ("pair.draft=null", "pair.draft=null"),
         ("name=2026-11-29", "name=2026-11-29"),
         ("policy.fallback=1e-3", "policy.fallback=1e-3"),
@@ -458,6 +462,8 @@ def test_what_hydra_takes_and_free_text_is_no_wrong_word() -> None:
             "a={b:1}",
             "c=",
             "--resolve",
+            "e=",
+            "f=1",
             "dataset.prompt_template=\u201cx,",
         ]
     )
