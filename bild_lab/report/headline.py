@@ -350,20 +350,31 @@ def _choice_in_words(group: Group, best: Result, n_points: int, n_settings: int)
 
 
 def _not_judged(group: Group, results: Sequence[Result]) -> list[str]:
-    """A sentence on the points that were left out of the others' verdict, as servers failed to give
-    some of their texts; nothing without one.
+    """Sentences on the points that were left out of the others' verdict: servers failed to give some
+    of their texts, or an earlier version did not say how far the clock of a batch was off. Nothing
+    without one.
     """
-    if not results:
-        return []
-    named = [
+    few = [
         f"{group.label(result)} with {counted(result.counted_texts, 'example')}"
         for result in results
+        if not are_enough(result.counted_texts)
     ]
-    more = f" and {len(named) - _NAMED_POINTS} more" if len(named) > _NAMED_POINTS else ""
+    unclear = [group.label(result) for result in results if are_enough(result.counted_texts)]
+    reasons = {
+        f"intervals are too narrow below {ENOUGH_EXAMPLES} examples": few,
+        "nothing says how far the clock of their batches is off": unclear,
+    }
     return [
-        f"Not judged, as intervals are too narrow below {ENOUGH_EXAMPLES} examples:"
-        f" {', '.join(named[:_NAMED_POINTS])}{more}."
+        f"Not judged, as {reason}: {_first_of(labels)}."
+        for reason, labels in reasons.items()
+        if labels
     ]
+
+
+def _first_of(labels: Sequence[str]) -> str:
+    """The first labels, and how many there are beyond them."""
+    more = f" and {len(labels) - _NAMED_POINTS} more" if len(labels) > _NAMED_POINTS else ""
+    return f"{', '.join(labels[:_NAMED_POINTS])}{more}"
 
 
 def _without_verdict(group: Group, results: list[Result]) -> str:

@@ -231,6 +231,24 @@ def test_a_batch_that_was_timed_once_gets_no_superlative(batch: int, noise: floa
         " measure.repeats=2 or more, beside a baseline. Measured: bild (fallback 0.3) 3.45×"
     )
     assert text.startswith(unknown) == (batch > 1 and noise is None)
+    # more repeats would not help so few texts
+    few = [replace(one, independent_texts=10) for one in timed]
+    assert headline(few).startswith("10 examples are too few to say which point is faster")
+
+
+def test_a_batch_whose_clock_is_not_known_is_not_said_to_have_few_examples() -> None:
+    """Fault: results of an earlier version beside new ones were "too narrow below 20 examples: bild
+    with 100 examples".
+    """
+    batch = {"batch": 8}
+    known = with_speedup(sample_result("bild", {"fallback": 0.3}, 1.5, setting=batch), noise=0.01)
+    unclear = sample_result("bild", {"fallback": 0.5}, 1.8, setting=batch)
+    few = sample_result("bild", {"fallback": 0.9}, 1.9, setting=batch, independent_texts=5)
+    assert headline([known, unclear, few]).endswith(
+        "Not judged, as intervals are too narrow below 20 examples: bild (fallback 0.9) with 5"
+        " examples. Not judged, as nothing says how far the clock of their batches is off: bild"
+        " (fallback 0.5)."
+    )
 
 
 def test_a_choice_is_named_with_what_to_do_instead() -> None:
