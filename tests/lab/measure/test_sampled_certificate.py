@@ -344,6 +344,14 @@ def test_draws_without_their_random_numbers_from_no_known_model_are_not_judged()
     assert (found.verdict, found.output, found.contexts > 0) == (NO_FORM, None, True)
 
 
+def test_a_text_of_which_some_contexts_cannot_be_judged_has_no_verdict() -> None:
+    copies = PromptLookup(loaded(TARGET), 3, longest_match=2)
+    found = certified(
+        SpeculativeSampling(), HybridDrafter(copies, OfNoModel(loaded(DRAFTER), 3), 2)
+    )
+    assert found.verdict == NO_FORM and found.output < 1e-9
+
+
 def test_a_rule_of_each_round_is_judged_by_what_it_emits_in_that_round() -> None:
     found = certified(LenientLater())
     assert (found.verdict, found.check) == (DEFECT, OUTPUT)
