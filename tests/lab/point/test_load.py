@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import bild_lab
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.request import Request
+from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_policy
 from bild_lab.lab.config.policies import describe_decoder, policy_label
@@ -370,6 +374,19 @@ def test_a_policy_is_composed_of_policies_of_ones_own_folder(
         UserError, match="policy must be one of .* got 'mine'"
     ):  # it was for one load
         bild_lab.load(checkpoints / "llama", policy="hybrid", **knobs)
+
+
+def test_a_method_that_leaves_the_prompt_out_is_refused_and_its_text_not_cut(
+    checkpoints: Path,
+) -> None:
+    class Headless(DraftThenVerify):
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            return super().decode(request, trace)[request.limits.prompt_length :]
+
+    decoder = bild_lab.load(checkpoints / "llama", policy="vanilla")
+    method = Headless(decoder.target, decoder.method.drafter, decoder.method.acceptance)
+    with pytest.raises(UserError, match="decode of Headless must return the list of the prompt's"):
+        replace(decoder, method=method).generate(PROMPT, 4)
 
 
 def test_a_class_that_is_no_method_is_refused_by_what_it_lacks(checkpoints: Path) -> None:
