@@ -288,6 +288,8 @@ def test_points_that_were_screened_are_not_told_to_be(tmp_path: Path) -> None:
         in said
     )
     assert "scripts/screen.py does" in headline([replace(points[0], folder=None), points[1]])
+    faster = with_speedup(points[1], value=2.0, low=1.9, high=2.1)  # measured beside it
+    assert "scripts/screen.py does" in headline([points[0], faster])
 
 
 def test_the_interval_of_a_choice_holds_for_the_best_of_all_points() -> None:

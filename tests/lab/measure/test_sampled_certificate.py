@@ -145,6 +145,15 @@ def test_a_closed_form_of_another_shape_is_refused_with_its_rules_name() -> None
         certified(First())
 
 
+def test_a_closed_form_of_no_numbers_is_a_defect() -> None:
+    class Broken(SpeculativeSampling):
+        def output_distribution(self, *arguments: Any) -> Tensor:
+            return super().output_distribution(*arguments) * float("nan")
+
+    found = certified(Broken())
+    assert (found.verdict, found.check, found.position) == (DEFECT, OUTPUT, 0)
+
+
 def test_a_method_without_rounds_has_no_verdict() -> None:
     assert certify_sampled(SimpleNamespace(), loaded(TARGET), request(), [1]) == Certificate(
         NO_FORM
@@ -320,6 +329,16 @@ def test_an_empty_text_has_no_verdict() -> None:
 
 def test_rows_that_forbid_other_tokens_are_a_defect_of_the_session() -> None:
     found = certified(SpeculativeSampling(), target=loaded(TARGET, off=-float("inf")))
+    assert (found.verdict, found.check) == (SESSION_DEFECT, LOGITS)
+
+
+def test_rows_that_alone_have_no_scores_are_a_defect_of_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of which no difference is larger than rounding."""
+    nothing = SimpleNamespace(after=lambda tokens: torch.full((5,), float("nan")))
+    monkeypatch.setattr(certificate, "RowByRow", lambda model, request: nothing)
+    found = certified(SpeculativeSampling(), NoDraft(loaded(TARGET)))
     assert (found.verdict, found.check) == (SESSION_DEFECT, LOGITS)
 
 

@@ -242,3 +242,5 @@ def test_a_choice_widens_what_a_point_has_an_interval_of_and_nothing_of_few_text
     assert corrected_for_choice(point, 1) == point
     few = replace(point, independent_texts=19)
     assert corrected_for_choice(few, 5) == few
+    turns = corrected_for_choice(replace(point, independent_texts=25), 5)
+    assert turns.speedup.low < chosen.speedup.low and turns.speedup.high > chosen.speedup.high
