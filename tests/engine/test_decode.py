@@ -658,4 +658,5 @@ def test_what_is_no_text_of_a_method_is_refused(tokens: object, told: str) -> No
     request = Request(Source((1, 2)), Limits(2, 4))
     with pytest.raises(UserError, match=f"Yielding .*{told}"):
         require_text(method, request, tokens)
-    require_text(method, request, [1, 2, 5])
+    for right in ([1, 2, 5], [1, 2, 5, 6, 7, 8], [1, 2]):
+        require_text(method, request, right)

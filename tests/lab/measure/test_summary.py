@@ -24,6 +24,7 @@ from bild_lab.lab.measure.summary import (
     joules_per_token,
     score_all,
     speed,
+    stream_summary,
     summarize,
 )
 from bild_lab.lab.measure.timing import Timed
@@ -256,6 +257,13 @@ def test_a_text_has_failed_if_one_of_its_repeats_has() -> None:
     assert not text.failed
     text.reports.append(EngineReport(error="it has died"))
     assert text.failed
+
+
+def test_a_token_of_a_stream_takes_its_share_of_the_seconds_after_the_first_piece() -> None:
+    """Of five tokens in three pieces four came after the first."""
+    text = Timed([5] * 5, [3.0], Trace(), reports=[EngineReport(pieces_s=(1.0, 2.0, 3.5))])
+    found = stream_summary([text], errors=0)
+    assert (found.first_token_p50, found.token_p50, found.gap_p50) == (1.0, 2.5 / 4, 1.25)
 
 
 def test_energy_is_told_only_where_it_was_read_of_every_text() -> None:

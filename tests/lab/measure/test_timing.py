@@ -610,6 +610,9 @@ def test_joules_of_what_is_prepared_do_not_count_as_its_seconds_do_not(batch: in
     timed = time_methods(preparing, requests, 2, TimingOptions(joules=joules, batch=batch))
     for texts in timed.values():  # 2 joules for each text of each repeat
         assert sum(sum(text.joules) for text in texts) == pytest.approx(2 * 2 * 2.0)
+    unmoved = TimingOptions(joules=lambda: 0.0, batch=batch)  # of a counter of coarse steps
+    (text, _) = time_methods({"method": methods["method"]}, requests, 2, unmoved)["method"]
+    assert text.joules == [0.0, 0.0]
 
 
 def test_joules_of_a_batch_are_shared_out_as_its_seconds_are() -> None:
