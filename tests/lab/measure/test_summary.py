@@ -14,6 +14,7 @@ from bild_lab.engine.trace import EngineReport, Forward, Round, Trace
 from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.measure import score
+from bild_lab.lab.measure.certificate import EQUAL, Certificate
 from bild_lab.lab.measure.cost import total_cost
 from bild_lab.lab.measure.summary import (
     by_category,
@@ -283,6 +284,18 @@ def test_of_texts_that_came_those_without_words_are_empty_and_those_that_did_not
         "baseline_empty": 1 / 4,
         "baseline_cut": 1 / 4,  # one ended at the limit itself
     }
+
+
+@pytest.mark.parametrize(("temperature", "claimed"), [(0.0, True), (1.0, False)])
+def test_certificates_say_whether_the_policy_claims_to_lose_nothing(
+    temperature: float, claimed: bool
+) -> None:
+    """A defect of one that does is a fault of it, of another what it is for."""
+    method = SimpleNamespace(lossless=lambda sampling: not sampling.temperature)
+    decoders = {"method": SimpleNamespace(method=method)}
+    point = SimpleNamespace(decoders=decoders, sampling=Sampling(temperature))
+    assert score._counted_verdicts(point, [Certificate(EQUAL)]).claimed is claimed
+    assert score._counted_verdicts(point, None) is None
 
 
 def test_how_long_the_texts_became_has_the_interval_of_conversations() -> None:
