@@ -444,6 +444,7 @@ def test_line_breaks_of_the_command_line_are_line_breaks(word: str, wanted: obje
         (["--policy=bild"], "keys have no hyphens before them: policy=bild"),
         (["--multirn", "policy=bild"], "there is no option '--multirn'; did you mean --multirun?"),
         (["bild"], "'bild' is no KEY=VALUE, such as policy=bild"),
+        (["bild", "name=a"], "'bild' is no KEY=VALUE, such as policy=bild"),
     ],
 )
 def test_a_word_that_is_no_override_is_refused_with_what_to_write(
