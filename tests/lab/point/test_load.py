@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 import bild_lab
 from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.models.device import set_threads
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
@@ -331,8 +332,13 @@ def test_threads_are_those_of_the_process(checkpoints: Path) -> None:
     try:
         bild_lab.load(checkpoints / "llama", policy="vanilla", threads=3)
         assert torch.get_num_threads() == 3
+        set_threads(None)
+        assert torch.get_num_threads() == 3
         with pytest.raises(UserError, match="runtime.threads must be a whole number >= 1"):
             bild_lab.load(checkpoints / "llama", policy="vanilla", threads=0)
+        for threads in (0, -1):  # of commands whose configuration has no schema
+            with pytest.raises(UserError, match="runtime.threads must be a whole number >= 1"):
+                set_threads(threads)
     finally:
         torch.set_num_threads(before)
 
@@ -362,7 +368,7 @@ def test_a_policy_of_ones_own_folder_is_loaded_with_its_knobs(
 
 
 def test_a_policy_is_composed_of_policies_of_ones_own_folder(
-    checkpoints: Path, tmp_path: Path
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "one's own"  # as it may be named
     (folder / "policy").mkdir(parents=True)
@@ -370,10 +376,17 @@ def test_a_policy_is_composed_of_policies_of_ones_own_folder(
     knobs = {"first": "mine", "second": "mine", "min_depth": 3}
     decoder = bild_lab.load(checkpoints / "llama", policy="hybrid", config_dir=folder, **knobs)
     assert decoder.generate(PROMPT, 4).trace.rounds
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for place in ("one's own", "~/one's own"):
+        bild_lab.load(checkpoints / "llama", policy="mine", config_dir=place)
     with pytest.raises(
         UserError, match="policy must be one of .* got 'mine'"
     ):  # it was for one load
         bild_lab.load(checkpoints / "llama", policy="hybrid", **knobs)
+    bild_lab.load(checkpoints / "llama", policy="mine", config_dir=folder)
+    with pytest.raises(UserError, match="policy must be one of .* got 'mine'"):
+        compose_policy("mine")
 
 
 def test_a_method_that_leaves_the_prompt_out_is_refused_and_its_text_not_cut(
