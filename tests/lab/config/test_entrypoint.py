@@ -553,6 +553,10 @@ BAD_INPUT = {
         ["dataset.metric=chrf", "dataset.metrics=[bleu,chrf]"],
         "dataset.metric=chrf would change nothing beside dataset.metrics=['bleu', 'chrf']",
     ),
+    "added metric that another one leads": (
+        ["++dataset.metric=chrf", "dataset.metrics=[bleu,chrf]"],
+        "++dataset.metric=chrf would change nothing beside dataset.metrics=['bleu', 'chrf']",
+    ),
     "metrics to sweep over that another one leads": (
         ["-m", "dataset.metric=bleu,chrf", "dataset.metrics=[bleu,chrf]"],
         "dataset.metric=chrf: dataset.metric=chrf would change nothing",
@@ -576,6 +580,7 @@ BAD_INPUT = {
     "misspelt group that is added",
     "key of one's own",
     "metric that another one leads",
+    "added metric that another one leads",
 )
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gives_one_message_and_leaves_nothing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_policy
 from bild_lab.lab.config.policies import describe_decoder, policy_label
+from bild_lab.lab.point import load as load_module
 from bild_lab.lab.point.streaming import stable_prefix
 from tests.engine.vocabularies.foreign import foreign_module
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, load
@@ -400,6 +402,38 @@ def test_a_method_that_leaves_the_prompt_out_is_refused_and_its_text_not_cut(
     method = Headless(decoder.target, decoder.method.drafter, decoder.method.acceptance)
     with pytest.raises(UserError, match="decode of Headless must return the list of the prompt's"):
         replace(decoder, method=method).generate(PROMPT, 4)
+
+
+def test_each_model_has_the_revision_of_its_own_key(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, str | None] = {}
+
+    def without_revision(path: str, revision: str | None, *rest: Any, **options: Any) -> Any:
+        seen[Path(path).name] = revision
+        return real(path, None, *rest, **options)
+
+    real = load_module.load_model
+    monkeypatch.setattr(load_module, "load_model", without_revision)
+    pair = {"target": checkpoints / "llama", "draft": checkpoints / "llama-draft"}
+    revisions = {"target_revision": "a1", "draft_revision": "b2"}
+    bild_lab.load(**pair, policy="speculative", **revisions)
+    assert seen == {"llama": "a1", "llama-draft": "b2"}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"engine": "kernels", "compile": "true"}, "the kernels need no compiler"),
+        ({"engine": "kernels", "dtype": "float64"}, "the kernels cannot run: "),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused_and_not_left_out(
+    checkpoints: Path, options: dict[str, Any], told: str
+) -> None:
+    pair = {"target": checkpoints / "llama", "draft": checkpoints / "llama-draft"}
+    with pytest.raises(UserError, match=told):
+        bild_lab.load(**pair, policy="speculative", **options)
 
 
 def test_a_class_that_is_no_method_is_refused_by_what_it_lacks(checkpoints: Path) -> None:
