@@ -180,6 +180,7 @@ PAIR = torch.tensor([2, 3])
         (Draft(PAIR[None]), r"got a tensor \[1, 2\] of int64"),
         (Draft(PAIR[0]), r"got a tensor \[\] of int64"),
         (Draft(PAIR, probs=ROWS[:1]), r"2 tokens, so probs must hold a row .* \[1, 4\]"),
+        (Draft(PAIR, probs=ROWS[[0, 1, 1]]), r"2 tokens, so probs must hold a row .* \[3, 4\]"),
         (Draft(PAIR, probs=ROWS[:, 0]), r"probs must hold a row .* \[2\]"),
         (Draft(PAIR, unscaled_probs=ROWS[:1]), "unscaled_probs must hold a row"),
         (Draft(PAIR, uniforms=ROWS[:1, 0]), "uniforms must hold a number"),
