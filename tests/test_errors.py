@@ -6,7 +6,7 @@ import pytest
 
 from bild_lab.engine.models.checkpoint.precision import resolve_dtype
 from bild_lab.engine.models.device import resolve_device
-from bild_lab.errors import UserError, did_you_mean, require_choice, suggestion
+from bild_lab.errors import UserError, did_you_mean, first_line, require_choice, suggestion
 from bild_lab.lab.config.compose import compose_policy
 from bild_lab.lab.config.schemas import picture_kinds
 from bild_lab.lab.metrics.text_metrics import metric_named
@@ -45,3 +45,11 @@ def test_the_kinds_of_pictures_are_a_word_words_with_commas_or_a_list() -> None:
     for wrong in ("jpg", "", [], 3):
         with pytest.raises(UserError, match="figures are png, pdf, svg"):
             picture_kinds(wrong)
+
+
+def test_of_a_message_the_first_line_counts_and_without_one_the_kind_of_error() -> None:
+    assert first_line(OSError("\n  cannot read a\nin b")) == "cannot read a"
+    assert [first_line(error) for error in (EOFError(), ValueError(" \n"))] == [
+        "EOFError",
+        "ValueError",
+    ]

@@ -82,6 +82,7 @@ def _run_batched(
         token_lists = method.decode_batch(batch)
         seconds = time.perf_counter() - started
         for request, tokens in zip(batch, token_lists, strict=True):
+            require_text(method, request, tokens)
             on_end(len(texts))
             emitted = tokens[request.limits.prompt_length :]
             texts.append(BatchedText(emitted, Trace(), seconds, seconds / len(batch)))
@@ -124,6 +125,7 @@ def _run_concurrently(
         requests, traces, answers, strict=True
     ):
         tokens = method.read(request, trace, answer)
+        require_text(method, request, tokens)
         emitted = tokens[request.limits.prompt_length :]
         read_texts.append((emitted, trace, latency_s))
         waits.append(0.0 if trace.failed else asking_s)

@@ -350,23 +350,31 @@ def _choice_in_words(group: Group, best: Result, n_points: int, n_settings: int)
 
 
 def _not_judged(group: Group, results: Sequence[Result]) -> list[str]:
-    """Sentences on the points that were left out of the others' verdict, by why: a server failed to
-    give some of their texts, or nothing says how far the clock of their batches is off.
+    """Sentences on the points that were left out of the others' verdict: servers failed to give some
+    of their texts, or an earlier version did not say how far the clock of a batch was off. Nothing
+    without one.
     """
-    named_by_reason: dict[str, list[str]] = {}
-    for result in results:
-        if are_enough(result.counted_texts):
-            reason = f"nothing says how far a batch's clock is off ({TIME_BATCHES_TWICE})"
-            name = group.label(result)
-        else:
-            reason = f"intervals are too narrow below {ENOUGH_EXAMPLES} examples"
-            name = f"{group.label(result)} with {counted(result.counted_texts, 'example')}"
-        named_by_reason.setdefault(reason, []).append(name)
-    sentences = []
-    for reason, named in named_by_reason.items():
-        more = f" and {len(named) - _NAMED_POINTS} more" if len(named) > _NAMED_POINTS else ""
-        sentences.append(f"Not judged, as {reason}: {', '.join(named[:_NAMED_POINTS])}{more}.")
-    return sentences
+    few = [
+        f"{group.label(result)} with {counted(result.counted_texts, 'example')}"
+        for result in results
+        if not are_enough(result.counted_texts)
+    ]
+    unclear = [group.label(result) for result in results if are_enough(result.counted_texts)]
+    reasons = {
+        f"intervals are too narrow below {ENOUGH_EXAMPLES} examples": few,
+        f"nothing says how far the clock of their batches is off ({TIME_BATCHES_TWICE})": unclear,
+    }
+    return [
+        f"Not judged, as {reason}: {_first_of(labels)}."
+        for reason, labels in reasons.items()
+        if labels
+    ]
+
+
+def _first_of(labels: Sequence[str]) -> str:
+    """The first labels, and how many there are beyond them."""
+    more = f" and {len(labels) - _NAMED_POINTS} more" if len(labels) > _NAMED_POINTS else ""
+    return f"{', '.join(labels[:_NAMED_POINTS])}{more}"
 
 
 def _without_verdict(group: Group, results: list[Result]) -> str:

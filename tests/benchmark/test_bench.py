@@ -366,7 +366,7 @@ def test_a_key_that_would_change_nothing_is_refused(word: str) -> None:
             "policy.bits=8",
         ]
     )
-    script.require_taken(["hydra.searchpath=[file:///own]"])
+    script.require_taken(["hydra.searchpath=[file:///own]", "++dataset.limit=3"])
     with pytest.raises(UserError, match=f"{re.escape(word)} would change nothing"):
         script.require_taken(["pair.target=x", word])
 

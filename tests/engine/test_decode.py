@@ -591,9 +591,13 @@ class Deciding(ExactMatch):
 def test_what_an_extension_gives_is_refused_with_its_name() -> None:
     target, pair = StubModel(lambda tokens: torch.zeros(10)), Draft(torch.tensor([5, 6]))
     uneven = Draft(pair.tokens, probs=torch.full((2, 10), 0.2))
+    tree = Draft(pair.tokens, torch.tensor([-1, -1]))
+    with pytest.raises(UserError, match="from probs that sum to 2"):  # of a text of one round too
+        decode(target, Proposing(uneven), ExactMatch(), Source((1, 2)), max_new_tokens=1)
     for drafter, rule, told in (
         (Proposing(None), ExactMatch(), "Proposing must draft a Draft, got NoneType"),
         (Proposing(uneven), ExactMatch(), "Proposing has drafted token 0 from probs that sum to 2"),
+        (Proposing(tree), ExactMatch(), "Proposing has drafted a tree, and says drafts_trees ="),
         (Proposing(pair), Deciding(2), "Deciding must return a Verdict, got int"),
         (Proposing(pair), Deciding(Verdict((1,), 3)), r"Deciding has accepted the nodes \[1\]"),
         (Proposing(pair), Deciding(Verdict((0,), 10)), "Deciding must emit a token from 0 to 9"),
@@ -636,11 +640,12 @@ class Yielding(TokenLoop):
     ("emitted", "told"),
     [
         (itertools.repeat([5]), "has emitted more than the 4 tokens"),
+        ([[5, 6], [7, 8], [9]], "has emitted more than the 4 tokens"),
         (itertools.repeat([]), r"must yield a list of one or more tokens each round, got \[\]"),
         ([torch.tensor([5])], r"a list of one or more tokens each round, got tensor"),
         ([5], r"a list of one or more tokens each round, got 5"),
     ],
-    ids=["for ever", "nothing for ever", "a tensor", "a number"],
+    ids=["for ever", "one too many", "nothing for ever", "a tensor", "a number"],
 )
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_loop_of_ones_own_that_would_not_end_is_refused(
@@ -668,4 +673,5 @@ def test_what_is_no_text_of_a_method_is_refused(tokens: object, told: str) -> No
     request = Request(Source((1, 2)), Limits(2, 4))
     with pytest.raises(UserError, match=f"Yielding .*{told}"):
         require_text(method, request, tokens)
-    require_text(method, request, [1, 2, 5])
+    for right in ([1, 2, 5], [1, 2, 5, 6, 7, 8], [1, 2]):
+        require_text(method, request, right)

@@ -13,6 +13,7 @@ from bild_lab.engine.batch_decoding import decode_batch, shares_of
 from bild_lab.engine.batch_scheduler import Batch, PendingOp
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import EngineReport, Trace
+from bild_lab.errors import UserError
 from bild_lab.lab.measure.timing import TimingOptions, warm_up
 
 
@@ -97,9 +98,34 @@ def test_texts_that_came_from_elsewhere_share_the_seconds_of_all_by_their_waits(
 
 def test_a_method_that_loses_a_text_is_an_error() -> None:
     method = Together(None)
-    method.decode_batch = lambda several: [[0, 1]]
+    method.decode_batch = lambda several: [[9, 1, 5]]
     with pytest.raises(ValueError, match="shorter"):
         decode_batch(method, requests(1, 2), Batch(2))
+
+
+class Headless(Counting):
+    """Leaves the prompt out."""
+
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        return super().decode(request, trace)[2:]
+
+
+class HeadlessTogether(Together):
+    def decode_batch(self, requests: Sequence[Request]) -> list[list[int]]:
+        return [tokens[2:] for tokens in super().decode_batch(requests)]
+
+
+class HeadlessElsewhere(Elsewhere):
+    def read(self, request: Request, trace: Trace, answer: int | None) -> list[int]:
+        return super().read(request, trace, answer)[2:]
+
+
+@pytest.mark.parametrize("kind", [Headless, HeadlessTogether, HeadlessElsewhere])
+def test_a_text_without_its_prompt_is_refused_however_a_batch_is_decoded(kind: type) -> None:
+    """Fault: it lost as many tokens as the prompt has, in batches of the method's own."""
+    method = kind(batch := Batch(2))
+    with pytest.raises(UserError, match=f"decode of {kind.__name__} must return the list of the"):
+        decode_batch(method, requests(1, 2), batch)
 
 
 def test_a_warm_up_is_one_batch_of_every_method() -> None:

@@ -180,6 +180,7 @@ PAIR = torch.tensor([2, 3])
         (Draft(PAIR[None]), r"got a tensor \[1, 2\] of int64"),
         (Draft(PAIR[0]), r"got a tensor \[\] of int64"),
         (Draft(PAIR, probs=ROWS[:1]), r"2 tokens, so probs must hold a row .* \[1, 4\]"),
+        (Draft(PAIR, probs=ROWS[[0, 1, 1]]), r"2 tokens, so probs must hold a row .* \[3, 4\]"),
         (Draft(PAIR, probs=ROWS[:, 0]), r"probs must hold a row .* \[2\]"),
         (Draft(PAIR, unscaled_probs=ROWS[:1]), "unscaled_probs must hold a row"),
         (Draft(PAIR, uniforms=ROWS[:1, 0]), "uniforms must hold a number"),
@@ -210,6 +211,8 @@ def test_what_is_no_draft_is_refused_in_words(draft: object, told: str) -> None:
             torch.tensor([[0.25] * 4, [0.6, -0.1, 0.3, 0.2]]),
             "token 1 from probs that go down to -0.1",
         ),
+        # a sum in bfloat16 would be 1
+        (torch.tensor([[64.0] * 3 + [65.0]] * 2).bfloat16() / 256, "sum to 1.00391"),
     ],
 )
 def test_probs_that_are_no_distributions_are_refused(probs: torch.Tensor, told: str) -> None:
@@ -232,6 +235,7 @@ def test_probs_that_are_no_distributions_are_refused(probs: torch.Tensor, told: 
         (Verdict((0, 2, 3), 0), tree(), r"the nodes \[0, 2, 3\]"),  # 3 is a sibling of 2
         (Verdict((2, 4), 0), tree(), r"the nodes \[2, 4\]"),  # without its root
         (Verdict((-1,), 0), tree(), r"the nodes \[-1\]"),
+        (Verdict((-1,), 0), Draft(PAIR, torch.tensor([-1, -1])), r"the nodes \[-1\]"),
         (Verdict((), 4), Draft(PAIR), "a token from 0 to 3, got 4"),
         (Verdict((), -1), Draft(PAIR), "a token from 0 to 3, got -1"),
     ],
@@ -254,6 +258,6 @@ def test_the_path_of_a_verdict_is_a_tuple_of_plain_numbers() -> None:
     for no_path in (2, "ab", torch.ones(2, 2), [float("nan")]):
         with pytest.raises(UserError, match="lists the accepted nodes, .* got "):
             Verdict(no_path, 5)
-    for no_token in (None, float("inf"), torch.ones(2)):
+    for no_token in (None, float("inf"), torch.ones(2), torch.ones((), device="meta")):
         with pytest.raises(UserError, match="is one token id, got "):
             Verdict((), no_token)

@@ -66,3 +66,12 @@ def test_a_source_moves_with_its_encoders_tokens() -> None:
     alone = Source((4, 5)).to(meta)
     assert (alone.device, alone.encoder_ids) == (meta, None)
     assert Request(alone, LIMITS).sampling == Sampling()
+
+
+def test_a_model_reads_the_prompt_or_what_its_encoder_does() -> None:
+    encoded, alone = Source((0,), torch.tensor([[5, 6, 7]])), Source((4, 5))
+    assert [(source.length, source.encoder_length) for source in (encoded, alone)] == [
+        (3, 3),
+        (2, 0),
+    ]
+    assert [Request(source, LIMITS).max_length for source in (encoded, alone)] == [5, 6]

@@ -194,6 +194,10 @@ def test_a_machine_that_drifted_is_named(command: Command, sweep: Callable[..., 
         (["outputs/before"], "two sweeps are needed, got 1"),
         (["outputs/before", "outputs/nowhere"], "outputs/nowhere has no finished points"),
         (["outputs/before", "outputs/before", "name=a/b"], "name must be a plain folder name"),
+        (
+            ["outputs/before", "outputs/before", "margin=0"],
+            "margin must be a finite number > 0, got 0",
+        ),
     ],
 )
 def test_bad_input_is_refused_in_one_line_and_writes_nothing(

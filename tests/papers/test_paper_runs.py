@@ -165,6 +165,10 @@ def test_time_grows_with_points_texts_and_a_slower_memory() -> None:
     plain = needs(setting(), "t4").hours
     assert needs(setting(points=50), "t4").hours == pytest.approx(2 * plain)
     assert needs(setting(dataset={"limit": 400}), "t4").hours == pytest.approx(403 / 203 * plain)
+    whole, held_out = (
+        needs(setting(dataset={"limit": None, "skip": skip}), "t4").examples for skip in (0, 34)
+    )
+    assert held_out == whole - 34
     asked = setting(points=0, at_once=32)
     assert needs(replace(asked, templates=2), "t4").hours == pytest.approx(
         2 * needs(asked, "t4").hours

@@ -510,6 +510,9 @@ def step_of(script: str, changes: dict) -> Step:
         ("finetune", {"target": LLAMA.format(70)}, EIGHT, None, 0, ()),
         ("train_bita", {"size": 70, "spread": True}, EIGHT, "8 GPUs, sharded", 8, (WHOLE, SHARDED)),
         ("train_bita", {"size": 70}, EIGHT, "8 GPUs, sharded", 8, (SHARDED,)),
+        ("train_bita", {"size": 70}, replace(EIGHT, gpus=2), "2 GPUs, sharded", 2, (SHARDED,)),
+        # three would hold it, and 16 rows are divided among two
+        ("train_bita", {"size": 70, "drafts": (LLAMA.format(7),)}, replace(EIGHT, gpus=3), None, 0, ()),
         ("train_bita", {"size": 70, "spread": True}, HERE, None, 0, ()),
         ("train_bita", {"size": 13, "spread": True}, EIGHT, "8 GPUs, data parallel", 8, (WHOLE,)),
         ("generate_calibration", {"size": 7}, EIGHT, "8 GPUs, questions divided", 8, ()),

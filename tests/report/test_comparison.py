@@ -67,6 +67,13 @@ def test_it_says_of_how_many_points_latencies_are_not_compared() -> None:
     assert note == "Latencies are not compared: replayed texts were not timed."
 
 
+def test_of_latencies_that_are_compared_an_unknown_clock_is_told() -> None:
+    batch = replace(compared(), clock_is_known=False)
+    assert notes([batch], {}, {}, "") == []
+    (note,) = notes([replace(batch, latency_ratio=Speedup(0.9, 0.8, 0.95))], {}, {}, "")
+    assert note.startswith("Texts of a batch share their clock, so nothing is called faster where")
+
+
 def test_sides_that_were_scored_in_two_ways_are_told() -> None:
     one = compared()
     newer = replace(one.pair.b.quality, signature="nrefs:1|version:2.6.0|bs:1000|seed:0")

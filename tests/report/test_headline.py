@@ -80,6 +80,8 @@ def test_an_error_of_the_clock_that_is_larger_than_the_interval_is_told() -> Non
     """An interval over texts does not have the minutes in which the machine was slower."""
     words = "the clock’s error over its repeats, ±9 %, is larger than the interval"
     assert words in headline([with_speedup(bild(1.5), noise=0.09, repeats=3)])
+    # relatively, as the error is: 1.55 is 3 % above 1.5
+    assert "±4 %" in headline([with_speedup(bild(1.5), noise=0.04, repeats=3)])
     for noise, repeats in ((0.02, 3), (0.09, 2), (None, 1)):
         told = headline([with_speedup(bild(1.5), noise=noise, repeats=repeats)])
         assert "clock" not in told
@@ -231,6 +233,9 @@ def test_a_point_of_too_few_texts_does_not_withhold_the_verdict_of_others() -> N
         "Not judged, as intervals are too narrow below 20 examples: server (url a) with 3 examples,"
         " server (url b) with 3 examples, server (url c) with 3 examples and 1 more."
     )
+    # it is the best of all of them, whether they could have been the best or not
+    assert "Best of 5 points" in said and "(Bonferroni), bild has [" in said
+    assert headline([bild(1.5), *few[:3]]).endswith("server (url c) with 3 examples.")
     assert headline([few[0]]).startswith("3 examples are too few")
     assert "Not judged" not in headline([bild(1.5)])
 
@@ -243,11 +248,11 @@ def test_points_that_are_not_judged_are_named_with_their_own_reason() -> None:
     few = sample_result("server", {}, 2.5, streamed={"errors": 97, "retries": 0}, **batch)
     said = headline([judged, once, few])
     assert said.startswith("bild decodes 1.50×") and "2.00×" not in said and "2.50×" not in said
-    assert (
-        "Not judged, as nothing says how far a batch's clock is off (set measure.repeats=2 or more,"
-        " beside a baseline): calm." in said
+    assert said.endswith(
+        "Not judged, as intervals are too narrow below 20 examples: server with 3 examples. Not"
+        " judged, as nothing says how far the clock of their batches is off (set measure.repeats=2"
+        " or more, beside a baseline): calm."
     )
-    assert "Not judged, as intervals are too narrow below 20 examples: server with 3 examp" in said
 
 
 @pytest.mark.parametrize(("batch", "noise"), [(8, None), (8, 0.01), (1, None)])
@@ -263,6 +268,9 @@ def test_a_batch_that_was_timed_once_gets_no_superlative(batch: int, noise: floa
         " measure.repeats=2 or more, beside a baseline. Measured: bild (fallback 0.3) 3.45×"
     )
     assert text.startswith(unknown) == (batch > 1 and noise is None)
+    # more repeats would not help so few texts
+    few = [replace(one, independent_texts=10) for one in timed]
+    assert headline(few).startswith("10 examples are too few to say which point is faster")
 
 
 def test_a_choice_is_named_with_what_to_do_instead() -> None:
@@ -276,9 +284,9 @@ def test_a_choice_is_named_with_what_to_do_instead() -> None:
     assert f"{words}choose on validation data, as scripts/screen.py does. Corrected" in headline(
         chosen()
     )
-    assert "(validation): measure the choice on test data. Corrected" in headline(
-        chosen(split="validation")
-    )
+    for split in ("validation", "valid", "dev"):
+        said = headline(chosen(split=split))
+        assert f"({split}): measure the choice on test data. Corrected" in said
     # a single point was not chosen
     assert "Best of" not in headline([sample_baseline(), chosen()[0]])
     assert "Best of" not in headline(chosen(-3.0))  # nothing was chosen
@@ -302,6 +310,8 @@ def test_points_that_were_screened_are_not_told_to_be(tmp_path: Path) -> None:
         in said
     )
     assert "scripts/screen.py does" in headline([replace(points[0], folder=None), points[1]])
+    faster = with_speedup(points[1], value=2.0, low=1.9, high=2.1)  # measured beside it
+    assert "scripts/screen.py does" in headline([points[0], faster])
 
 
 def test_the_interval_of_a_choice_holds_for_the_best_of_all_points() -> None:
@@ -376,6 +386,11 @@ def test_of_settings_with_several_seeds_the_best_has_the_best_mean() -> None:
 def test_a_setting_of_a_few_examples_is_not_the_best() -> None:
     few = bild(2.0, setting={"draft": "few", "n_examples": 10})
     assert best_group(by_setting([few, bild(1.5)])).setting.draft == SETTING["draft"]
+    assert headline([few, bild(1.5)]).startswith("One of 2 settings (draft t5-tiny")
+    # nor is one of a few texts that a server gave
+    server = sample_result("server", {}, 9.0, independent_texts=3)
+    faster = bild(1.6, setting={"draft": "faster"})
+    assert best_group(by_setting([server, bild(1.5), faster])).setting.draft == "faster"
 
 
 def test_the_best_of_many_settings_is_corrected_for_the_points_of_all() -> None:
@@ -487,6 +502,8 @@ def test_a_speedup_above_tokens_per_call_is_no_number() -> None:
         alone.startswith("bild (fallback 0.7) emits 1.73 tokens per call")
         and "4.15× [4.10, 4.20] is more" in alone
     )
+    few = replace(fair, independent_texts=10)
+    assert headline([wild, few]).startswith("10 examples are too few")
     # a text that ends earlier, another baseline, and noise are no reason
     for changed in (
         {"tokens_per_s_ratio": 1.6},
@@ -574,6 +591,9 @@ def test_without_a_baseline_the_fastest_point_is_named() -> None:
         for one, median_s in zip(points, (0.2, 0.1, 0.4), strict=True)
     ]
     assert "Fastest: bild (fallback 0.5), 100.0 ms an example (median)" in headline(timed)
+    few = [replace(one, independent_texts=3) for one in timed]
+    assert "Measured: bild (fallback 0.5)" in headline(few)  # nothing is called the fastest
+    assert "Fastest: bild (fallback 0.3)" in headline([timed[0], few[1], timed[2]])
 
 
 REPLAYED = (

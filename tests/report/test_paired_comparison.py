@@ -14,12 +14,18 @@ from bild_lab.errors import UserError
 from bild_lab.lab.metrics.non_inferiority import score_test
 from bild_lab.lab.metrics.quality import score_values, score_with_baseline
 from bild_lab.lab.schema.examples import MeasuredExample
-from bild_lab.lab.schema.numbers import Speedup
+from bild_lab.lab.schema.numbers import LENGTH_NAME, Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.matching import MatchedPoint, differences, match_points
 from bild_lab.report.paired_comparison import SACREBLEU_SEED, PointComparison, compare_point
 from tests.lab.metrics.test_text_metrics import corpus
-from tests.report.sample import ENVIRONMENT, sample_example, sample_replayed, sample_result
+from tests.report.sample import (
+    ENVIRONMENT,
+    sample_example,
+    sample_replayed,
+    sample_result,
+    with_quality,
+)
 
 
 def bild(fallback: float = 0.5, **changes: Any) -> Result:
@@ -377,6 +383,30 @@ def test_stored_scores_of_examples_are_compared_without_references() -> None:
     few = compared(a, b[:10], left=bild(**own), right=bild(**own))
     # of A's own ten; B has no others
     assert (few.n_examples, few.quality.values) == (10, (0, 41.0))
+
+
+def test_texts_that_differ_and_are_as_right_leave_the_difference_open() -> None:
+    own = {"setting": {"metric": "pass_at_1"}}
+    a, b = (
+        [replace(one, scores={"pass_at_1": 100.0}) for one in decoded([1.0] * 30, [words] * 30)]
+        for words in ("some words", "other words")
+    )
+    same = compared(a, a, left=bild(**own), right=bild(**own)).quality.difference
+    found = compared(a, b, left=bild(**own), right=bild(**own)).quality.difference
+    assert (same.low, same.high) == (0, 0) and found.low < -5 < 5 < found.high
+
+
+def test_turns_that_differ_count_once_for_their_conversation() -> None:
+    side = with_quality(bild(setting={"metric": "length"}), metric=LENGTH_NAME)
+    a, b = (
+        [
+            replace(one, id=str(place // 4), turn=1 + place % 4, scores={"length": length})
+            for place, one in enumerate(decoded([1.0] * 16, [words] * 16))
+        ]
+        for words, length in (("some words", 9.0), ("words", 8.0))
+    )
+    # four that are shorter are so by chance once in eight times
+    assert compared(a, b, left=side, right=side).quality.difference.p_value >= 2 * 0.5**4
 
 
 def test_metrics_that_both_have_are_compared_behind_the_leading_one() -> None:

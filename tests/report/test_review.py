@@ -98,6 +98,8 @@ def test_repeats_are_those_that_were_timed_and_no_baseline_is_none() -> None:
         for repeats in (6, 17)
     ]
     assert answered(*points)[how].startswith("each text 6 to 17 times, in turn with vanilla, after")
+    few = sample_result("server", {}, 1.2, setting=precise, independent_texts=3)
+    assert answered(*points, few)[how].endswith("intervals are over 3 to 100 texts")
     alone = sample_result("bild", {}, None, setting={"baseline": None, "repeats": 1})
     found = answered(with_quality(alone, baseline=None, difference=None, difference_low=None))
     assert found[how].startswith("each text 1 time, after 3 to warm up")

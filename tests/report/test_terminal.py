@@ -117,6 +117,13 @@ def test_table_of_only_failures_renders():
     assert any("failed" in line for line in rendered([], [sample_failure()]))
 
 
+def test_a_failure_is_told_whole_unless_it_is_long():
+    told = " ".join(line.strip() for line in rendered([], [sample_failure()]))
+    assert "use .inf to switch it off" in told and "\u2026" not in told
+    told = "".join(line.strip() for line in rendered([], [sample_failure("word" * 200)]))
+    assert 60 < told.count("word") < 75 and told.endswith("\u2026")
+
+
 def test_a_speedup_timed_on_a_busy_machine_is_marked_and_the_mark_explained():
     busy = sample_result(
         "bild", {"fallback": 0.3}, 1.7, environment={**ENVIRONMENT, "busy_elsewhere_percent": 74.2}

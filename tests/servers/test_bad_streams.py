@@ -108,6 +108,11 @@ ERRORS = {
 }
 
 
+def test_a_text_at_its_limit_is_read_of_a_server_that_counts_nothing() -> None:
+    answer = answered(event(token_ids=None), event(text="b", token_ids=None, **LENGTH), END)
+    assert (answer.text, answer.token_ids) == ("ab", None)
+
+
 @pytest.mark.parametrize("case", ERRORS)
 def test_everything_else_is_an_error_of_the_request(case: str) -> None:
     chunks, message = ERRORS[case]

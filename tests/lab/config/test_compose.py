@@ -63,10 +63,13 @@ def test_a_file_of_the_users_own_that_a_shipped_one_hides_is_refused(own: Path) 
     shutil.copy(config_dir() / "policy/bild.yaml", own)
     (own / "speculative.yaml").write_text("name: speculative\n")
     require_own_files(compose_config(["policy=bild"]))  # a copy says the same
-    with pytest.raises(
-        UserError, match=r"speculative\.yaml has the name of a file that is shipped"
-    ):
-        require_own_files(compose_config(["policy=speculative"]))
+    edited = (config_dir() / "policy/vanilla.yaml").read_text().swapcase()
+    (own / "vanilla.yaml").write_text(edited)
+    for name in ("speculative", "vanilla"):
+        with pytest.raises(
+            UserError, match=rf"{name}\.yaml has the name of a file that is shipped"
+        ):
+            require_own_files(compose_config([f"policy={name}"]))
 
 
 def test_a_knob_of_ones_own_policy_that_nothing_refers_to_is_told(

@@ -407,6 +407,10 @@ def test_points_that_were_finished_are_logged_once_when_the_logger_is_switched_o
         ("module.heads=3", "module.heads=3"),
         ("model.config.num_heads=8", "model.config.num_heads=8"),
         ("policy.draft_vocabulary=8000", "policy.draft_vocabulary=8000"),
+        ("dataset.split=2026_11", "dataset.split='2026_11'"),
+        ("hydra.run.dir=2026_11_29", "hydra.run.dir='2026_11_29'"),
+        ("project=2026_11", "project='2026_11'"),
+        ("entity=1_000", "entity='1_000'"),
         ("pair.draft=null", "pair.draft=null"),
         ("name=2026-11-29", "name=2026-11-29"),
         ("policy.fallback=1e-3", "policy.fallback=1e-3"),
@@ -453,6 +457,7 @@ def test_line_breaks_of_the_command_line_are_line_breaks(word: str, wanted: obje
         (["--policy=bild"], "keys have no hyphens before them: policy=bild"),
         (["--multirn", "policy=bild"], "there is no option '--multirn'; did you mean --multirun?"),
         (["bild"], "'bild' is no KEY=VALUE, such as policy=bild"),
+        (["bild", "name=a"], "'bild' is no KEY=VALUE, such as policy=bild"),
     ],
 )
 def test_a_word_that_is_no_override_is_refused_with_what_to_write(
@@ -471,6 +476,8 @@ def test_what_hydra_takes_and_free_text_is_no_wrong_word() -> None:
             "a={b:1}",
             "c=",
             "--resolve",
+            "e=",
+            "f=1",
             "dataset.prompt_template=\u201cx,",
         ]
     )
@@ -592,6 +599,10 @@ BAD_INPUT = {
         ["dataset.metric=chrf", "dataset.metrics=[bleu,chrf]"],
         "dataset.metric=chrf would change nothing beside dataset.metrics=['bleu', 'chrf']",
     ),
+    "added metric that another one leads": (
+        ["++dataset.metric=chrf", "dataset.metrics=[bleu,chrf]"],
+        "++dataset.metric=chrf would change nothing beside dataset.metrics=['bleu', 'chrf']",
+    ),
     "metrics to sweep over that another one leads": (
         ["-m", "dataset.metric=bleu,chrf", "dataset.metrics=[bleu,chrf]"],
         "dataset.metric=chrf: dataset.metric=chrf would change nothing",
@@ -623,6 +634,7 @@ BAD_INPUT = {
     "another folder of a sweep",
     "metric that another one leads",
     "margin in points where the metric has nats",
+    "added metric that another one leads",
 )
 @pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gives_one_message_and_leaves_nothing(

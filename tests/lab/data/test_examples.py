@@ -169,8 +169,9 @@ def test_skipped_rows_leave_the_others_with_their_ids(rows_file) -> None:
     assert [example.source for example in (*every, *held_out)] == list("abcde")
     assert len({example.id for example in (*every, *held_out)}) == 5
     assert len(load_examples(spec(path=path, skip=3, limit=sys.maxsize))) == 2
-    with pytest.raises(UserError, match=r"after 9 rows; check dataset\.skip"):
-        load_examples(spec(path=path, skip=9))
+    for chosen in ({}, {"category_column": "de", "categories": ["a"]}):
+        with pytest.raises(UserError, match=r"after 9 rows; check dataset\.skip"):
+            load_examples(spec(path=path, skip=9, **chosen))
     for key in ("skip", "limit"):
         with pytest.raises(UserError, match=f"dataset.{key} must be .* <= {sys.maxsize}, got"):
             spec(path=path, **{key: sys.maxsize + 1})

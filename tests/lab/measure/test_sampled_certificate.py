@@ -145,6 +145,15 @@ def test_a_closed_form_of_another_shape_is_refused_with_its_rules_name() -> None
         certified(First())
 
 
+def test_a_closed_form_of_no_numbers_is_a_defect() -> None:
+    class Broken(SpeculativeSampling):
+        def output_distribution(self, *arguments: Any) -> Tensor:
+            return super().output_distribution(*arguments) * float("nan")
+
+    found = certified(Broken())
+    assert (found.verdict, found.check, found.position) == (DEFECT, OUTPUT, 0)
+
+
 def test_a_method_without_rounds_has_no_verdict() -> None:
     assert certify_sampled(SimpleNamespace(), loaded(TARGET), request(), [1]) == Certificate(
         NO_FORM
@@ -323,6 +332,16 @@ def test_rows_that_forbid_other_tokens_are_a_defect_of_the_session() -> None:
     assert (found.verdict, found.check) == (SESSION_DEFECT, LOGITS)
 
 
+def test_rows_that_alone_have_no_scores_are_a_defect_of_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of which no difference is larger than rounding."""
+    nothing = SimpleNamespace(after=lambda tokens: torch.full((5,), float("nan")))
+    monkeypatch.setattr(certificate, "RowByRow", lambda model, request: nothing)
+    found = certified(SpeculativeSampling(), NoDraft(loaded(TARGET)))
+    assert (found.verdict, found.check) == (SESSION_DEFECT, LOGITS)
+
+
 class LenientLater(SpeculativeSampling):
     """Lossless in the first rounds; by their text, and by what else the target's forward gave."""
 
@@ -342,6 +361,14 @@ class OfNoModel(Colder):
 def test_draws_without_their_random_numbers_from_no_known_model_are_not_judged() -> None:
     found = certified(SpeculativeSampling(), OfNoModel(loaded(DRAFTER), 3))
     assert (found.verdict, found.output, found.contexts > 0) == (NO_FORM, None, True)
+
+
+def test_a_text_of_which_some_contexts_cannot_be_judged_has_no_verdict() -> None:
+    copies = PromptLookup(loaded(TARGET), 3, longest_match=2)
+    found = certified(
+        SpeculativeSampling(), HybridDrafter(copies, OfNoModel(loaded(DRAFTER), 3), 2)
+    )
+    assert found.verdict == NO_FORM and found.output < 1e-9
 
 
 def test_a_rule_of_each_round_is_judged_by_what_it_emits_in_that_round() -> None:

@@ -14,6 +14,7 @@ from bild_lab.engine.trace import EngineReport, Forward, Round, Trace
 from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.measure import score
+from bild_lab.lab.measure.certificate import EQUAL, Certificate
 from bild_lab.lab.measure.cost import total_cost
 from bild_lab.lab.measure.summary import (
     by_category,
@@ -24,6 +25,7 @@ from bild_lab.lab.measure.summary import (
     joules_per_token,
     score_all,
     speed,
+    stream_summary,
     summarize,
 )
 from bild_lab.lab.measure.timing import Timed
@@ -258,6 +260,13 @@ def test_a_text_has_failed_if_one_of_its_repeats_has() -> None:
     assert text.failed
 
 
+def test_a_token_of_a_stream_takes_its_share_of_the_seconds_after_the_first_piece() -> None:
+    """Of five tokens in three pieces four came after the first."""
+    text = Timed([5] * 5, [3.0], Trace(), reports=[EngineReport(pieces_s=(1.0, 2.0, 3.5))])
+    found = stream_summary([text], errors=0)
+    assert (found.first_token_p50, found.token_p50, found.gap_p50) == (1.0, 2.5 / 4, 1.25)
+
+
 def test_energy_is_told_only_where_it_was_read_of_every_text() -> None:
     read = [replace(in_repeats(1.0), joules=[2.0, 3.0, 9.0]) for _ in range(2)]
     assert joules_per_token(read) == 3.0
@@ -275,6 +284,18 @@ def test_of_texts_that_came_those_without_words_are_empty_and_those_that_did_not
         "baseline_empty": 1 / 4,
         "baseline_cut": 1 / 4,  # one ended at the limit itself
     }
+
+
+@pytest.mark.parametrize(("temperature", "claimed"), [(0.0, True), (1.0, False)])
+def test_certificates_say_whether_the_policy_claims_to_lose_nothing(
+    temperature: float, claimed: bool
+) -> None:
+    """A defect of one that does is a fault of it, of another what it is for."""
+    method = SimpleNamespace(lossless=lambda sampling: not sampling.temperature)
+    decoders = {"method": SimpleNamespace(method=method)}
+    point = SimpleNamespace(decoders=decoders, sampling=Sampling(temperature))
+    assert score._counted_verdicts(point, [Certificate(EQUAL)]).claimed is claimed
+    assert score._counted_verdicts(point, None) is None
 
 
 def test_how_long_the_texts_became_has_the_interval_of_conversations() -> None:

@@ -25,7 +25,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Session
 from bild_lab.engine.trace import EngineReport, Round, Span, StageTrace, Trace
-from bild_lab.errors import warn_once
+from bild_lab.errors import UserError, warn_once
 from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.measure import timing
 from bild_lab.lab.measure.blocks import BLOCK, block_numbers
@@ -354,6 +354,15 @@ def test_a_method_that_fails_says_at_which_example() -> None:
     assert gc.isenabled()
 
 
+def test_a_text_without_its_prompt_is_refused_and_not_cut() -> None:
+    class Headless(Noted):
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            return super().decode(request, trace)[1:]
+
+    with pytest.raises(UserError, match="decode of Headless must return the list of the prompt's"):
+        time_methods({"method": Headless("method", [])}, noted()[2], 1, TimingOptions())
+
+
 def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -601,6 +610,9 @@ def test_joules_of_what_is_prepared_do_not_count_as_its_seconds_do_not(batch: in
     timed = time_methods(preparing, requests, 2, TimingOptions(joules=joules, batch=batch))
     for texts in timed.values():  # 2 joules for each text of each repeat
         assert sum(sum(text.joules) for text in texts) == pytest.approx(2 * 2 * 2.0)
+    unmoved = TimingOptions(joules=lambda: 0.0, batch=batch)  # of a counter of coarse steps
+    (text, _) = time_methods({"method": methods["method"]}, requests, 2, unmoved)["method"]
+    assert text.joules == [0.0, 0.0]
 
 
 def test_joules_of_a_batch_are_shared_out_as_its_seconds_are() -> None:

@@ -75,6 +75,9 @@ def test_texts_that_differ_and_are_as_right_leave_a_difference_open() -> None:
     assert all_right.score.low < 84 and all_right.score.high == 100
     # texts that are the baseline's own are no sample of a difference
     assert (all_right.difference.low, all_right.difference.high) == (0, 0)
+    # equal texts may be the own baseline's of one side alone
+    agreeing = score_values("agreement", [RIGHT] * 20, [RIGHT] * 15 + [WRONG] * 5, different=0)
+    assert 0 < agreeing.difference.low < 25 < agreeing.difference.high
     ((_, pooled), (_, same)) = score_pool(
         "exact_match", ["a", "a", "b"], [["a"]] * 3, [[0] * 50, [1] * 50], [1] * 50
     )

@@ -154,8 +154,10 @@ def test_examples_that_are_alike_are_no_evidence_that_one_system_is_better() -> 
     baseline = [50.0 + place % 7 for place in range(100)]
     for lost, least in ((1, 1.0), (5, 2 * 0.5**5), (6, 2 * 0.5**6)):
         values = [value - (place < lost) for place, value in enumerate(baseline)]
-        p = score_values("x", values, baseline).difference.p_value
-        assert p >= least and (p < 0.05) == (lost == 6)
+        for different in (None, 100):  # texts that differ and are as good are no evidence either
+            p = score_values("x", values, baseline, different=different).difference.p_value
+            assert p >= least and (p < 0.05) == (lost == 6)
+    assert score_values("x", baseline, baseline).difference.p_value == 1
     references = [["a b c d e f"]] * 100
     texts = ["a b c d e g"] * 5 + ["a b c d e f"] * 95
     assert compare("bleu", texts, ["a b c d e f"] * 100, references).p_value >= 2 * 0.5**5

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +12,14 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import bild_lab
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.models.device import set_threads
+from bild_lab.engine.request import Request
+from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_policy
 from bild_lab.lab.config.policies import describe_decoder, policy_label
+from bild_lab.lab.point import load as load_module
 from bild_lab.lab.point.streaming import stable_prefix
 from tests.engine.vocabularies.foreign import foreign_module
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, load
@@ -327,8 +334,13 @@ def test_threads_are_those_of_the_process(checkpoints: Path) -> None:
     try:
         bild_lab.load(checkpoints / "llama", policy="vanilla", threads=3)
         assert torch.get_num_threads() == 3
+        set_threads(None)
+        assert torch.get_num_threads() == 3
         with pytest.raises(UserError, match="runtime.threads must be a whole number >= 1"):
             bild_lab.load(checkpoints / "llama", policy="vanilla", threads=0)
+        for threads in (0, -1):  # of commands whose configuration has no schema
+            with pytest.raises(UserError, match="runtime.threads must be a whole number >= 1"):
+                set_threads(threads)
     finally:
         torch.set_num_threads(before)
 
@@ -358,7 +370,7 @@ def test_a_policy_of_ones_own_folder_is_loaded_with_its_knobs(
 
 
 def test_a_policy_is_composed_of_policies_of_ones_own_folder(
-    checkpoints: Path, tmp_path: Path
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "one's own"  # as it may be named
     (folder / "policy").mkdir(parents=True)
@@ -366,10 +378,62 @@ def test_a_policy_is_composed_of_policies_of_ones_own_folder(
     knobs = {"first": "mine", "second": "mine", "min_depth": 3}
     decoder = bild_lab.load(checkpoints / "llama", policy="hybrid", config_dir=folder, **knobs)
     assert decoder.generate(PROMPT, 4).trace.rounds
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for place in ("one's own", "~/one's own"):
+        bild_lab.load(checkpoints / "llama", policy="mine", config_dir=place)
     with pytest.raises(
         UserError, match="policy must be one of .* got 'mine'"
     ):  # it was for one load
         bild_lab.load(checkpoints / "llama", policy="hybrid", **knobs)
+    bild_lab.load(checkpoints / "llama", policy="mine", config_dir=folder)
+    with pytest.raises(UserError, match="policy must be one of .* got 'mine'"):
+        compose_policy("mine")
+
+
+def test_a_method_that_leaves_the_prompt_out_is_refused_and_its_text_not_cut(
+    checkpoints: Path,
+) -> None:
+    class Headless(DraftThenVerify):
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            return super().decode(request, trace)[request.limits.prompt_length :]
+
+    decoder = bild_lab.load(checkpoints / "llama", policy="vanilla")
+    method = Headless(decoder.target, decoder.method.drafter, decoder.method.acceptance)
+    with pytest.raises(UserError, match="decode of Headless must return the list of the prompt's"):
+        replace(decoder, method=method).generate(PROMPT, 4)
+
+
+def test_each_model_has_the_revision_of_its_own_key(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, str | None] = {}
+
+    def without_revision(path: str, revision: str | None, *rest: Any, **options: Any) -> Any:
+        seen[Path(path).name] = revision
+        return real(path, None, *rest, **options)
+
+    real = load_module.load_model
+    monkeypatch.setattr(load_module, "load_model", without_revision)
+    pair = {"target": checkpoints / "llama", "draft": checkpoints / "llama-draft"}
+    revisions = {"target_revision": "a1", "draft_revision": "b2"}
+    bild_lab.load(**pair, policy="speculative", **revisions)
+    assert seen == {"llama": "a1", "llama-draft": "b2"}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"engine": "kernels", "compile": "true"}, "the kernels need no compiler"),
+        ({"engine": "kernels", "dtype": "float64"}, "the kernels cannot run: "),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused_and_not_left_out(
+    checkpoints: Path, options: dict[str, Any], told: str
+) -> None:
+    pair = {"target": checkpoints / "llama", "draft": checkpoints / "llama-draft"}
+    with pytest.raises(UserError, match=told):
+        bild_lab.load(**pair, policy="speculative", **options)
 
 
 def test_a_class_that_is_no_method_is_refused_by_what_it_lacks(checkpoints: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from bild_lab.lab.schema.statistics import (
     acceptance_rate,
     clock_noise,
     conversations_of,
+    corrected_for_choice,
     error_of_median,
     judged_by_position,
     latency_summary,
@@ -19,6 +22,7 @@ from bild_lab.lab.schema.statistics import (
     ratio_of_totals,
     with_clock_noise,
 )
+from tests.report.sample import sample_result, with_quality
 
 
 def test_a_speedup_is_total_time_over_total_time_of_the_median_repeats() -> None:
@@ -223,3 +227,20 @@ def test_the_error_of_a_clock_widens_each_side_from_its_own_width() -> None:
     wider = with_clock_noise(Speedup(2.0, 1.0, 2.5), [0.1])
     below, above = (np.hypot(np.log(ratio), np.log(1.1)) for ratio in (2.0, 1.25))
     assert (wider.low, wider.high) == pytest.approx((2 * np.exp(-below), 2 * np.exp(above)))
+
+
+def test_a_choice_widens_what_a_point_has_an_interval_of_and_nothing_of_few_texts() -> None:
+    point = sample_result("bild", {}, 1.5, -0.5)
+    chosen = corrected_for_choice(point, 5)
+    assert chosen.speedup.low < 1.45 and 1.55 < chosen.speedup.high
+    assert chosen.quality.difference_low < point.quality.difference_low
+    assert chosen.quality.difference_high > point.quality.difference_high
+    alone = with_quality(point, difference=None, difference_low=None, difference_high=None)
+    assert corrected_for_choice(alone, 5).speedup == chosen.speedup
+    untimed = replace(point, speedup=Speedup())
+    assert corrected_for_choice(untimed, 5).quality == chosen.quality
+    assert corrected_for_choice(point, 1) == point
+    few = replace(point, independent_texts=19)
+    assert corrected_for_choice(few, 5) == few
+    turns = corrected_for_choice(replace(point, independent_texts=25), 5)
+    assert turns.speedup.low < chosen.speedup.low and turns.speedup.high > chosen.speedup.high

@@ -60,6 +60,9 @@ def test_curves_of_several_settings_say_in_what_these_differ() -> None:
     ]
     labels = [curve.label for curve in batch_curves([*seeds, *other])]
     assert labels == ["bild, seed 0", "bild, seed 1", "speculative"]
+    # nor where a curve begins
+    labels = [curve.label for curve in batch_curves([sample_result("bild", {}, 1.9), *seeds])]
+    assert labels == ["bild, seed 0", "bild, seed 1"]
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,13 @@ def test_short_texts_are_not_judged_by_the_first_and_what_comes_before_it(
             shown.advance(1)
     (told,) = piped.file.getvalue().splitlines()[1:]
     assert told == "bild: about 21 s for this point"
+    with PointProgress("bild", 10) as shown:
+        shown.stage("decoding")
+        began = clock[0]
+        for part in range(1, 7):  # of which the sum is a little less than one
+            clock[0] = began + part
+            shown.advance(1 / 6)
+    assert piped.file.getvalue().endswith("bild: about 54 s for this point\n")
 
 
 def test_a_terminal_keeps_the_estimate_and_a_short_point_has_none(

@@ -15,9 +15,10 @@ import pytest
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.files import file_digest
+from bild_lab.lab.measure.blocks import block_numbers
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Environment, Setting
-from bild_lab.lab.schema.statistics import paired_speedup
+from bild_lab.lab.schema.statistics import conversations_of, paired_speedup
 from bild_lab.lab.store.progress import record_command
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.page.artifact import faults, write_artifact
@@ -120,7 +121,9 @@ def test_the_check_passes_as_packed_and_names_what_was_changed(sweep: Sweep) -> 
     assert next(iter(faults(folder))) == "commands.jsonl is missing or was changed"
 
 
-@pytest.mark.parametrize(("measured", "named"), [("abc1234", True), ("def5678", False)])
+@pytest.mark.parametrize(
+    ("measured", "named"), [("abc1234", True), ("def5678", False), (None, False)]
+)
 def test_an_interval_of_another_version_is_told_to_be_checked_with_that_one(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, measured: str, named: bool
 ) -> None:
@@ -150,6 +153,35 @@ def test_the_table_of_a_screening_is_packed_as_it_says_where_points_were_chosen(
     folder = write_artifact(sweep)
     assert screened_on(Sweep(folder).results()[0]) == "validation"
     assert list(faults(folder)) == []
+
+
+@pytest.mark.parametrize(
+    ("ids", "batch"), [([f"{number}" for number in range(40)], 2), (["1", "1/2", "2", "2/2"], 1)]
+)
+def test_the_interval_of_batches_and_of_conversations_is_computed_again_as_it_was(
+    sweep: Sweep, ids: list[str], batch: int
+) -> None:
+    (result,) = sweep.results()
+    seconds = np.random.default_rng(0).uniform(1, 2, (2, len(ids), 3))
+    speedup = paired_speedup(*seconds, conversations_of(ids), block_numbers(len(ids), batch))
+    timed = [
+        sample_example(
+            name,
+            latency_s=method_s.tolist(),
+            baseline_latency_s=baseline_s.tolist(),
+            baseline_token_ids=[1],
+        )
+        for name, baseline_s, method_s in zip(ids, *seconds, strict=True)
+    ]
+    result = replace(
+        with_speedup(result, **vars(speedup)),
+        setting=Setting({**result.setting, "n_examples": len(ids), "batch": batch}),
+        tokens=len(ids),
+        folder=None,
+    )
+    other = Sweep(sweep.folder.parent / "other")
+    other.write_point(result.point, "{dataset: {path: none}}\n", result, timed)
+    assert list(faults(write_artifact(other))) == []
 
 
 def test_a_table_of_an_earlier_version_has_fewer_columns(sweep: Sweep) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bild_lab.lab.schema.numbers import LOG_PROBABILITY_NAME
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.page.grid import grids, knob_maps
 from bild_lab.report.screened_points import screened_points
@@ -17,6 +18,7 @@ from tests.report.sample import (
     sample_log_probability,
     sample_result,
     sample_sweep,
+    with_quality,
 )
 
 LIVE = sample_sweep()[1].point  # of bild, in the setting of the sample
@@ -50,7 +52,7 @@ def test_each_point_is_in_the_cell_of_its_knobs() -> None:
     )
 
 
-def test_a_map_of_a_log_probability_has_its_digits() -> None:
+def test_a_map_of_a_log_probability_has_its_digits(tmp_path: Path) -> None:
     losses = {(1, 1): 0.0, (1, 2): -0.0031, (2, 1): 0.0012, (2, 2): -0.004}
     results = [
         replace(sample_log_probability(1.5, loss), knobs={"a": a, "b": b})
@@ -58,6 +60,31 @@ def test_a_map_of_a_log_probability_has_its_digits() -> None:
     ]
     _, (trace,) = (figure["data"] for figure in maps(results))
     assert set(trace["text"]) == {"0.0000", "−0.0031", "+0.0012", "−0.0040"}
+    write_rows(
+        tmp_path,
+        [
+            replace(
+                row(a=a, b=b), quality_metric=LOG_PROBABILITY_NAME, quality_difference=difference
+            )
+            for (a, b), difference in losses.items()
+        ],
+    )
+    (grid,) = grids(screened_points(tmp_path, []), marks(["bild"]))
+    assert grid.maps[1]["data"][0]["text"] == trace["text"]
+
+
+def test_without_a_baseline_the_palest_square_is_the_poorest() -> None:
+    """Of qualities from 40 on, all squares would have one colour."""
+    results = [
+        with_quality(
+            sample_result("bild", {"a": a, "b": b}, None, setting={"baseline": None}),
+            value=40.0 + 2 * a + b,
+        )
+        for a in (0, 1)
+        for b in (0, 1)
+    ]
+    _, (trace,) = (figure["data"] for figure in maps(results))
+    assert trace["marker"]["opacity"] == [0.08, 0.28, 0.48, 0.68]
 
 
 def test_a_menu_chooses_the_values_of_other_knobs() -> None:

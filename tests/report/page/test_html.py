@@ -11,7 +11,13 @@ from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.report.page.html import write_html
 from bild_lab.screening.rows import write_rows
 from tests.report.page.test_grid import row
-from tests.report.sample import sample_failure, sample_replayed, sample_result, sample_sweep
+from tests.report.sample import (
+    sample_baseline,
+    sample_failure,
+    sample_replayed,
+    sample_result,
+    sample_sweep,
+)
 
 ATTACK = "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>"
 
@@ -109,15 +115,18 @@ def test_the_front_is_listed_with_its_knobs_and_every_point_opens(page):
 
 
 def test_screened_points_are_not_told_to_be_screened(tmp_path: Path) -> None:
-    """The best of two, of which a screening chose one."""
+    """The best of two within a point of loss, which a screening chose."""
     advice = "Choose thresholds on validation data, for example with scripts/screen.py"
     told = "They were screened on validation: screen.confirmations=1 measures only the point"
     points = [
         replace(one, folder=tmp_path / "points" / one.point)
-        for one in (sample_result("bild", {"fallback": at}, 1.5) for at in (0.3, 0.5))
+        for one in (
+            sample_result("bild", {"fallback": 0.3}, 1.6, -0.5),
+            sample_result("bild", {"fallback": 0.5}, 1.5),
+        )
     ]
-    plain = report(tmp_path, points, []).text
-    assert advice in plain and told not in plain
+    plain = report(tmp_path, [sample_baseline(), *points], []).text
+    assert advice in plain and told not in plain and "the fastest of 2 points" in plain
     write_rows(tmp_path, [replace(row(fallback=0.3), confirmed=points[0].point)])
     page = report(tmp_path, points, []).text
     assert told in page and advice not in page

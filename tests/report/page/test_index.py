@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.report.sample import (
     sample_log_probability,
     sample_result,
     sample_sweep,
+    with_quality,
     with_speedup,
 )
 
@@ -34,13 +36,18 @@ def listed(command: Command, *words: str) -> tuple[int, str]:
 
 
 # drafts gave more speed than tokens per call of the target
-IMPOSSIBLE = sample_result(
-    "bild", {"window": 3}, 9.0, drafted=9, tokens_per_target_call=2.0, tokens_per_s_ratio=9.0
-)
+TOO_FAST = {"drafted": 9, "tokens_per_target_call": 2.0, "tokens_per_s_ratio": 9.0}
+IMPOSSIBLE = sample_result("bild", {"window": 3}, 9.0, **TOO_FAST)
+ONE_SEED = sample_result("bild", {}, 1.5)
 # the baseline as a point, which says how noisy the machine is
 TIMED_TWICE = sample_result("vanilla", {}, 1.02)
 TIMED_ONCE = sample_result("bild", {}, 1.8, setting={"batch": 8})
 ATTACK = "<img src=x> 50% of #1?"
+
+
+def other_seed(speedup: float | None, **changes: object) -> Result:
+    """The point of `ONE_SEED` with another seed."""
+    return sample_result("bild", {}, speedup, setting={"seed": 1}, **changes)
 
 
 def write_run(folder: Path, results: list[Result], command: str = "") -> None:
@@ -110,6 +117,14 @@ def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path)
         ([sample_log_probability(2.0, -0.8)], "–", "–"),
         ([sample_result("bild", {}, None, setting={"baseline": None})], "–", "–"),
         ([sample_result("server", {}, 2.0, empty=1.0)], "–", "–"),
+        ([with_quality(sample_result("bild", {}, 2.0), difference=None)], "–", "–"),
+        ([ONE_SEED, other_seed(None)], "–", "–"),
+        ([ONE_SEED, other_seed(9.0, **TOO_FAST)], "–", "–"),
+        ([ONE_SEED, other_seed(1.5, independent_texts=3)], *["too few examples"] * 2),
+        (
+            [ONE_SEED, other_seed(1.5, environment={**ENVIRONMENT, "gpu_slowed_by": "heat"})],
+            *["bild 1.50×, mean of 2 seeds, GPU slowed by heat"] * 2,
+        ),
     ],
     ids=[
         "only the baseline",
@@ -126,6 +141,11 @@ def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path)
         "much of a nat",
         "no baseline",
         "texts without a word",
+        "no quality beside the baseline's",
+        "a seed without a speedup",
+        "a seed with an impossible speedup",
+        "a seed of too few examples",
+        "a seed on a slowed GPU",
     ],
 )
 def test_only_points_that_kept_the_quality_are_best(
@@ -151,6 +171,8 @@ def test_seeds_are_no_choice_and_settings_are(tmp_path: Path) -> None:
     losing = sample_result("bild", {}, 1.9, -1.5, setting={"seed": 3})
     write_run(tmp_path / "losing", [*seeds, losing])
     assert run(tmp_path, "losing").without_loss == "–"
+    # on average it has lost less than a point
+    assert run(tmp_path, "losing").within_small_loss.startswith("bild 1.59×")
 
 
 def test_its_best_point_has_the_interval_that_the_headline_gives_it(tmp_path: Path) -> None:
@@ -163,6 +185,13 @@ def test_its_best_point_has_the_interval_that_the_headline_gives_it(tmp_path: Pa
     label, _, bounds = one.without_loss.partition(" 1.50× ")
     assert label == "bild" and "Best of 3 points on these examples" in headline(results)
     assert f"Corrected for that choice (Bonferroni), bild has {bounds}" in headline(results)
+
+
+def test_a_run_without_commands_is_as_old_as_its_table(tmp_path: Path) -> None:
+    """A page that is written anew makes its numbers no newer."""
+    write_run(tmp_path / "one", [ONE_SEED])
+    os.utime(tmp_path / "one" / "sweep.csv", (1e9, 1e9))
+    assert run(tmp_path, "one").date == "2001-09-09T01:46:40+00:00"
 
 
 def test_the_newest_comes_first_and_other_folders_are_no_runs(outputs: Path) -> None:
@@ -191,7 +220,7 @@ def test_damaged_files_never_break_it(outputs: Path, name: str, damage: str) -> 
     for file in sorted((outputs / "first").rglob(name)):
         DAMAGE[damage](file)
     assert {one.name for one in write_index(outputs)} == {"first", ATTACK, "stopped"}
-    assert run(outputs, ATTACK).points == 3
+    assert (run(outputs, ATTACK).points, run(outputs, "first").points) == (3, 20)
 
 
 def test_the_page_escapes_names_links_to_what_is_there_and_loads_nothing(outputs: Path) -> None:

@@ -88,6 +88,11 @@ def test_the_best_points_lose_nothing_and_at_most_a_point() -> None:
     best = shown(*sample_sweep())["best"]
     assert [by_title(best, row)["speedup"][0] for row in (0, 1)] == ["1.55×", "1.70×"]
     assert not shown(*sample_sweep(setting={"n_examples": 19}))["best"]
+    few = sample_result(
+        "server", {}, 9.0, independent_texts=3
+    )  # a server failed to give the others
+    best = shown(few, *sample_sweep())["best"]
+    assert [by_title(best, row)["speedup"][0] for row in (0, 1)] == ["1.55×", "1.70×"]
 
 
 def test_the_margin_of_a_log_probability_is_in_nats_and_its_bound_has_its_digits() -> None:

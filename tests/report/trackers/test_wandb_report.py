@@ -15,7 +15,7 @@ from bild_lab.lab.config.command_line import words_as_list
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.trackers.wandb import LoggedRun, record_run
 from bild_lab.report.trackers.wandb_panels import front_key
-from bild_lab.report.trackers.wandb_report import logged_panels
+from bild_lab.report.trackers.wandb_report import group_report, logged_panels
 from scripts import wandb_report as script
 from tests.report.sample import sample_result
 
@@ -147,3 +147,20 @@ def test_without_the_library_the_remedy_is_printed(
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
     code, printed = logged("first")
     assert code == 2 and "pip install 'bild_lab[reports]'" in printed
+
+
+def test_a_title_names_the_sweeps_or_counts_them_and_fits() -> None:
+    names = [f"a_sweep_of_a_long_name_{number}" for number in range(9)]
+    for groups, given, title in (
+        (names[:2], None, f"bild_lab: {names[0]}, {names[1]}"),
+        (names, None, "bild_lab: 9 sweeps"),
+        (names[:1], "x" * 128, "x" * 128),
+    ):
+        assert group_report(groups, [], "mine", None, given).title == title
+    for groups, given, told in (
+        (names[:1], "x" * 129, "at most 128 characters, got 129"),
+        (names[:1] * 2, None, "names of different groups are wanted"),
+        ([], None, "names of different groups are wanted, got none"),
+    ):
+        with pytest.raises(UserError, match=told):
+            group_report(groups, [], "mine", None, given)

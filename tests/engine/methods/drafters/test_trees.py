@@ -22,6 +22,7 @@ from bild_lab.engine.methods.candidate_trees import (
     medusa_trees,
     narrowing_tree,
     read_trees,
+    require_few_nodes,
     trees_by_depth,
     trees_to_content,
 )
@@ -307,3 +308,11 @@ def test_medusas_tree_drafts_what_the_heads_find_likely_and_keeps_the_targets_te
         uncached(module, source), source.prompt, finished(source, 16, NEVER)
     )
     assert [len(each.drafted) for each in trace.rounds[:2]] == [0, 63]
+
+
+def test_a_full_tree_has_at_most_so_many_nodes() -> None:
+    require_few_nodes(full_tree, [1024])
+    require_few_nodes(full_tree, [2, 511])
+    for widths in ([1025], [1, 1024], [32, 32]):
+        with pytest.raises(UserError, match=r"more than 1024; lower top_k, or draft less far"):
+            require_few_nodes(full_tree, widths)
