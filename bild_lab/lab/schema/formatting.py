@@ -134,7 +134,8 @@ def _short_texts(value: object, others: Sequence[str]) -> Iterator[str]:
     """A value in words, shortest first. others: the other values, in full."""
     text = knob_value(value)
     if isinstance(value, Mapping) and value:
-        yield ", ".join(f"{key} {knob_value(member)}" for key, member in value.items())
+        for written in (short_value, knob_value):
+            yield ", ".join(f"{key} {written(member)}" for key, member in value.items())
     elif is_command(value):
         yield from _short_commands(text, [other for other in others if is_command(other)])
     elif text.startswith(("http://", "https://")):

@@ -104,6 +104,8 @@ DRAFTING = "llama-server -m /models/a.gguf --port 8000 -md /models/b.gguf -np 1"
         ("c/a/tree.json", ["c/b/tree.json", "dynamic"], "a/tree.json"),
         ("c/dynamic", ["dynamic"], "c/dynamic"),
         ({"speculative.n_max": 0}, [{}, None], "speculative.n_max 0"),
+        ({"window": 7, "ranking": "a/table.json"}, [None], "window 7, ranking table.json"),
+        ({"ranking": "a/table.json"}, [{"ranking": "b/table.json"}], "ranking a/table.json"),
         (PLAIN, [], "llama-server \u2026"),
         (PLAIN, [DRAFTING], "--port 8001"),
         (DRAFTING, [PLAIN, None], "--port 8000 -md b.gguf -np 1"),
