@@ -123,6 +123,7 @@ def test_the_speculative_notebook_reads_the_sweep_or_else_the_committed_results(
     assert own["speedup"].tolist() == [1.21, 1.38, 1.34, 1.12]
 
 
+@pytest.mark.filterwarnings("error")
 def test_the_bita_notebook_finds_sweeps_of_bita(bare: Path, measured: Path) -> None:
     committed, own = (names_after("bita", folder)["measured"] for folder in (bare, measured))
     assert committed == "no sweep with policy=bita in outputs/ yet"

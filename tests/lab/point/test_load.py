@@ -20,6 +20,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_policy
 from bild_lab.lab.config.policies import describe_decoder, policy_label
 from bild_lab.lab.point import load as load_module
+from bild_lab.lab.point.shared_models import SharedModels
 from bild_lab.lab.point.streaming import stable_prefix
 from tests.engine.vocabularies.foreign import foreign_module
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, load
@@ -414,7 +415,7 @@ def test_each_model_has_the_revision_of_its_own_key(
         return real(path, None, *rest, **options)
 
     real = load_module.load_model
-    monkeypatch.setattr(load_module, "load_model", without_revision)
+    monkeypatch.setattr(load_module, "load_model", SharedModels(without_revision))
     pair = {"target": checkpoints / "llama", "draft": checkpoints / "llama-draft"}
     revisions = {"target_revision": "a1", "draft_revision": "b2"}
     bild_lab.load(**pair, policy="speculative", **revisions)
