@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Thread
 
 import numpy as np
 import pandas as pd
@@ -33,7 +33,9 @@ from bild_lab.engine.models.hf.module_layers import head_input
 from bild_lab.engine.models.native import why_no_kernels
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.point.decoder import LOADING
 from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.shared_models import SharedModels
 from tests.policies import FAMILIES, GREEDY_ONLY, RUNNABLE, load
 from tests.tiny import save, tiny_llama, tiny_t5, tiny_tokenizer
 
@@ -232,6 +234,30 @@ def test_two_threads_read_the_weights_once(
         texts = list(pool.map(one, range(4)))
     assert len(made) == 1 and texts == texts[:1] * 4
     load_model.cache_clear()
+
+
+def test_a_text_does_not_wait_while_another_decoders_weights_are_read(checkpoints: Path) -> None:
+    decoder = load(checkpoints, "llama", "vanilla")
+    text, pool = decoder.generate(PROMPT, 4), ThreadPoolExecutor(1)
+    with LOADING:
+        again = pool.submit(decoder.generate, PROMPT, 4).result(timeout=60)
+    assert again.token_ids == text.token_ids
+
+
+def test_models_are_let_go_between_two_looks_at_them() -> None:
+    """Fault: a run that ends in one thread changes the list that another one goes through."""
+    released = Thread(target=lambda: models.release())
+
+    def read(path: str) -> Thread:  # any object
+        released.start()
+        released.join(timeout=0.2)
+        assert released.is_alive()  # until the model is given
+        return released
+
+    models = SharedModels(read)
+    assert models("nowhere/model") is released
+    released.join(timeout=20)
+    assert not released.is_alive()
 
 
 # 3. A model in memory, which its user goes on with
