@@ -50,14 +50,19 @@ def notebook_code(parts: Mapping[str, Any]) -> tuple[str, set[str]]:
             texts.append(repr(part))
         elif id(part) in seen:
             texts.append(f"again {seen[id(part)][0]}")
-        elif not isinstance(part, ModuleType):
+        elif isinstance(part, ModuleType):
+            if _is_ours(part.__name__):
+                our_modules.add(part.__name__)
+        else:
             seen[id(part)] = len(seen), part
             if not isinstance(part, FunctionType | type) or _is_of_user(part.__module__):
                 text, reached = _described(part)
                 texts.append(text)
                 waiting += reached
-            elif _is_ours(part.__module__):
-                our_modules.add(part.__module__)
+            else:
+                texts.append(f"{part.__module__}.{part.__qualname__}")
+                if _is_ours(part.__module__):
+                    our_modules.add(part.__module__)
     code_hash = hashlib.sha256("\n".join(texts).encode()).hexdigest() if texts else ""
     return code_hash, our_modules
 
@@ -188,14 +193,17 @@ def _function(part: FunctionType) -> tuple[str, list[Any]]:
 
 
 def _read_names(part: FunctionType, names: Collection[str]) -> dict[str, Any]:
-    """What a function may read by these names: of its module, and as attributes of the user's other
-    modules that it reads.
+    """What a function may read by these names: of its module, modules that it imports itself, and
+    attributes of those modules among them that are ours or the user's.
     """
     read = {name: part.__globals__[name] for name in names if name in part.__globals__}
+    read |= {name: sys.modules[name] for name in names if name not in read and _is_of_user(name)}
     waiting = deque(read.values())
     while waiting:
         module = waiting.popleft()
-        if isinstance(module, ModuleType) and _is_of_user(module.__name__):
+        if isinstance(module, ModuleType) and (
+            _is_of_user(module.__name__) or _is_ours(module.__name__)
+        ):
             attributes = {
                 f"{module.__name__}.{name}": vars(module)[name]
                 for name in names

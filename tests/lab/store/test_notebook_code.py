@@ -262,3 +262,60 @@ def test_a_part_of_a_notebook_names_its_points(notebook: Any) -> None:
     in_a_file = {"bild_lab.lab.store.notebook_code.notebook_code": notebook_code}
     in_a_file["tests.lab.store.a_file_of_a_user.part"] = partial(NoDraft, 3)
     assert notebook_code(in_a_file) == ("", set())
+
+
+READING = """
+from bild_lab.engine import acceptance
+from torch import nn
+RULE, PART = acceptance.Rollback, nn.ReLU
+
+def metric(text, references):
+    import beside_the_notebook
+    import inside.the_notebook
+    places = beside_the_notebook.PLACE, inside.the_notebook.PLACE
+    return [RULE, PART, *places]
+
+def named(text, references):
+    return acceptance.ExactMatch
+"""
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's modules `beside_the_notebook` and `inside.the_notebook`."""
+    for name in ("beside_the_notebook", "inside", "inside.the_notebook"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        vars(sys.modules[name])["PLACE"] = name
+    vars(sys.modules["inside"])["the_notebook"] = sys.modules["inside.the_notebook"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("acceptance.Rollback", "acceptance.ReleasedRollback"), ("nn.ReLU", "nn.GELU")],
+)
+@pytest.mark.usefixtures("beside")
+def test_another_class_of_a_module_of_ours_or_of_a_package_is_another_value(
+    old: str, new: str, notebook: Any
+) -> None:
+    """Fault: of classes in files the module alone counted, which both are in."""
+    cells = READING, READING, READING.replace(old, new)
+    codes = [notebook_code({"of_a_notebook.metric": notebook(cell).metric}) for cell in cells]
+    assert codes[0] == codes[1] != codes[2]
+
+
+@pytest.mark.parametrize("module", ["beside_the_notebook", "inside.the_notebook"])
+@pytest.mark.usefixtures("beside")
+def test_what_a_function_imports_itself_is_reached(module: str, notebook: Any) -> None:
+    parts = {"of_a_notebook.metric": notebook(READING).metric}
+    first = notebook_code(parts)
+    vars(sys.modules[module])["PLACE"] = "elsewhere"
+    assert notebook_code(parts) != first
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_module_of_ours_that_a_function_reads_is_reached_with_what_it_takes_of_it(
+    notebook: Any,
+) -> None:
+    modules = notebook_code({"of_a_notebook.named": notebook(READING).named})[1]
+    exact_match = "bild_lab.engine.methods.speculative.exact_match"
+    assert modules == {"bild_lab.engine.acceptance", exact_match}
