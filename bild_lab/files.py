@@ -145,9 +145,11 @@ def append_line(path: Path, line: str) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
-        if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
-            line = f"\n{line}"
-        file.write(f"{line}\n".encode())
+        length = file.seek(0, os.SEEK_END)
+        file.seek(max(length - 1, 0))
+        last_byte = file.read(1)  # none of an empty file
+        line_break = b"" if last_byte in (b"", b"\n") else b"\n"
+        file.write(line_break + f"{line}\n".encode())
 
 
 def sync_folder(folder: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -23,7 +24,7 @@ from bild_lab.engine.draft import (
     require_verdict,
 )
 from bild_lab.engine.protocols import Acceptance, Drafter, Method
-from bild_lab.engine.request import Limits, Request
+from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import (
     ChainSpec,
@@ -31,6 +32,7 @@ from bild_lab.engine.session import (
     Model,
     OutputSpec,
     Rows,
+    Scores,
     Session,
     SessionOptions,
 )
@@ -123,7 +125,7 @@ class DraftThenVerify(TokenLoop):
             return DraftShape.TREES
         return DraftShape.ROWS if self.drafter.drafts_nothing else DraftShape.CHAINS
 
-    @property
+    @cached_property
     def required_outputs(self) -> OutputSpec:
         """What a forward of the target returns: what the drafter and the rule need."""
         output_spec = self.drafter.required_outputs
@@ -182,7 +184,6 @@ class DraftThenVerify(TokenLoop):
         """
         limits = request.limits
         tokens = list(request.source.prompt)
-        output_spec = self.required_outputs
         with trace.span("prefill"):
             options = SessionOptions(trace.forwards)
             session = self.target.start(request.source, limits.max_new_tokens, options)
@@ -204,12 +205,7 @@ class DraftThenVerify(TokenLoop):
 
             # 2. the target scores it in one forward, and the rule says how much of it is accepted
             with trace.span("verify"):
-                rows = Rows(draft.row_tokens(tokens[-1]), draft.tree)
-                try:
-                    scores = session.extend(rows, output_spec)
-                except IndexError as error:  # an engine's word for a token that it does not have
-                    self._refuse_unread(draft, error)
-                    raise
+                scores = self._scored(session, draft, tokens[-1], request)
                 rule = self.acceptance.in_round(tokens, scores)
                 draft_logits = scores.logits[: len(draft) + 1]  # the rows of probes come last
                 verdict = rule(draft, draft_logits, request)
@@ -232,16 +228,6 @@ class DraftThenVerify(TokenLoop):
                 tokens = yield from tokens_by_programs(session, tokens, limits, trace)
                 by_programs = False
 
-    def _refuse_unread(self, draft: Draft, error: IndexError) -> None:
-        """Raise UserError, with the drafter's name, for a draft that the target could not read."""
-        if len(draft):
-            lowest, highest = min(draft.token_list), max(draft.token_list)
-            raise UserError(
-                f"{type(self.drafter).__name__} has drafted tokens from {lowest} to {highest}, and"
-                f" the target cannot read them all: {first_line(error)}; draft token ids of its"
-                " vocabulary"
-            ) from error
-
     def _proposed(self, drafter: Drafter, tokens: list[int], is_first: bool) -> Draft:
         """The draft after these tokens. Raises UserError for what is no draft, and for a drafter that
         changes the tokens.
@@ -260,6 +246,30 @@ class DraftThenVerify(TokenLoop):
                 " it change a copy, list(tokens)"
             )
         return draft
+
+    def _scored(self, session: Session, draft: Draft, last_token: int, request: Request) -> Scores:
+        """What the target gives for the last committed token and the draft below it. Raises UserError
+        for a drafted token that the target does not have.
+        """
+        rows = Rows(draft.row_tokens(last_token), draft.tree)
+        try:
+            return session.extend(rows, self.required_outputs)
+        except IndexError as error:  # an engine's word for such a token, and for other faults
+            for token in sorted(set(draft.token_list)):
+                if not self._reads(token, request.source):
+                    raise UserError(
+                        f"{type(self.drafter).__name__} has drafted token {token}, which the target"
+                        f" cannot read ({first_line(error)}); draft token ids of its vocabulary"
+                    ) from error
+            raise
+
+    def _reads(self, token: int, source: Source) -> bool:
+        """Whether the target can read this token after a source."""
+        try:
+            self.target.start(source, 1).extend([token])
+        except IndexError:
+            return False
+        return True
 
 
 def tokens_by_programs(

@@ -238,18 +238,25 @@ def require_one_folder(config: DictConfig, points: Sequence[DictConfig]) -> None
 def require_own_values(config: DictConfig, points: Sequence[DictConfig]) -> None:
     """Raise UserError for a file, such as an experiment, that is one of several to sweep over and has
     lists of values itself: Hydra sweeps over those of a file that all points have, and drops others.
+    Lists whose keys the command line gives, too, are meant to be dropped.
     """
-    swept_keys = set(config.hydra.sweeper.get("params") or ())
+    params, words = config.hydra.sweeper.get("params") or {}, override_words(config.hydra)
+    kept_keys = {*params, *(key_of(word).lstrip("+") for word in words)}
+    common_words = [*words, *(f"{key}={value}" for key, value in params.items())]
     for point in points:
-        if set(point.hydra.sweeper.get("params") or ()) <= swept_keys:
+        if set(point.hydra.sweeper.get("params") or ()) <= kept_keys:
             continue
-        choices = point.hydra.runtime.choices
-        group = next(
-            group for group in choices if choices[group] != config.hydra.runtime.choices.get(group)
-        )
+        # an experiment also chooses the files of other groups, of which the command says nothing
+        files = [
+            word
+            for word in override_words(point.hydra)
+            if word not in common_words and key_of(word).lstrip("+") in point.hydra.runtime.choices
+        ]
+        groups = [key_of(word).lstrip("+") for word in files]
         raise UserError(
-            f"{group}={choices[group]} has lists of values of its own, which a sweep over several files"
-            f" drops; give a command for each {group}, with one name=NAME for one report"
+            f"{' '.join(files)} has lists of values of its own, which a sweep over several files"
+            f" drops; give a command for each {' and '.join(groups)}, with one name=NAME for one"
+            " report"
         )
 
 
@@ -258,14 +265,17 @@ def require_hydras_folder(config: DictConfig, mode: str) -> None:
     as `multirun.yaml`, would be there, and folders without any. mode: "run" or "sweep".
     """
     values = OmegaConf.to_container(config.hydra[mode], resolve=False)
-    folder, hydras_folder = sweep_folder(config), Path(config.hydra[mode].dir)
-    wanted = {"dir": hydras_folder.absolute() == folder.absolute()}
-    wanted["subdir"] = values.get("subdir", ".") == "."
-    if foreign := [key for key, is_wanted in wanted.items() if not is_wanted]:
-        raise UserError(
-            f"hydra.{mode}.{foreign[0]}={values[foreign[0]]} would hold no result: they go to"
-            f" {folder}; leave it out, name=NAME says where they go"
-        )
+    folder = sweep_folder(config)
+    if Path(config.hydra[mode].dir).absolute() != folder.absolute():
+        key = "dir"
+    elif values.get("subdir", ".") != ".":  # only sweeps have one
+        key = "subdir"
+    else:
+        return
+    raise UserError(
+        f"hydra.{mode}.{key}={values[key]} would hold no result: they go to {folder}; leave it out,"
+        " name=NAME says where they go"
+    )
 
 
 def require_gpus(config: DictConfig, points: Sequence[DictConfig]) -> None:

@@ -5,8 +5,9 @@ measurements.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from bild_lab.lab.config.compose import policy_names
 from bild_lab.lab.schema.formatting import MISSING, counted, number_range, percent, point_label
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import by_setting, telling_knobs_among
@@ -280,12 +281,13 @@ def sources(results: Sequence[Result]) -> list[dict[str, str]]:
     """
     sources = [_source(result) for result in results]
     keys = [key for key in _SOURCE if len({source[key] for source in sources}) > 1]
+    policies = set(policy_names())
     codes = {
-        (_parts_named_by(result), source["code"])
+        (_named_policies(result, policies), source["code"])
         for result, source in zip(results, sources, strict=True)
     }
-    if "code" in keys and len(codes) == len({parts for parts, _ in codes}):
-        keys.remove("code")  # it is a hash of what a policy reaches, and no policy has two
+    if "code" in keys and len(codes) == len({named for named, _ in codes}):
+        keys.remove("code")  # it is a hash of what policies reach, and none has two
     counts = Counter(tuple(source[key] for key in keys) for source in sources)
     if len(counts) < 2:
         return []
@@ -295,13 +297,12 @@ def sources(results: Sequence[Result]) -> list[dict[str, str]]:
     ]
 
 
-def _parts_named_by(result: Result) -> tuple[str, ...]:
-    """What names the parts of a policy, and so the code that they reach: the policy, and its knobs
-    that are no numbers, such as the second policy of a hybrid.
+def _named_policies(result: Result, policies: Collection[str]) -> tuple[str, ...]:
+    """The policies whose code a point reaches: its own, and those that its knobs name, such as the
+    second one of a hybrid. policies: those that there are.
     """
-    knobs = result.knobs.items()
-    named = [f"{knob}={value}" for knob, value in knobs if not isinstance(value, int | float)]
-    return (result.policy, *named)
+    values = result.knobs.values()
+    return (result.policy, *(value for value in values if str(value) in policies))
 
 
 def _source(result: Result) -> dict[str, str]:

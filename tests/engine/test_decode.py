@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,13 +25,24 @@ from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.rejection_sampling import RejectionSampling
 from bild_lab.engine.methods.speculative.sampling import OverlapMeasurement
 from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.models.native import why_no_kernels
 from bild_lab.engine.protocols import Acceptance, Drafter, Method, require_text
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import ALL_LOGITS, DraftShape, Model, OutputSpec, Rows, Scores, Session
+from bild_lab.engine.session import (
+    ALL_LOGITS,
+    DraftShape,
+    Model,
+    OutputSpec,
+    Rows,
+    Scores,
+    Session,
+    as_rows,
+)
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.summary import mean_statistic
+from bild_lab.lab.point.load import load_model
 from tests.stubs import ModuleModel, NextLogits, StubModel, StubSession, uncached
 from tests.tiny import PAD, START, VOCABULARY, relative_of, tiny_llama, tiny_t5
 
@@ -608,17 +620,48 @@ def test_what_an_extension_gives_is_refused_with_its_name() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    ("tokens", "told"),
-    [([5, VOCABULARY], f"from 5 to {VOCABULARY}"), ([5, -1], "from -1 to 5")],
+    ("engine", "token"),
+    # native counts a negative number from the end of the embeddings
+    [
+        ("native", VOCABULARY),
+        *((engine, i) for engine in ("kernels", "hf") for i in (VOCABULARY, -1)),
+    ],
 )
 def test_a_token_that_the_target_does_not_have_is_refused_with_its_drafters_name(
-    family: str, tokens: list[int], told: str
+    family: str, token: int, engine: str, checkpoints: Path
 ) -> None:
     """Fault: the engine's IndexError named no part of the policy."""
-    target, _, source = random_pair(family, 0)
-    drafter = Proposing(Draft(torch.tensor(tokens)))
-    with pytest.raises(UserError, match=f"Proposing has drafted tokens {told}, and the target can"):
-        decode(target, drafter, ExactMatch(), source)
+    if engine == "kernels" and why_no_kernels(torch.device("cpu"), torch.float32) is not None:
+        pytest.skip("no CPU kernels here")
+    target = load_model(str(checkpoints / family), None, "cpu", torch.float32, engine)
+    drafter = Proposing(Draft(torch.tensor([5, token])))
+    with pytest.raises(
+        UserError, match=f"Proposing has drafted token {token}, which the target can"
+    ):
+        decode(target, drafter, ExactMatch(), target.source([5, 9]))
+
+
+class FaultyEngine(StubModel):
+    """An engine that cannot run two rows at once."""
+
+    def start(self, source: Source, room: int, *_: object) -> StubSession:
+        session = super().start(source, room)
+        extend = session.extend
+
+        def fail(rows: Rows, *output_spec: OutputSpec) -> Scores:
+            if len(as_rows(rows).tokens) > 1:
+                raise IndexError("slot 7 lies behind a cache of 6 slots")
+            return extend(rows, *output_spec)
+
+        session.extend = fail
+        return session
+
+
+def test_another_fault_of_an_engine_is_not_laid_to_the_drafter() -> None:
+    """Fault: an IndexError for a position was shown as tokens that the target does not have."""
+    target, draft = FaultyEngine(lambda tokens: torch.zeros(10)), Draft(torch.tensor([5, 6]))
+    with pytest.raises(IndexError, match="slot 7 lies behind"):
+        decode(target, Proposing(draft), ExactMatch(), Source((1, 2)))
 
 
 class Yielding(TokenLoop):

@@ -22,6 +22,7 @@ from bild_lab.lab.preflight import (
     check_points,
     points_to_check,
     require_one_folder,
+    require_own_values,
     share_graph_regime,
 )
 from tests.pretended import pretended_gpu
@@ -177,6 +178,47 @@ def test_a_sweep_has_one_folder() -> None:
         UserError, match="one report, got name=second beside outputs/first; give one name=NAME"
     ):
         require_one_folder(config, [config, other])
+
+
+def hydras_part(words: list[str], params: dict[str, str], **choices: str) -> DictConfig:
+    """What Hydra says of a command or of a point, with the lists of values that its files have."""
+    return OmegaConf.create(
+        {
+            "hydra": {
+                "overrides": {"task": words},
+                "sweeper": {"params": params},
+                "runtime": {"choices": choices},
+            }
+        }
+    )
+
+
+def test_of_several_experiments_the_one_with_lists_of_its_own_is_named() -> None:
+    """Fault: an experiment chooses a policy, and that was named in its place. Lists whose keys the
+    command gives were refused, too.
+    """
+    words, params = ["experiment=lossy,lossless", "policy.fallback=0.1,0.2"], {"pair": "a,b"}
+    usual = {"policy": "bild", "experiment": "null", "pair": "toy"}
+    command = hydras_part(words, params, **usual)
+    of_point = ["pair=a", "experiment=lossless", "policy.fallback=0.1"]
+    chosen = {"policy": "speculative", "experiment": "lossless", "pair": "a"}
+
+    def point(**lists: str) -> DictConfig:
+        return hydras_part(
+            of_point, params | {f"policy.{key}": lists[key] for key in lists}, **chosen
+        )
+
+    require_own_values(command, [point(), point(fallback="0.3,0.4")])
+    with pytest.raises(
+        UserError,
+        match=r"^pair=a experiment=lossless has lists .* for each pair and experiment, with",
+    ):
+        require_own_values(command, [point(), point(window="3,6")])
+    single = hydras_part(["pair=a", *words], {}, **usual)
+    with pytest.raises(
+        UserError, match="^experiment=lossless has lists .* for each experiment, with"
+    ):
+        require_own_values(single, [point(window="3,6")])
 
 
 def test_a_sweep_is_named_by_the_time_that_it_began() -> None:

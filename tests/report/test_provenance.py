@@ -69,6 +69,15 @@ def test_a_policy_that_names_others_reaches_their_code() -> None:
     assert len(sources([*results, hybrid("speculative", 4, "c")])) == 3
 
 
+def test_a_knob_that_names_no_policy_hides_no_change_of_the_code() -> None:
+    """Fault: points of several trees, between which the code was changed, came from one source."""
+    results = [
+        sample_result("eagle", {"tree": tree}, 1.5, environment={**ENVIRONMENT, "code": code})
+        for tree, code in (("chain", "a"), ("full_tree", "b"), ([2, 3], "c"))
+    ]
+    assert [one["code"] for one in sources(results)] == ["a", "b", "c"]
+
+
 def test_points_of_one_setting_that_were_scored_in_several_ways_are_told() -> None:
     """As a splitter of sentences that was fetched between two points makes them."""
 

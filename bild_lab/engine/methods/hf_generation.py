@@ -242,9 +242,10 @@ def with_settings(module: PreTrainedModel, settings: GenerationConfig) -> PreTra
     """The module with other generation settings. All else is shared with it, and its own settings
     stay: it may be a user's model in memory, and other threads may decode with it.
     """
-    module = copy.copy(module)
-    module.generation_config = settings
-    return module
+    same_module = object.__new__(type(module))
+    vars(same_module).update(vars(module))  # copy.copy leaves out what module.compile() has made
+    same_module.generation_config = settings
+    return same_module
 
 
 @contextmanager

@@ -229,9 +229,11 @@ def _new_folder(hydra: DictConfig) -> Path | None:
     """
     folder = Path(hydra.runtime.output_dir)
     began = time.time() - (time.perf_counter() - status_line.began_s)
-    if Path(hydra.runtime.cwd).is_relative_to(folder) or folder.stat().st_mtime < began:
+    try:
+        is_new = folder.stat().st_mtime >= began
+    except OSError:  # of several processes another one has removed it
         return None
-    return folder
+    return folder if is_new and not Path(hydra.runtime.cwd).is_relative_to(folder) else None
 
 
 def require_same_folder(hydra: DictConfig) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import RLock
+from threading import Event, RLock
 from typing import Any, NoReturn, overload
 
 from bild_lab.engine.batch_decoding import (
@@ -92,6 +92,7 @@ class Decoder:
     stop: tuple[str, ...] = ()
     chat: ChatSettings = ChatSettings()
     policy: str = ""
+    _loaded: Event = field(default_factory=Event, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
         drafters = "".join(
@@ -136,6 +137,10 @@ class Decoder:
         Raises UserError for a model whose sessions would not give its own scores, and for one whose
         files were overwritten since.
         """
+        if self._loaded.is_set():  # a text waits for no other decoder's weights
+            for model in self.running:
+                model.checkpoint.require_not_overwritten()
+            return
         with LOADING, self._undisturbed():
             for model in self.running:
                 stage(
@@ -146,6 +151,7 @@ class Decoder:
                 model.load()
                 if self.method.draft_shape is not None:
                     model.admit(self.method.draft_shape)
+        self._loaded.set()
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:

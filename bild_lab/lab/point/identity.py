@@ -235,9 +235,9 @@ def _metric_code(metrics: Sequence[str]) -> dict[str, str]:
     for metric in metrics:
         if "." in metric and not metric.startswith(EVALUATE):
             function = user_function(metric)
-            text, modules = notebook_code([function])
+            without_file, modules = notebook_code({metric: function})
             places = {metric.rpartition(".")[0], function.__module__, *modules}
-            codes[metric] = own_code_hash(*sorted(places), without_file=text)
+            codes[metric] = own_code_hash(*sorted(places), without_file=without_file)
     return {metric: code for metric, code in codes.items() if code is not None}
 
 

@@ -403,7 +403,7 @@ def _read_model(
     checkpoint = recognized(
         Checkpoint(path, revision, trust_remote_code, allow_pickles=allow_pickles)
     )
-    _ = checkpoint.opened
+    _ = checkpoint.opened  # notes its files as they are now
     if bits == "gguf":
         _require_gguf_blocks(checkpoint)
     if engine in ("kernels", "native") and device_map is not None:

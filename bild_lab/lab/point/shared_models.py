@@ -43,7 +43,8 @@ class SharedModels:
     @contextmanager
     def renewed(self) -> Iterator[None]:
         """After the block only the models that it asked for stay without anybody who has them."""
-        earlier, self._kept = self._kept, deque(maxlen=KEPT)
+        with self._lock:
+            earlier, self._kept = self._kept, deque(maxlen=KEPT)
         try:
             yield
         except BaseException:
@@ -52,7 +53,8 @@ class SharedModels:
 
     def release(self) -> None:
         """Let every model go that nobody has."""
-        self._kept.clear()
+        with self._lock:
+            self._kept.clear()
 
     def cache_clear(self) -> None:
         """Forget all models: the next ones are read anew, also where somebody still has them."""

@@ -62,7 +62,7 @@ def code_hash(
 
     modules: where the parts of a policy are defined, by their dotted names; those of other packages
     count as well. Comments, docstrings and layout do not matter, nor where files outside the
-    package lie. without_file: code of a notebook, as `notebook_code` has it.
+    package lie. without_file: the hash of a notebook's code, see `notebook_code`.
     """
     package_contents: list[bytes] = []
     user_contents: list[bytes] = [without_file.encode()] if without_file else []

@@ -94,9 +94,10 @@ def modules_of(node: Any) -> Iterator[str]:
 
 def parts_code_hash(node: Any) -> str:
     """The hash of what every point runs and of the code of these parts. node: resolved."""
-    text, reached_modules = notebook_code(factory for factory, _ in parts_of(node))
+    parts = {values["_target_"]: factory for factory, values in parts_of(node)}
+    without_file, reached_modules = notebook_code(parts)
     modules = {*modules_of(node), *reached_modules}
-    return code_hash(tuple(sorted(modules)), without_file=text)
+    return code_hash(tuple(sorted(modules)), without_file=without_file)
 
 
 def content_of(node: Any) -> Any:

@@ -24,6 +24,7 @@ import pandas as pd
 import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
@@ -31,6 +32,7 @@ import run
 from bild_lab.errors import UserError
 from bild_lab.lab import application
 from bild_lab.lab.config import console as console_module
+from bild_lab.lab.config import entrypoint
 from bild_lab.lab.config.command_line import options_first, quote_free_text, require_overrides
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.config.entrypoint import values_outside_sweep, wrong_type
@@ -583,6 +585,10 @@ BAD_INPUT = {
         ["-m", "experiment=quickstart,quickstart_lossless", "pair=toy"],
         "experiment=quickstart has lists of values of its own, which a sweep over several files",
     ),
+    "experiments with lists of their own, of which the first has another policy": (
+        ["-m", "experiment=quickstart_lossless,quickstart", "pair=toy"],
+        "experiment=quickstart_lossless has lists of values of its own, which a sweep over several",
+    ),
     "another folder of Hydra's": (
         ["hydra.run.dir=elsewhere"],
         "hydra.run.dir=elsewhere would hold no result: they go to outputs/",
@@ -620,6 +626,21 @@ BAD_INPUT = {
         "cannot find bild_lab.engine.methods",
     ),
 }
+
+
+def test_the_folder_of_a_refused_command_is_its_own_where_the_command_has_made_it(
+    tmp_path: Path,
+) -> None:
+    """Fault: of several processes one removes it, and the others end with a traceback."""
+    folder = tmp_path / "outputs"
+    hydra = OmegaConf.create({"runtime": {"output_dir": str(folder), "cwd": str(tmp_path)}})
+    assert entrypoint._new_folder(hydra) is None  # another process has removed it
+    folder.mkdir()
+    assert entrypoint._new_folder(hydra) == folder
+    os.utime(folder, (1e9, 1e9))
+    assert entrypoint._new_folder(hydra) is None  # it was there long before
+    hydra.runtime.output_dir = str(tmp_path)
+    assert entrypoint._new_folder(hydra) is None
 
 
 @pytest.mark.fast(

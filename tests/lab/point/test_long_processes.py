@@ -12,13 +12,14 @@ import pickle
 import random
 import subprocess
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event, Thread
 
 import numpy as np
 import pandas as pd
@@ -28,12 +29,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import bild_lab
 from bild_lab.engine.methods.lookup import suffix
+from bild_lab.engine.models.checkpoint.loaded_checkpoint import evaluation_mode
 from bild_lab.engine.models.hf.layer_control import Plan, following
 from bild_lab.engine.models.hf.module_layers import head_input
 from bild_lab.engine.models.native import why_no_kernels
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.point.decoder import LOADING
 from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.shared_models import SharedModels
 from tests.policies import FAMILIES, GREEDY_ONLY, RUNNABLE, load
 from tests.tiny import save, tiny_llama, tiny_t5, tiny_tokenizer
 
@@ -234,6 +238,75 @@ def test_two_threads_read_the_weights_once(
     load_model.cache_clear()
 
 
+def test_a_text_does_not_wait_while_another_decoders_weights_are_read(checkpoints: Path) -> None:
+    decoder = load(checkpoints, "llama", "vanilla")
+    text, pool = decoder.generate(PROMPT, 4), ThreadPoolExecutor(1)
+    with LOADING:
+        again = pool.submit(decoder.generate, PROMPT, 4).result(timeout=60)
+    assert again.token_ids == text.token_ids
+
+
+def test_models_are_let_go_between_two_looks_at_them() -> None:
+    """Fault: a run that ends in one thread changes the list that another one goes through."""
+    released = Thread(target=lambda: models.release())
+
+    def read(path: str) -> Thread:  # any object
+        released.start()
+        released.join(timeout=0.2)
+        assert released.is_alive()  # until the model is given
+        return released
+
+    models = SharedModels(read)
+    assert models("nowhere/model") is released
+    released.join(timeout=20)
+    assert not released.is_alive()
+
+
+@pytest.mark.parametrize(("family", "positions"), [("llama", 7), ("llama", 600), ("t5", 600)])
+def test_no_thread_reads_tables_that_another_one_computes(
+    checkpoints: Path, family: str, positions: int
+) -> None:
+    """Fault: of two first texts one found no rotations, or those of the other, shorter one."""
+    load_model.cache_clear()
+    decoder = load(checkpoints, family, "vanilla", engine="native").target.decoder
+    place, begun, go_on = "_rotary" if family == "llama" else "distance_bias", Event(), Event()
+    real = getattr(decoder, place)
+
+    class Slow:
+        """Computes the first table when it is told to."""
+
+        def wait(self) -> None:
+            if not begun.is_set():
+                begun.set()
+                assert go_on.wait(timeout=20)
+
+        def __call__(self, *arguments: object) -> object:
+            self.wait()
+            return real(*arguments)
+
+        def __getitem__(self, index: object) -> object:
+            self.wait()
+            return real[index]
+
+    def size() -> int:
+        return min(table.shape[0] for table in decoder.tables or [decoder._backward[0]])
+
+    def reach(positions: int) -> int:
+        decoder.reach(positions)
+        return size()
+
+    setattr(decoder, place, Slow())
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(reach, 7)
+        assert begun.wait(timeout=20)
+        second = pool.submit(reach, positions)
+        time.sleep(0.05)  # if it does not wait for the first, it has read the tables now
+        go_on.set()
+        assert first.result() >= 7 and second.result() >= positions
+    assert size() >= positions
+    load_model.cache_clear()
+
+
 # 3. A model in memory, which its user goes on with
 
 
@@ -286,6 +359,31 @@ def test_generate_of_transformers_leaves_a_models_own_settings(policy: str) -> N
         decoder.generate([PROMPT, OTHER], 5, batch=2)
     assert (target.generation_config, draft.generation_config) == own
     assert [settings.to_dict() for settings in own] == said
+
+
+def test_a_thread_that_has_ended_leaves_the_others_in_evaluation_mode() -> None:
+    module = in_training(3)
+    module.encoder.eval()
+    modes = [part.training for part in module.modules()]
+    first, second = evaluation_mode([module]), evaluation_mode([module, module])
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not any(part.training for part in module.modules())
+    second.__exit__(None, None, None)
+    assert [part.training for part in module.modules()] == modes
+
+
+def test_generate_of_transformers_runs_what_a_user_has_compiled() -> None:
+    module, calls = tiny_llama(1).eval(), []
+
+    def compiled(*arguments: object, **options: object) -> object:
+        calls.append(1)
+        return module._call_impl(*arguments, **options)
+
+    module._compiled_call_impl = compiled  # as module.compile() sets it
+    bild_lab.load(with_tokenizer(module), policy="hf_generate", engine="hf").generate(PROMPT, 3)
+    assert len(calls) == 3
 
 
 def test_of_two_threads_each_reads_the_heads_inputs_of_its_own_forward() -> None:

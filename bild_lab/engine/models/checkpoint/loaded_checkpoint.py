@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import Any, ClassVar
 
 import torch
@@ -112,16 +113,44 @@ class LoadedCheckpoint(Checkpoint):
         return digest.hexdigest()[:16]
 
 
-@contextmanager
-def evaluation_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside the block these modules are in evaluation mode, without dropout; after it each part of
-    them is as it was, such as in the middle of a training.
+@dataclass
+class _Evaluation:
+    """A module that is in evaluation mode for a while. in_training: the parts of it that were in
+    training before. blocks: how many run, of as many threads.
     """
-    in_training = [part for module in modules for part in module.modules() if part.training]
-    for part in in_training:
-        part.training = False
+
+    in_training: list[nn.Module]
+    blocks: int = 0
+
+
+_evaluations: dict[nn.Module, _Evaluation] = {}
+_evaluations_lock = Lock()
+
+
+@contextmanager
+def evaluation_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside the block these modules are in evaluation mode, without dropout. After it, and after the
+    blocks of other threads, each part of them is as it was, such as in the middle of a training.
+    """
+    with _evaluations_lock:
+        for module in modules:
+            if module not in _evaluations:
+                in_training = [part for part in module.modules() if part.training]
+                _evaluations[module] = _Evaluation(in_training)
+                _set_training(in_training, False)
+            _evaluations[module].blocks += 1
     try:
         yield
     finally:
-        for part in in_training:
-            part.training = True
+        with _evaluations_lock:
+            for module in modules:
+                evaluation = _evaluations[module]
+                evaluation.blocks -= 1
+                if not evaluation.blocks:
+                    _set_training(_evaluations.pop(module).in_training, True)
+
+
+def _set_training(parts: Iterable[nn.Module], training: bool) -> None:
+    """Set these modules alone, not their parts, as `nn.Module.train` would."""
+    for part in parts:
+        part.training = training

@@ -231,11 +231,11 @@ def _following_branches(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(eq=False)
-class Wrapped:
-    """A method of a module, or one of its parts, in place of which something else may run.
+class _InPlaceOf:
+    """Stands in a module in place of one of its methods, which it may run.
 
-    It is an object, not a function in another one, so that a copy of the module runs the copy's own
-    weights. owner: the module, or for a block its layer. run: what it takes the place of.
+    It is an object, not a closure, so that a copy of the module runs the copy's own weights. owner:
+    the module, or for a block its layer. run: the method.
     """
 
     owner: nn.Module
@@ -243,7 +243,7 @@ class Wrapped:
 
 
 @dataclass(eq=False)
-class _Skipping(Wrapped):
+class _Skipping(_InPlaceOf):
     """A block that adds nothing if it is left out.
 
     It answers in the form that it last answered in. index: of its layer.
@@ -274,7 +274,7 @@ class _Skipping(Wrapped):
 
 
 @dataclass(eq=False)
-class _FollowingPlan(Wrapped):
+class _FollowingPlan(_InPlaceOf):
     """A layer that follows the plan. index: of it. width: of the tuple that it last answered with."""
 
     index: int
@@ -332,7 +332,7 @@ def _relative_attention(layer: nn.Module) -> nn.Module | None:
 
 
 @dataclass(eq=False)
-class _BiasByPlan(Wrapped):
+class _BiasByPlan(_InPlaceOf):
     """T5's position bias, by the plan's distances where it has them. owner: the attention."""
 
     def __call__(

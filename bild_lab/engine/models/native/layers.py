@@ -33,6 +33,7 @@ from bild_lab.engine.models.native.side_by_side import (
     SideBySide,
     side_by_side,
 )
+from bild_lab.engine.models.native.stack import GROWING
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
     ChainResult,
@@ -283,8 +284,10 @@ class NativeLayers(Layers):
             self.cache = self.cache.grown(2 * slots)
             self._workspace = None  # its compiled steps only use its own cache
         if self.packed is not None and slots > self.packed.positions:
-            positions = max(slots, self.packed.least_positions)
-            self.packed.rotate_by(*self.decoder.rotations(positions))
+            with GROWING:
+                if slots > self.packed.positions:  # another thread may have given them meanwhile
+                    positions = max(slots, self.packed.least_positions)
+                    self.packed.rotate_by(*self.decoder.rotations(positions))
 
 
 TextPass = tuple[NativeLayers, ForwardPass]  # a pass, and the layers of its text

@@ -20,6 +20,7 @@ from bild_lab.engine.models.checkpoint.weights import Weights, module_weights
 from bild_lab.engine.models.hf.admission import CHANGING, rotations
 from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.models.native.stack import (
+    GROWING,
     AttentionView,
     Layer,
     Stack,
@@ -183,13 +184,19 @@ class LlamaDecoder(Stack):
         """Compute the rotary tables for at least this many positions, unless they exist."""
         if positions <= self._reached:
             return
-        self._reached = max(256, 2 * positions)
-        places = torch.arange(self._reached, device=self.embedding.device)
-        for index, kind in enumerate(self._kinds):
-            cos, sin = self._rotary(
-                self.embedding[:1], places[None], *([kind] if self._rotary_by_kind else [])
-            )
-            self._rotations[index] = cos[0], signed_sines(sin[0])  # [n, head_dim]
+        with GROWING:
+            if positions <= self._reached:  # another thread has computed them meanwhile
+                return
+            reached = max(256, 2 * positions)
+            places = torch.arange(reached, device=self.embedding.device)
+            tables = []
+            for kind in self._kinds:
+                cos, sin = self._rotary(
+                    self.embedding[:1], places[None], *([kind] if self._rotary_by_kind else [])
+                )
+                tables.append((cos[0], signed_sines(sin[0])))  # [n, head_dim]
+            self._rotations = tables
+            self._reached = reached  # last: now other threads read them
 
     def views(
         self, rows: PlacedRows, layers: Sequence[int], masked: bool = True

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from threading import RLock
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # in the order of `cpu/v
     "gelu_tanh": partial(gelu, approximate="tanh"),
     "gelu": gelu,
 }
+# held where tables that depend on the position alone grow: the texts of other threads read them
+GROWING = RLock()
 
 
 @dataclass(frozen=True)

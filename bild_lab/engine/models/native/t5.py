@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bild_lab.engine.models.checkpoint.weights import Weights, module_weights
 from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
 from bild_lab.engine.models.native.stack import (
+    GROWING,
     AttentionView,
     Layer,
     Stack,
@@ -143,9 +144,12 @@ class T5Decoder(Stack):
 
         Compiled steps do not read it.
         """
-        if positions > self._backward.shape[1]:
-            places = torch.arange(max(256, 2 * positions), device=self.embedding.device).flip(0)
-            self._backward = self.distance_bias[:, places.clamp(max=self._farthest)]
+        if positions <= self._backward.shape[1]:
+            return
+        with GROWING:
+            if positions > self._backward.shape[1]:  # no other thread has computed it meanwhile
+                places = torch.arange(max(256, 2 * positions), device=self.embedding.device)
+                self._backward = self.distance_bias[:, places.flip(0).clamp(max=self._farthest)]
 
     def views(
         self, rows: PlacedRows, layers: Sequence[int], masked: bool = True
