@@ -49,7 +49,6 @@ from bild_lab.lab.store.hashing import (
     named_files,
     parts_code_hash,
 )
-from bild_lab.lab.store.notebook_code import notebook_code
 
 # bytes; file systems allow 255, and our temporary names are longer than the folder's
 LONGEST_NAME = 200
@@ -231,13 +230,11 @@ def _metric_code(metrics: Sequence[str]) -> dict[str, str]:
 
     The module that names the function counts as well, as it may be a partial of another one.
     """
-    codes = {}
-    for metric in metrics:
-        if "." in metric and not metric.startswith(EVALUATE):
-            function = user_function(metric)
-            without_file, modules = notebook_code({metric: function})
-            places = {metric.rpartition(".")[0], function.__module__, *modules}
-            codes[metric] = own_code_hash(*sorted(places), without_file=without_file)
+    codes = {
+        metric: own_code_hash(metric.rpartition(".")[0], user_function(metric).__module__)
+        for metric in metrics
+        if "." in metric and not metric.startswith(EVALUATE)
+    }
     return {metric: code for metric, code in codes.items() if code is not None}
 
 

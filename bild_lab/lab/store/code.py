@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from uuid import uuid4
 
 from bild_lab.files import existing_path, file_digest
 
@@ -55,17 +56,16 @@ _reached_of_user: dict[Path, str] = {}
 
 
 @lru_cache(maxsize=64)
-def code_hash(
-    modules: tuple[str, ...] = (), package: Path = PACKAGE, without_file: str = ""
-) -> str:
+def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
     """A hash, 12 hexadecimal digits, of what every point runs and of what these modules reach.
 
     modules: where the parts of a policy are defined, by their dotted names; those of other packages
     count as well. Comments, docstrings and layout do not matter, nor where files outside the
-    package lie. without_file: the hash of a notebook's code, see `notebook_code`.
+    package lie. Of a module that no file holds, such as a notebook, it is another one in each
+    command, as nothing tells whether its code is the same.
     """
     package_contents: list[bytes] = []
-    user_contents: list[bytes] = [without_file.encode()] if without_file else []
+    user_contents = _marks(modules)
     for file in reached((*EVERY_POINT, *modules), package):
         content = _read(file).content.encode()
         if file.is_relative_to(package):
@@ -78,26 +78,45 @@ def code_hash(
     return hashlib.sha256(b"".join([*package_contents, *sorted(user_contents)])).hexdigest()[:12]
 
 
-def own_code_hash(*modules: str, without_file: str = "") -> str | None:
-    """A hash of the user's own code that these modules reach; None for modules of ours.
-    without_file: as in `code_hash`.
+def own_code_hash(*modules: str) -> str | None:
+    """A hash of the user's own code that these modules reach, as `code_hash`; None for modules of
+    ours.
     """
     own_files = [file for file in reached(modules) if not file.is_relative_to(PACKAGE)]
     contents = sorted(
         file.name.encode() + b"\0" + _read(file).content.encode() for file in own_files
     )
-    if without_file:
-        contents.append(without_file.encode())
+    contents += _marks(modules)
     return hashlib.sha256(b"\0".join(contents)).hexdigest()[:12] if contents else None
 
 
+def _marks(modules: Iterable[str]) -> list[bytes]:
+    """The command's mark if one of these modules is in no file; nothing if all are."""
+    return [_mark().encode()] if any(map(_is_in_no_file, modules)) else []
+
+
+@lru_cache
+def _mark() -> str:
+    """A text that no other command has."""
+    return uuid4().hex
+
+
+def _is_in_no_file(module: str) -> bool:
+    """Whether an imported module is a notebook, or a text that was typed in. Python's own may be
+    built in.
+    """
+    if module not in sys.modules or module.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    return getattr(sys.modules[module], "__file__", None) is None
+
+
 def reread_sources() -> None:
-    """Look at all sources again: in a process that goes on, they may have changed.
+    """Look at all sources again, as another command: in a process that goes on, they may have changed.
 
     Where one of the user's has, all of them are imported anew: a point would else be named by code
     that did not run.
     """
-    for cached in (code_hash, _imported, _read):
+    for cached in (code_hash, _imported, _read, _mark):
         cached.cache_clear()
     if any(
         not file.is_file() or file_digest(file) != digest

@@ -18,7 +18,6 @@ from bild_lab.files import FilePath, NamesFile, existing_path, file_digest
 from bild_lab.lab.config.policies import find_part
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.store.code import PACKAGE, code_hash
-from bild_lab.lab.store.notebook_code import notebook_code
 
 
 def content_hash(content: dict[str, Any]) -> str:
@@ -94,10 +93,7 @@ def modules_of(node: Any) -> Iterator[str]:
 
 def parts_code_hash(node: Any) -> str:
     """The hash of what every point runs and of the code of these parts. node: resolved."""
-    parts = {values["_target_"]: factory for factory, values in parts_of(node)}
-    without_file, reached_modules = notebook_code(parts)
-    modules = {*modules_of(node), *reached_modules}
-    return code_hash(tuple(sorted(modules)), without_file=without_file)
+    return code_hash(tuple(sorted(set(modules_of(node)))))
 
 
 def content_of(node: Any) -> Any:

@@ -9,13 +9,22 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hydra.utils import get_object
 from transformers import LogitsProcessor
 
 from bild_lab.lab.store import code as code_module
-from bild_lab.lab.store.code import EVERY_POINT, PACKAGE, code_hash, code_text, reached
+from bild_lab.lab.store.code import (
+    EVERY_POINT,
+    PACKAGE,
+    code_hash,
+    code_text,
+    own_code_hash,
+    reached,
+    reread_sources,
+)
 from bild_lab.lab.store.hashing import modules_of
 
 ROLLBACK = "engine/methods/bild.py"
@@ -283,3 +292,17 @@ DIFFERENT = {
 @pytest.mark.parametrize(("one", "other"), DIFFERENT.values(), ids=DIFFERENT)
 def test_different_code_is_different_text(one: str, other: str) -> None:
     assert code_text(ast.parse(one)) != code_text(ast.parse(other))
+
+
+def test_code_in_no_file_is_another_one_in_each_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a class of a notebook that was redefined was taken for measured."""
+    monkeypatch.setitem(sys.modules, "typed_in", ModuleType("typed_in"))
+    hashes = []
+    for _ in range(2):
+        reread_sources()
+        assert code_hash(("typed_in",)) == code_hash(("typed_in",)) != code_hash()
+        hashes += [code_hash(("typed_in",)), own_code_hash("typed_in")]
+    assert len({*hashes}) == 4
+    # of modules that are built in, or not imported, nobody can change the code meanwhile
+    assert code_hash(("builtins", "_operator", "nowhere.at_all")) == code_hash()
+    assert own_code_hash("builtins") is None
