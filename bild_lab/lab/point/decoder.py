@@ -159,7 +159,11 @@ class Decoder:
         process counts.
         """
         checkpoints = [model.checkpoint for model in self.models]
-        modules = [one.module for one in checkpoints if isinstance(one, LoadedCheckpoint)]
+        modules = [
+            checkpoint.module
+            for checkpoint in checkpoints
+            if isinstance(checkpoint, LoadedCheckpoint)
+        ]
         with evaluation_mode(modules), cpu_by_default():
             yield
 
@@ -372,10 +376,10 @@ class Decoder:
             plain_value(max_source_tokens),
             strings,
         )
+        is_list = is_prompt_list(prompt)
         with cpu_by_default():
-            prompts = prompt if is_prompt_list(prompt) else [prompt]
-            requests = self.requests(prompts, *options)
-        if not is_prompt_list(prompt):
+            requests = self.requests(prompt if is_list else [prompt], *options)
+        if not is_list:
             return self._generate_alone(requests[0], strings)
         if batch == 1:
             return [self._generate_alone(request, strings) for request in requests]
