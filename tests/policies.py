@@ -27,7 +27,8 @@ from tests.tiny import tiny_tokenizer
 
 FAMILIES = ("t5", "llama")
 WINDOWED = ("qwen3", "gemma3")  # families of which some layers see a window only
-DECODER_ONLY = {("bita", "t5"), ("medusa", "t5")}  # tests/engine/methods
+# tests/engine/methods: of decoder-only models, and of those that do not scale their embeddings
+REFUSED = {("bita", "t5"), ("medusa", "t5"), ("mtp", "t5"), ("mtp", "gemma3")}
 # need `make peers` (tests/benchmark)
 EXTERNAL = ("ctranslate2", "llama_cpp", "openvino", "openvino_speculative")
 SERVER = "server"  # needs a server (tests/servers)
@@ -39,7 +40,7 @@ RUNNABLE = [
     (policy, family)
     for policy in policy_names()
     for family in FAMILIES
-    if policy not in (*EXTERNAL, REPLAYED, SERVER) and (policy, family) not in DECODER_ONLY
+    if policy not in (*EXTERNAL, REPLAYED, SERVER) and (policy, family) not in REFUSED
 ]
 
 
@@ -96,7 +97,7 @@ def load(
         knobs = {"table": str(ngram_table(checkpoints / family)), **knobs}
     if policy == "truncation":
         knobs = {**BAR, **knobs}
-    made_for = "llama" if (policy, family) in DECODER_ONLY else family
+    made_for = "llama" if (policy, family) in REFUSED else family
     knobs = {
         **files_of(policy, Checkpoint(str(checkpoints / made_for)).config, checkpoints),
         **knobs,

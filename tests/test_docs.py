@@ -36,7 +36,7 @@ from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.store.records import Sweep
 from bild_lab.papers.runs.paper_runs import application_of, lists_of
 from bild_lab.screening.candidates import grid_of
-from tests.policies import DECODER_ONLY, EXTERNAL, GREEDY_ONLY, SERVER, is_lossless
+from tests.policies import EXTERNAL, GREEDY_ONLY, REFUSED, SERVER, is_lossless
 from tests.report.sample import sample_sweep
 from tests.stubs import StubModel
 
@@ -289,7 +289,7 @@ def test_the_table_of_policies_has_each_policy_and_says_what_is_lossless_what_sa
     ] == []
     assert {policy for policy, row in told.items() if "greedy" in row[3]} == GREEDY_ONLY
     assert {policy for policy, row in told.items() if row[3].startswith("decoder-only")} == {
-        *(policy for policy, family in DECODER_ONLY if family == "t5"),
+        *(policy for policy, family in REFUSED if family == "t5"),
         "openvino_speculative",
         "llama_cpp",
         SERVER,

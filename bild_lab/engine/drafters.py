@@ -11,6 +11,7 @@ from bild_lab.engine.methods.lookup.prompt_lookup import PromptLookup
 from bild_lab.engine.methods.lookup.suffix import SuffixDrafter
 from bild_lab.engine.methods.lookup.token_recycling import TokenRecycling
 from bild_lab.engine.methods.medusa import MedusaDrafter
+from bild_lab.engine.methods.mtp import MtpDrafter
 from bild_lab.engine.methods.speculative.combined_drafters import (
     HybridDrafter,
     SpeculativeDrafter,
@@ -29,6 +30,7 @@ __all__ = [
     "MedusaDrafter",
     "ModelDrafter",
     "ModelTreeDrafter",
+    "MtpDrafter",
     "NGramDrafter",
     "NoDraft",
     "PromptLookup",

@@ -27,7 +27,7 @@ from tests.engine.lossless.greedy import (
     emitted,
     table_of,
 )
-from tests.policies import DECODER_ONLY, FAMILIES, engines
+from tests.policies import FAMILIES, REFUSED, engines
 
 SENTENCES = 200
 LONGEST = 40
@@ -44,7 +44,7 @@ RARE = {  # also of parts with random weights
     "hybrid": {"ended_in_draft"},
     **{
         name: {"accepted", "ended_in_draft", "cut_in_draft"}
-        for name in ("bita", "medusa", "dflash", "eagle", "eagle3")
+        for name in ("bita", "medusa", "mtp", "dflash", "eagle", "eagle3")
     },
 }
 Comparison = Callable[[str, str], tuple[Models, list[Case]]]
@@ -97,7 +97,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("policy", LOSSLESS)
 def test_every_text_is_vanillas(policy: str, family: str, comparison: Comparison) -> None:
-    if (policy, family) in DECODER_ONLY:
+    if (policy, family) in REFUSED:
         pytest.skip("refused")
     seen = Seen()
     for turn, engine in enumerate(engines(policy)):

@@ -34,7 +34,7 @@ from tests.engine.lossless.greedy import (
     table_of,
 )
 from tests.engine.lossless.test_random_models import NEVER, random_target
-from tests.policies import DECODER_ONLY, FAMILIES, WINDOWED, in_memory, is_peer
+from tests.policies import FAMILIES, REFUSED, WINDOWED, in_memory, is_peer
 from tests.sessions import rounds_of
 from tests.tiny import relative_of, source_of, tiny_llama
 from tests.triton_interpreter import interpreter, needs_triton, tilings, triton_model  # noqa: F401
@@ -56,7 +56,7 @@ CASES = [
     (policy, family)
     for policy in POLICIES
     for family in (*FAMILIES, *WINDOWED)
-    if (policy, family) not in DECODER_ONLY and (family in FAMILIES or policy in IN_WINDOWS)
+    if (policy, family) not in REFUSED and (family in FAMILIES or policy in IN_WINDOWS)
 ]
 ModelsOf = Callable[[str], Models]
 CasesOf = Callable[..., list[Case]]

@@ -35,9 +35,9 @@ from tests.engine.lossless.greedy import emitted, table_of
 from tests.engine.lossless.test_random_models import random_source
 from tests.engine.methods.modules.tiny import files_of
 from tests.policies import (
-    DECODER_ONLY,
     EXTERNAL,
     FAMILIES,
+    REFUSED,
     REPLAYED,
     SERVER,
     in_memory,
@@ -82,7 +82,7 @@ KNOBS: dict[str, Callable[[random.Random], Any]] = {
     "cost_ratio": lambda chance: chance.uniform(0.01, 0.5),
     "top_k": lambda chance: chance.randint(1, 4),
 }
-STATES = ("calm", "dflash", "eagle", "eagle3", "ppd")  # read states inside the model
+STATES = ("calm", "dflash", "eagle", "eagle3", "mtp", "ppd")  # read states inside the model
 RECORDED = [
     one
     for one in policy_names()
@@ -176,7 +176,7 @@ def compare(
 
 def compare_families(policy: str, engine: str, settings: int, folder: Path) -> None:
     for family in FAMILIES:
-        if (policy, family) not in DECODER_ONLY:
+        if (policy, family) not in REFUSED:
             compare(policy, family, engine, settings, folder)
 
 
@@ -428,7 +428,7 @@ def test_every_policy_decodes_over_saved_states_as_over_whole_rows(
     policy: str, tmp_path: Path
 ) -> None:
     for family in FAMILIES:
-        if (policy, family) not in DECODER_ONLY:
+        if (policy, family) not in REFUSED:
             kinds = decode_twice(policy, family, "kernels", tmp_path / family)
             assert {kind for kind in kinds if not kind.startswith(STATE)} <= {HEAD_INPUT}
 
@@ -450,7 +450,7 @@ def test_a_row_that_its_state_does_not_give_again_is_saved_whole(
     assert LOGITS in kinds
 
 
-@pytest.mark.parametrize("policy", [one for one in STATES if (one, "llama") not in DECODER_ONLY])
+@pytest.mark.parametrize("policy", [one for one in STATES if (one, "llama") not in REFUSED])
 def test_methods_that_read_states_are_refused(policy: str, tmp_path: Path) -> None:
     live = models("llama", "native")
     method = built(

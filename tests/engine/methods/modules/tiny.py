@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from bild_lab.engine.methods.bita import BitaAdapter
 from bild_lab.engine.methods.dflash import DFlash, DFlashConfig
@@ -189,6 +190,50 @@ def write_dflash(dflash: DFlash, folder: Path, **others: object) -> Path:
     return folder
 
 
+def write_mtp(
+    config: PreTrainedConfig, folder: Path, layers: int | None = None, seed: int = 0
+) -> Path:
+    """Random layers of multi-token prediction for a model like this, without the model.
+
+    layers: how many, behind the model's last one, as DeepSeek's; None: one in the layout of
+    Qwen3.5.
+    """
+    depth, dim, count = config.num_hidden_layers, config.hidden_size, layers or 1
+    deeper = copy.deepcopy(config)
+    deeper.num_hidden_layers = depth + count
+    for kinds in ("layer_types", "mlp_layer_types"):
+        if getattr(config, kinds, None):
+            more = "full_attention" if kinds == "layer_types" else "sparse"
+            setattr(deeper, kinds, [*getattr(config, kinds), *[more] * count])
+    generator = torch.Generator().manual_seed(seed)
+
+    def random_weight(*shape: int) -> Tensor:
+        values = torch.randn(*shape, generator=generator)
+        return 1 + 0.3 * values if len(shape) == 1 else values * shape[-1] ** -0.5
+
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(deeper)
+    tensors = {}
+    for layer in range(count):
+        behind = f"model.layers.{depth + layer}."
+        prefix = behind if layers else "mtp.layers.0."
+        tensors |= {
+            name.replace(behind, prefix): random_weight(*value.shape)
+            for name, value in module.state_dict().items()
+            if name.startswith(behind)
+        }
+        names = (
+            [f"{prefix}{name}" for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm")]
+            if layers
+            else ["mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"]
+        )
+        for name, shape in zip(names, ((dim,), (dim,), (dim, 2 * dim), (dim,)), strict=True):
+            tensors[f"{name}.weight"] = random_weight(*shape)
+    config.save_pretrained(folder)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, str]:
     """The knob that names the folder a policy needs, and one made for a model like this; nothing
     for other policies.
@@ -196,10 +241,13 @@ def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, s
     knob = {"bita": "adapter", "medusa": "heads"}.get(policy)
     if policy in ("eagle", "eagle3"):
         knob = "heads"
-    if policy == "dflash":
+    if policy in ("dflash", "mtp"):
         path = folder / f"{policy}-{config.model_type}-{decoder_depth(config)}"
         if not path.is_dir():
-            write_dflash(random_dflash(config, known=None), path)
+            if policy == "mtp":
+                write_mtp(config, path)
+            else:
+                write_dflash(random_dflash(config, known=None), path)
         return {"heads": str(path)}
     if knob is None:
         return {}

@@ -1,0 +1,231 @@
+"""Layers of multi-token prediction: their drafts beside Transformers' own, and in the loop beside a
+target.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3_5TextConfig,
+)
+from transformers.cache_utils import MtpCache
+
+import bild_lab
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.methods.mtp import MtpDrafter, MtpHeads, load_mtp
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
+from tests.engine.methods.drafters.naive import texts_before
+from tests.engine.methods.modules.tiny import write_mtp
+from tests.engine.test_decode import NEVER, autoregressive, finished
+from tests.policies import in_memory, load
+from tests.stubs import uncached
+from tests.tiny import DECODER_SIZES, START, tiny_llama, tiny_tokenizer
+
+LENGTH = 14
+EXPERTS = {
+    **DECODER_SIZES,
+    "num_hidden_layers": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "glm": Glm4MoeConfig(**EXPERTS, head_dim=8),
+    "deepseek": DeepseekV3Config(
+        **{**EXPERTS, "num_key_value_heads": 4},
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+    ),
+    "qwen3.5": Qwen3_5TextConfig(
+        **DECODER_SIZES,
+        num_hidden_layers=2,
+        layer_types=["linear_attention", "full_attention"],
+        head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+    ),
+}
+WITH_EXPERTS = ("glm", "deepseek")
+CASES = [("llama", 1), ("llama", 3), ("glm", 1), ("deepseek", 2), ("qwen3.5", None)]
+
+
+def random_model(kind: str, seed: int = 0) -> PreTrainedModel:
+    if kind == "llama":
+        return tiny_llama(seed).double()
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind]).float().eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.5)
+    # experts multiply by groups, which PyTorch does not in double precision
+    return model.requires_grad_(False).to(torch.float32 if kind in WITH_EXPERTS else torch.float64)
+
+
+def states_of(module: PreTrainedModel, text: list[int]) -> Tensor:
+    """The states after the final norm of each token but the last."""
+    return module.model(torch.tensor([text[:-1]])).last_hidden_state
+
+
+def transformers_draft(heads: MtpHeads, states: Tensor, text: list[int]) -> list[int]:
+    """One token by each layer, by Transformers' own forward over the whole text."""
+    positions = torch.arange(1, len(text))[None]
+    cache = MtpCache(config=heads.config)
+    drafted, _, _ = heads.model(
+        torch.tensor([text[1:]]), states, None, positions, cache, full_input_ids=None
+    )
+    return drafted[0].tolist()
+
+
+def repeated_draft(heads: MtpHeads, states: Tensor, text: list[int], count: int) -> list[int]:
+    """What one layer drafts that reads its own outputs, without anything cached."""
+    text, drafted = list(text), []
+    for _ in range(count):
+        outputs = heads.model.forward_layer(
+            0,
+            states,
+            torch.arange(1, len(text))[None],
+            MtpCache(config=heads.config),
+            input_ids=torch.tensor([text[1:]]),
+        )
+        drafted.append(int((outputs[0, -1] @ heads.head.mT).argmax()))
+        text.append(drafted[-1])
+        states = torch.cat([states, outputs[:, -1:]], 1)
+    return drafted
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("kind", "layers"), CASES)
+def test_drafts_are_those_of_transformers_and_the_text_is_the_targets_own(
+    kind: str, layers: int | None, tmp_path: Path
+) -> None:
+    module = random_model(kind, seed=4)
+    target, source = in_memory(module), Source((START, 5, 9, 12), None)
+    heads = load_mtp(target, write_mtp(module.config, tmp_path / "mtp", layers))
+    heads.model.embed_tokens = module.get_input_embeddings()
+    heads.model.shared_head = module.get_output_embeddings()
+    for window in sorted({1, heads.depth, heads.depth + 2}):
+        trace, request = Trace(), Request(source, Limits(len(source.prompt), LENGTH, NEVER))
+        drafter = MtpDrafter(target, heads, window)
+        actual = DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
+        assert actual == autoregressive(
+            uncached(module, source), source.prompt, finished(source, LENGTH, NEVER)
+        )
+        assert trace.rounds[0].drafted == ()
+        for text, drafted in texts_before(trace.rounds, actual, len(source.prompt)):
+            states, room = states_of(module, text), len(source.prompt) + LENGTH - len(text)
+            expected = (
+                repeated_draft(heads, states, text, window)
+                if heads.depth == 1
+                else transformers_draft(heads, states, text)[:window]
+            )
+            compared = min(room, len(expected))
+            assert list(drafted.drafted[:compared]) == expected[:compared]
+            assert len(drafted.drafted) == min(window, room) == drafted.draft_calls
+
+
+def with_layers(checkpoints: Path, folder: Path) -> Path:
+    """A tiny Llama whose file brings a layer along."""
+    llama = checkpoints / "llama"
+    config = AutoConfig.from_pretrained(llama)
+    tensors = load_file(write_mtp(config, folder) / "model.safetensors")
+    save_file(
+        {**load_file(llama / "model.safetensors"), **tensors},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    tiny_tokenizer(False).save_pretrained(folder)
+    return folder
+
+
+def test_the_targets_own_layers_and_those_of_another_checkpoint_draft_alike(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    folder = with_layers(checkpoints, tmp_path / "own")
+    own = bild_lab.load(str(folder), policy="mtp", window=3)
+    named = load(checkpoints, "llama", "mtp", heads=str(folder), window=3)
+    rounds = [decoder.generate("w5 w9 w12", 12).trace.rounds for decoder in (own, named)]
+    assert rounds[0] == rounds[1]
+    assert {len(one.drafted) for one in rounds[0][1:-2]} == {3}
+    vanilla = load(checkpoints, "llama", "vanilla").generate("w5 w9 w12", 12)
+    assert own.generate("w5 w9 w12", 12).token_ids == vanilla.token_ids
+
+
+@torch.inference_mode()
+def test_a_layer_that_passes_the_token_on_drafts_what_the_target_says(tmp_path: Path) -> None:
+    """Where neither model nor layer mixes tokens, what comes next depends on the last one alone."""
+    module = tiny_llama(1)
+    for layer in module.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    folder, dim = write_mtp(module.config, tmp_path / "mtp"), module.config.hidden_size
+    tensors = load_file(folder / "model.safetensors")
+    for name, value in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            value.zero_()
+        elif value.ndim == 1:
+            value.fill_(1)
+    tensors["mtp.norm.weight"].copy_(module.model.norm.weight)
+    tensors["mtp.fc.weight"].copy_(torch.cat([torch.eye(dim), torch.zeros(dim, dim)], 1))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    target, source, trace = in_memory(module), Source((START, 5, 9)), Trace()
+    drafter = MtpDrafter(target, load_mtp(target, folder), window=3)
+    request = Request(source, Limits(len(source.prompt), 17, NEVER))
+    DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
+    assert [one.accepted for one in trace.rounds] == [0, 3, 3, 3, 3]
+
+
+def test_what_is_not_there_or_does_not_fit_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+    folder = with_layers(checkpoints, tmp_path / "own")
+    tensors = load_file(folder / "model.safetensors")
+    layers = {name: value for name, value in tensors.items() if name.startswith("mtp.")}
+
+    def refused(message: str, changed: dict[str, Tensor], **knobs: object) -> None:
+        save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(UserError, match=message):
+            load(checkpoints, "llama", "mtp", **{"heads": str(folder), **knobs})
+
+    refused("policy.window must be .*1, got 0", layers, window=0)
+    refused(
+        "own has no layers of multi-token prediction; choose a target",
+        {"lm_head.weight": tensors["lm_head.weight"]},
+    )
+    with pytest.raises(UserError, match="llama has no layers of multi-token prediction"):
+        load(checkpoints, "llama", "mtp", heads=None)
+    without = {name: value for name, value in layers.items() if name != "mtp.fc.weight"}
+    refused("transformers cannot read .* missing.*eh_proj", without)
+    more = {**layers, "mtp.layers.0.mlp.extra.weight": torch.ones(3)}
+    refused("hold .* numbers, and those that transformers builds", more)
+    wider = {**layers, "mtp.fc.weight": torch.ones(32, 96)}
+    refused("transformers cannot read", wider)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
+    refused("whose hidden_size is 64, but that of .* is 32", layers)
+    with pytest.raises(UserError, match="needs a decoder-only target"):
+        load(checkpoints, "t5", "mtp")
+    scaled = AutoConfig.from_pretrained(checkpoints / "gemma3")
+    heads = write_mtp(scaled, tmp_path / "scaled")
+    with pytest.raises(UserError, match="are no plain table"):
+        load(checkpoints, "gemma3", "mtp", heads=str(heads))
