@@ -2,8 +2,8 @@
 
 python -m tests.triton_compiler CAPABILITY [NAME …], such as 90 qwen2.5-1.5b
 
-It prints one line of JSON for each kernel: registers, bytes of stack and of shared memory, and how
-often some instructions occur.
+It prints one line of JSON for each kernel: registers, bytes of stack and of shared memory, how
+often some instructions occur, and how it adds up.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,13 @@ from bild_lab.engine.models.native.gpu.plan import (
 )
 from bild_lab.engine.models.native.gpu.trees import LevelSizes, TreePrograms, TreeShape
 from bild_lab.engine.models.native.stack import Layer, Stack, Weight
+
+# of one kernel these differ between forwards: whether rows may stop or are a tree, whether only keys
+# and values are wanted, and when it begins
+VARIED = {"STOPPABLE", "TREE", "FILLS", "launch_pdl"}
+# machine instructions that add numbers: where a product is taken into a sum, one more of the first
+# and one less of the second
+ADDITIONS = re.compile(r"\b(FFMA2?|FADD2?|DFMA|DADD|HMMA|HGMMA|IMMA|IGMMA|UTCHMMA|UTCIMMA)\b")
 
 
 @dataclass(frozen=True)
@@ -183,7 +191,10 @@ def launches_of(sizes: Sizes, capability: int) -> list[Launch]:
 
 
 def resources(launch: Launch) -> dict[str, Any]:
-    """What a compiled kernel takes, and some of its instructions."""
+    """What a compiled kernel takes, and some of its instructions.
+
+    same_kernel: what its variants have in common.
+    """
     arguments = [
         MockTensor(argument.dtype) if isinstance(argument, Tensor) else argument
         for argument in launch.values
@@ -193,8 +204,9 @@ def resources(launch: Launch) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(compiled.asm["cubin"])
-        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-        usage = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True).stdout
+        tools = Path(triton.__file__).parent / "backends/nvidia/bin"
+        usage = output_of(tools / "cuobjdump", "-res-usage", file)
+        instructions = output_of(tools / "nvdisasm", "-c", file)
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
     return {
         "kernel": launch.kernel.__name__,
@@ -208,11 +220,19 @@ def resources(launch: Launch) -> dict[str, Any]:
         "wide_copies": ptx.count("cp.async.cg"),
         "narrow_copies": ptx.count("cp.async.ca"),
         "waits": ptx.count("griddepcontrol.wait"),
+        "additions": Counter(ADDITIONS.findall(instructions)),
+        "same_kernel": str(
+            sorted((key, launch.constants[key]) for key in launch.constants.keys() - VARIED)
+        ),
         **{
             name: launch.constants.get(name)
             for name in ("WAYS", "RESIDENT", "STOPPABLE", "TYPE", "BLOCK_N")
         },
     }
+
+
+def output_of(*command: str | Path) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def main(capability: int, names: list[str]) -> None:

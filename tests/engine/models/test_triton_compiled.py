@@ -1,5 +1,5 @@
 """The Triton kernels, compiled for GPUs that are not here: they spill no registers, fit the chip's
-shared memory, and use the instructions that they are written for.
+shared memory, use the instructions that they are written for, and add up alike in all variants.
 """
 
 from __future__ import annotations
@@ -69,6 +69,14 @@ def test_kernels_compile_without_spills(capability: int) -> None:
     in_blocks = [kernel for kernel in kernels if kernel["TYPE"]]
     assert {kernel["TYPE"] for kernel in in_blocks} == {Type.Q8_0, Type.Q4_0, Type.Q4_K, Type.Q6_K}
     assert all(kernel["whole_mma"] for kernel in in_blocks)
+    # a row has the same bits in a chain, in a tree and before an exit: no variant of a kernel takes
+    # a product into a sum where another does not
+    additions: dict[tuple[str, ...], set[str]] = {}
+    for kernel in kernels:
+        one = tuple(kernel[key] for key in ("model", "kernel", "same_kernel"))
+        additions.setdefault(one, set()).add(str(sorted(kernel["additions"].items())))
+    assert {one: found for one, found in additions.items() if len(found) > 1} == {}
+    assert len(additions) < len(kernels)
     if capability >= 90:
         assert all(kernel["waits"] for kernel in kernels)
         instruction = SHARED_SUMS[capability]
