@@ -495,8 +495,9 @@ class Decoder:
         """
         tokenizer = self.target.checkpoint.tokenizer
         special = set(tokenizer.all_special_ids)
-        # a token decoded alone loses its leading space
-        anchor = tokenizer.encode("a", add_special_tokens=False)[-1]
+        # a token decoded alone loses its leading space; a tokenizer of words may not know this one
+        encoded = tokenizer.encode("a", add_special_tokens=False)
+        anchor = encoded[-1] if encoded else min(set(tokenizer.get_vocab().values()) - special)
         anchor_text = tokenizer.decode([anchor])
         return {
             token: (

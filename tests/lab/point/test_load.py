@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 import bild_lab
 from bild_lab.engine.decode import DraftThenVerify
@@ -442,3 +449,14 @@ def test_a_class_that_is_no_method_is_refused_by_what_it_lacks(checkpoints: Path
     policy = OmegaConf.create({"policy": {"name": "mine", "decoder": rule}}).policy
     with pytest.raises(UserError, match="of policy mine, a ExactMatch, lacks engine; a method has"):
         bild_lab.load(target=checkpoints / "llama", policy=policy)
+
+
+def test_pieces_of_a_tokenizer_that_cannot_write_a_letter(checkpoints: Path) -> None:
+    """One without a token for unknown text reads the letter as nothing."""
+    decoder = load(checkpoints, "llama", "vanilla")
+    pieces = decoder.pieces([5, 9])
+    words = BPE({"<s>": 2, **{f"w{index}": index for index in range(3, 40)}}, [])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), bos_token="<s>")
+    assert tokenizer.encode("a", add_special_tokens=False) == []
+    vars(decoder.target.checkpoint)["tokenizer"] = tokenizer
+    assert decoder.pieces([5, 9, 2]) == {**pieces, 2: "<s>"}
