@@ -48,7 +48,7 @@ def run(cfg: DictConfig) -> None:
     from bild_lab.screening.guarantee import require_losses
     from bild_lab.screening.screen import Screening
     from bild_lab.screening.screen_spec import ScreenSpec
-    from bild_lab.screening.screened_sweep import screen
+    from bild_lab.screening.screened_sweep import row_label, screen
 
     spec = typed(ScreenSpec, cfg.screen, "screen")
     task, lists = command_line_lists(HydraConfig.get())
@@ -80,11 +80,14 @@ def run(cfg: DictConfig) -> None:
     screened.confirm(spec.confirm, measure_point)
     shared = screened.summary["shared_texts"]
     with_shared = f" (with {counted(shared, 'text')} of {spec.select})" if shared else ""
+    labels = {
+        row.confirmed: row_label(row, screened.rows) for row in screened.rows if row.confirmed
+    }
     for point in screened.summary["confirmed"]:
         output.print(
             escape(
                 f"chosen on {spec.select}, measured on {spec.confirm}{with_shared}:"
-                f" {confirmed(point)}"
+                f" {confirmed(point, labels[point['point']])}"
             )
         )
 
@@ -102,17 +105,16 @@ def require_split(words: Sequence[str], split: str, select: str) -> None:
         )
 
 
-def confirmed(point: Mapping[str, Any]) -> str:
-    """A point that was measured, beside what was predicted of it."""
+def confirmed(point: Mapping[str, Any], label: str) -> str:
+    """A point that was measured, beside what was predicted of it. label: as a report names it."""
     from bild_lab.lab.schema.formatting import signed
     from bild_lab.lab.schema.numbers import scale_of
 
-    knobs = " ".join(f"{knob} {value}" for knob, value in point["knobs"].items())
     digits = scale_of(point["metric"]).digits
     confirmed_difference = signed(point["confirmed_difference"], digits)
     selected_difference = signed(point["selected_difference"], digits)
     return (
-        f"{point['policy']} {knobs}: {point['speedup']:.2f}x [{point['speedup_low']:.2f},"
+        f"{label}: {point['speedup']:.2f}x [{point['speedup_low']:.2f},"
         f" {point['speedup_high']:.2f}], predicted {point['predicted_speedup']:.2f}x (where it was"
         f" chosen {point['selected_speedup']:.2f}x; vanilla took {point['baseline_drift']:+.0%} against"
         f" its prediction); {point['metric']} {confirmed_difference} (where it was chosen"

@@ -19,6 +19,7 @@ from bild_lab.lab.measure.certificate import DEFECT, TIE
 from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.schema.formatting import counted, point_label
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import telling_knobs_among
 from bild_lab.lab.store.records import Sweep
 from bild_lab.screening.cost_model import CostModel, TimedText, fit_cost_model
 from bild_lab.screening.guarantee import guarantee, order_of_testing
@@ -127,7 +128,8 @@ class ScreeningResult:
                 for place, (row, mean) in enumerate(zip(tested_rows, tests.mean, strict=True))
             ],
         }
-        return in_words(self.summary["guarantee"], tested_rows[shown], tests.mean[shown])
+        label = row_label(tested_rows[shown], self.rows)
+        return in_words(self.summary["guarantee"], tested_rows[shown], label, tests.mean[shown])
 
     def write(self) -> None:
         write_rows(self.screening.folder, self.rows)
@@ -158,11 +160,17 @@ def confirmation(row: Row, result: Result, alone_s: float, seconds: float) -> di
     }
 
 
-def in_words(guarantee: Mapping[str, Any], row: Row, mean: float) -> str:
-    """A guarantee in a line. guarantee: as in `screen.json`. row, mean: of the point that was
-    chosen, or else that was tested first, and its loss.
+def row_label(row: Any, rows: Sequence[Any]) -> str:
+    """A screened point as a report names it, by the knobs that tell it from the others of its
+    policy: `bild (fallback 0.5, rollback 2)`. row, rows: with a policy and its knobs.
     """
-    point = point_label(row, list(row.knobs))
+    return point_label(row, telling_knobs_among(rows)(row), rows)
+
+
+def in_words(guarantee: Mapping[str, Any], row: Row, point: str, mean: float) -> str:
+    """A guarantee in a line. guarantee: as in `screen.json`. row, point, mean: of the point that
+    was chosen, or else that was tested first, with its label and its loss.
+    """
     metric, texts = guarantee["metric"], f"{guarantee['n']:,} texts of {guarantee['split']}"
     if guarantee["left_out"]:
         texts += f" (without {counted(guarantee['left_out'], 'text')} of {row.split})"
@@ -183,7 +191,7 @@ def in_words(guarantee: Mapping[str, Any], row: Row, mean: float) -> str:
     if guarantee["enough"] is not None:
         remedy = f"about {guarantee['enough']:,} texts would be enough"
     return (
-        f"nothing certified on {texts} ({bound}): the surest setting, {point}, lost {mean:.4f}"
+        f"nothing certified on {texts} ({bound}): the surest point, {point}, lost {mean:.4f}"
         f" there; {remedy}"
     )
 

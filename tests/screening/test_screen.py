@@ -38,7 +38,12 @@ from bild_lab.screening.rows import (
 )
 from bild_lab.screening.screen import Screening
 from bild_lab.screening.screen_spec import ScreenSpec
-from bild_lab.screening.screened_sweep import confirmation, differences_of, to_confirm
+from bild_lab.screening.screened_sweep import (
+    confirmation,
+    differences_of,
+    row_label,
+    to_confirm,
+)
 from scripts.screen import confirmed, require_split
 from tests.policies import load
 from tests.report.sample import sample_drafted
@@ -558,9 +563,19 @@ def test_no_point_is_confirmed_that_lost_more_than_is_allowed() -> None:
 )
 def test_a_confirmed_point_is_told_with_the_digits_of_its_metric(metric: str, words: str) -> None:
     names = ("speedup", "speedup_low", "speedup_high", "predicted_speedup", "selected_speedup")
-    point = {**dict.fromkeys(names, 1.5), "policy": "bild", "knobs": {}, "baseline_drift": 0.01}
+    point = {**dict.fromkeys(names, 1.5), "baseline_drift": 0.01, "metric": metric}
     differences = {"confirmed_difference": -0.0042, "selected_difference": 0.0013}
-    assert confirmed({**point, **differences, "metric": metric}).endswith(words)
+    told = confirmed({**point, **differences}, "bild (fallback 0.5)")
+    assert told.startswith("bild (fallback 0.5): 1.50x [1.50, 1.50]") and told.endswith(words)
+
+
+def test_a_screened_point_is_told_by_the_knobs_that_differ_among_the_screened() -> None:
+    fixed = {"window": 10, "verify_tail": True, "draft_vocabulary": None}
+    rows = [
+        SimpleNamespace(policy="bild", knobs={"fallback": fallback, "rollback": 2, **fixed})
+        for fallback in (0.3, 0.5)
+    ]
+    assert [row_label(row, rows) for row in rows] == ["bild (fallback 0.3)", "bild (fallback 0.5)"]
 
 
 def test_each_policy_can_have_its_own_front_confirmed() -> None:
