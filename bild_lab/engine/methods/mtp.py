@@ -1,5 +1,5 @@
-"""Multi-token prediction: the layers behind the last one that a checkpoint brings along draft
-(DeepSeek-V3, DeepSeek-AI, 2024, §2.2), as those of DeepSeek, GLM and Qwen3.5 do.
+"""Multi-token prediction (DeepSeek-V3, DeepSeek-AI, 2024, §2.2): layers that a checkpoint brings along
+behind those of the model, as DeepSeek's, GLM's and Qwen3.5's do, draft.
 
 Layer j reads, at each position, the output of layer j − 1 there and the token j + 1 places later.
 Layer 0 reads the target's state after its final norm, as Transformers and vLLM pass it on.
@@ -42,6 +42,8 @@ APART = re.compile(r"^mtp\.(?:layers\.(\d+)\.)?")
 BEHIND = re.compile(r"^(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
 # copies of the target's embedding and head
 SHARED = re.compile(r"(?:^|\.)(?:embed_tokens|shared_head\.head|lm_head)\.weight$")
+# what a target and the checkpoint of the layers have in common
+SIZES = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 REMEDY = (
     "choose a target that brings them along, or name a checkpoint of it that does in policy.heads;"
     " policy=eagle trains such a layer for any decoder-only model"
@@ -204,9 +206,6 @@ def load_mtp(target: LoadedModel, path: FilePath | None = None) -> MtpHeads:
     )
 
 
-SIZES = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
-
-
 def _require_same_sizes(checkpoint: Checkpoint, source: Checkpoint) -> None:
     """Raise UserError unless the layers come from a checkpoint like the target's."""
     ours, theirs = (one.config.get_text_config(decoder=True) for one in (checkpoint, source))
@@ -295,14 +294,7 @@ def _require_all_numbers(
     in_files = sum(
         torch.Size(stored.shapes[name]).numel() for name in names if not SHARED.search(name)
     )
-    in_module = sum(
-        parameter.numel()
-        for part in [
-            model.layers,
-            *([model.shared_post_norm] if model.use_shared_post_norm else []),
-        ]
-        for parameter in part.state_dict().values()
-    )
+    in_module = sum(weight.numel() for weight in model.state_dict().values())
     if in_files != in_module:
         raise UserError(
             f"the layers of multi-token prediction of {path} hold {in_files:,} numbers, and those"
