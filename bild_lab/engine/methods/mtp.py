@@ -46,7 +46,7 @@ SHARED = re.compile(r"(?:^|\.)(?:embed_tokens|shared_head\.head|lm_head)\.weight
 SIZES = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 REMEDY = (
     "choose a target that brings them along, or name a checkpoint of it that does in policy.heads;"
-    " policy=eagle trains such a layer for any decoder-only model"
+    " policy=eagle takes a layer that you train"
 )
 
 
