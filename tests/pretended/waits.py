@@ -19,6 +19,7 @@ def once_and_each_draft_call(one: Round) -> int:
 EAGER: dict[str, Waits] = {  # every other policy waits once
     "bild": once_and_each_draft_call,
     "bild_early_exit": lambda one: 2 + one.draft_calls,
+    "bild_hybrid": once_and_each_draft_call,  # a copy waits for nothing
     "bild_no_rollback": once_and_each_draft_call,
     "bild_released": lambda one: 2 + one.draft_calls,  # once more where the whole draft is accepted
     "bild_tree": once_and_each_draft_call,
@@ -31,12 +32,13 @@ EAGER: dict[str, Waits] = {  # every other policy waits once
     "speculative_tree": once_and_each_draft_call,
     "token_recycling": lambda one: 2,
 }
-GRAPHS = EAGER | dict.fromkeys(["bild", "bild_no_rollback"], lambda one: 2)
+GRAPHS = EAGER | dict.fromkeys(["bild", "bild_hybrid", "bild_no_rollback"], lambda one: 2)
 
 # chains, trees and early exits are programs
 KERNELS = EAGER | {
     "bild": lambda _: 2,
     "bild_early_exit": lambda _: 3,
+    "bild_hybrid": lambda _: 2,
     "bild_no_rollback": lambda _: 2,
     "bild_released": lambda _: 3,
     "bild_tree": lambda _: 2,
