@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
     Glm4MoeConfig,
+    MellumConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3_5TextConfig,
@@ -99,20 +100,24 @@ def transformers_draft(heads: MtpHeads, states: Tensor, text: list[int]) -> list
     return drafted[0].tolist()
 
 
-def repeated_draft(heads: MtpHeads, states: Tensor, text: list[int], count: int) -> list[int]:
-    """What one layer drafts that reads its own outputs, without anything cached."""
-    text, drafted = list(text), []
-    for _ in range(count):
+def expected_draft(heads: MtpHeads, states: Tensor, text: list[int], count: int) -> list[int]:
+    """One token by each layer, and then by the last one, which reads its own outputs; without
+    anything cached.
+    """
+    text, drafted, outputs = list(text), [], states
+    for step in range(count):
+        repeats = step >= heads.depth
+        states = torch.cat([states, outputs[:, -1:]], 1) if repeats else outputs
+        rows = states.shape[1]
         outputs = heads.model.forward_layer(
-            0,
+            min(step, heads.depth - 1),
             states,
-            torch.arange(1, len(text))[None],
+            torch.arange(len(text) - rows, len(text))[None],
             MtpCache(config=heads.config),
-            input_ids=torch.tensor([text[1:]]),
+            input_ids=torch.tensor([text[-rows:]]),
         )
         drafted.append(int((outputs[0, -1] @ heads.head.mT).argmax()))
         text.append(drafted[-1])
-        states = torch.cat([states, outputs[:, -1:]], 1)
     return drafted
 
 
@@ -136,14 +141,45 @@ def test_drafts_are_those_of_transformers_and_the_text_is_the_targets_own(
         assert trace.rounds[0].drafted == ()
         for text, drafted in texts_before(trace.rounds, actual, len(source.prompt)):
             states, room = states_of(module, text), len(source.prompt) + LENGTH - len(text)
-            expected = (
-                repeated_draft(heads, states, text, window)
-                if heads.depth == 1
-                else transformers_draft(heads, states, text)[:window]
-            )
-            compared = min(room, len(expected))
-            assert list(drafted.drafted[:compared]) == expected[:compared]
-            assert len(drafted.drafted) == min(window, room) == drafted.draft_calls
+            expected = expected_draft(heads, states, text, window)
+            if window == heads.depth:
+                assert expected == transformers_draft(heads, states, text)
+            assert list(drafted.drafted) == expected[:room]
+            assert drafted.draft_calls == len(drafted.drafted)
+        steps = [one for one in trace.forwards if one.config is heads.config]
+        assert {one.layers for one in steps} == {1}
+        if window == 1:  # each row runs once
+            ends = [one.cached + one.rows for one in steps]
+            assert [one.cached for one in steps] == [0, *ends[:-1]]
+
+
+def test_no_id_without_a_token_is_drafted(tmp_path: Path) -> None:
+    module = tiny_llama(4)
+    folder = write_mtp(module.config, tmp_path / "mtp")
+    state = torch.randn(module.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    likely = load_mtp(in_memory(module), folder).most_likely(state)
+    padded = in_memory(module)
+    vars(padded.checkpoint)["ids_without_token"] = (int(likely),)
+    assert load_mtp(padded, folder).most_likely(state) != likely
+
+
+def test_a_layer_keeps_the_kind_that_its_configuration_names(tmp_path: Path) -> None:
+    config = MellumConfig(
+        **DECODER_SIZES,
+        num_hidden_layers=2,
+        layer_types=["full_attention", "sliding_attention"],
+        mlp_layer_types=["sparse", "sparse"],
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        sliding_window=8,
+        num_mtp_layers=1,
+    )
+    torch.manual_seed(0)
+    target = in_memory(AutoModelForCausalLM.from_config(config).float().eval())
+    heads = load_mtp(target, write_mtp(config, tmp_path / "mtp"))
+    assert heads.config.layer_types == ["sliding_attention"]
 
 
 def with_layers(checkpoints: Path, folder: Path) -> Path:
