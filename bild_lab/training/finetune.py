@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_depth
+from bild_lab.engine.models.checkpoint.loaded_checkpoint import evaluation_mode
 from bild_lab.engine.models.hf.admission import learned_positions
 from bild_lab.engine.stop import before_stop
 from bild_lab.errors import UserError
@@ -52,7 +53,7 @@ from bild_lab.training.losses import LayerLoss, layer_weights
 from bild_lab.training.run import TrainingJob, TrainingRun
 from bild_lab.training.soft_targets import taught
 from bild_lab.training.start import StartingPoint, require_references, require_room
-from bild_lab.training.trainer import Objective, in_evaluation_mode
+from bild_lab.training.trainer import Objective
 
 log = logging.getLogger(__name__)
 # of the validation answers, in nats a token: the metric of unconditional generation
@@ -350,7 +351,7 @@ def _evaluating(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[
     generation_config = model.generation_config
     model.generation_config = settings  # `generate` takes missing settings from here
     try:
-        with in_evaluation_mode(model), torch.autocast(model.device.type, enabled=False):
+        with evaluation_mode([model]), torch.autocast(model.device.type, enabled=False):
             yield
     finally:
         model.generation_config = generation_config
