@@ -240,7 +240,7 @@ def front_in_words(group: Group, bounds: bool = True) -> list[tuple[Result, str,
     intervals.
     """
     lines = []
-    for result in group.front():
+    for result in group.front:
         quality = result.quality
         if not group.relative:
             speed = duration(result.latency_s.mean)

@@ -203,7 +203,7 @@ def on_front(result: Result, group: Group) -> bool:
 
     if result.is_baseline:
         return (1.0, group.baseline_quality) in front_corners(group)
-    return any(front_result is result for front_result in group.front())
+    return any(front_result is result for front_result in group.front)
 
 
 def _policy_fronts(group: Group) -> dict[str, Corners]:
