@@ -327,9 +327,9 @@ def differing_keys(groups: Sequence[Group]) -> list[str]:
     values inside the dotted ones: `decoding.temperature`.
     """
     keys = dict.fromkeys(key for group in groups for key in flat_values(dict(group.setting)))
-    return [
-        key for key in keys if len({str(setting_value(group.setting, key)) for group in groups}) > 1
-    ]
+    return varying_keys(
+        [{key: setting_value(group.setting, key) for key in keys} for group in groups]
+    )
 
 
 def setting_value(setting: Setting, key: str) -> Any:
@@ -358,8 +358,7 @@ def data_title(setting: Setting) -> str:
 
 def varying_knobs(results: Sequence[Result]) -> list[str]:
     """Return the knobs that do not have the same value in all of these results."""
-    knobs = dict.fromkeys(knob for result in results for knob in result.knobs)
-    return [knob for knob in knobs if len({str(result.knobs.get(knob)) for result in results}) > 1]
+    return varying_keys([result.knobs for result in results])
 
 
 def telling_knobs(points: Sequence[Any]) -> Callable[[Any], list[str]]:
