@@ -155,7 +155,7 @@ def recorded_of(point: Result) -> Mapping[str, Any] | None:
     decoded both ways, and those of them that differ. ties, defects: among the few texts that the
     screening judged.
     """
-    return (point.facts or {}).get(FACT)
+    return point.facts.get(FACT)
 
 
 def _joined(point: Result, recordings: Sequence[Recording]) -> Result:
@@ -179,7 +179,7 @@ def _joined(point: Result, recordings: Sequence[Recording]) -> Result:
             return replace(
                 point,
                 quality=quality if more else point.quality,
-                facts={**(point.facts or {}), FACT: fact},
+                facts={**point.facts, FACT: fact},
             )
     return point
 

@@ -176,8 +176,8 @@ def changed_since(results: Sequence[Result]) -> list[str]:
 
 
 def _contents(result: Result) -> Mapping[str, str]:
-    """What drafted, and what knobs named, by path; none for older results."""
-    return (result.facts or {}).get("contents") or {}
+    """What drafted, and what knobs named, by path."""
+    return result.facts.get("contents", {})
 
 
 def scored_differently(results: Sequence[Result]) -> list[str]:

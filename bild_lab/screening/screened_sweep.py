@@ -255,7 +255,7 @@ def screen(screening: Screening, spec: ScreenSpec) -> ScreeningResult:
     screening.require_screenable()
     shared_texts = screening.shared_texts(spec.confirm) if spec.uses_confirm else 0
     with Sweep(screening.folder).search_lock():
-        contents = screening.point.facts.get("contents") or {}
+        contents = screening.point.facts.get("contents", {})
         require_same_setting(screening.folder, screening.point.setting, contents)
         screened, model = screening.decode(screening.grid.candidates), None
         timed: list[TimedText] = []
