@@ -113,7 +113,7 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
     if file.is_file():
         earlier, code_now = read_table(file), {row.policy: str(row.code) for row in rows}
         expected = earlier.policy.map(code_now).fillna(earlier.code)
-        stale = earlier.code.notna() & (earlier.code != expected)
+        stale = earlier.code != expected
         if stale.any():
             log.warning(
                 f"{file} no longer has {counted(int(stale.sum()), 'point')} that other code of the"
@@ -134,11 +134,9 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
 
 
 def read_table(file: Path) -> pd.DataFrame:
-    """The table as it was written. data, code: NaN in rows of an older version."""
+    """The table as it was written."""
     # a hash may look like a number
-    table = pd.read_csv(file, dtype={"confirmed": str, "data": str, "code": str})
-    absent = [name for name in ("data", "code") if name not in table]
-    return table.assign(**dict.fromkeys(absent))
+    return pd.read_csv(file, dtype={"confirmed": str, "data": str, "code": str})
 
 
 def plain_text(value: Any) -> str:
@@ -173,8 +171,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 def contents_of_summary(folder: Path) -> dict[str, str]:
     """The contents that the rows of a folder were decoded with; none without a screening."""
     file = folder / SUMMARY
-    summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return summary.get("contents") or {}
+    return json.loads(file.read_text(encoding="utf-8"))["contents"] if file.is_file() else {}
 
 
 def require_same_setting(
@@ -207,7 +204,7 @@ def require_same_setting(
     if table.is_file():
         rows, split, count = read_table(table), setting["split"], setting["n_examples"]
         of_same_number = rows[(rows.split == split) & (rows.n_examples == count)]
-        if set(of_same_number.data.dropna()) - {setting["data"]}:
+        if set(of_same_number.data) - {setting["data"]}:
             raise UserError(
                 f"{table} was screened on {count:,} other texts of {split} than this command has;"
                 f" {remedy}"
