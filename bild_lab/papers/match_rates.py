@@ -52,9 +52,10 @@ from bild_lab.lab.point.identity import sweep_folder
 from bild_lab.lab.point.load import configured_model
 from bild_lab.lab.schema.formatting import short_name
 from bild_lab.lab.store.hashing import data_hash, file_hash
+from bild_lab.lab.store.inputs import require_same_settings
 from bild_lab.lab.store.records import require_writable
 from bild_lab.report.style import MUTED, add_panel, marks, paper_figure, write_csv
-from bild_lab.training.folder import require_same_settings, write_json, writing
+from bild_lab.training.folder import write_json, writing
 
 CSV, METRICS = "match_rates.csv", "metrics.json"
 TOTAL = "all"  # the position of a row that covers all positions

@@ -16,10 +16,10 @@ import pandas as pd
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.policies import flat_values
 from bild_lab.lab.schema.columns import knob_columns
 from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.statistics import pareto_front
+from bild_lab.lab.store.inputs import require_same_settings
 
 log = logging.getLogger(__name__)
 TABLE, SUMMARY = "screen.csv", "screen.json"
@@ -174,7 +174,7 @@ def contents_of_summary(folder: Path) -> dict[str, str]:
     return json.loads(file.read_text(encoding="utf-8"))["contents"] if file.is_file() else {}
 
 
-def require_same_setting(
+def require_comparable_rows(
     folder: Path, setting: Mapping[str, Any], contents: Mapping[str, str] | None = None
 ) -> None:
     """Raise UserError if rows of this setting are not comparable with those of the folder's table:
@@ -186,15 +186,8 @@ def require_same_setting(
     table, summary = folder / TABLE, folder / SUMMARY
     remedy = f"choose another name=NAME, or remove {folder}"
     if summary.is_file():
-        earlier_setting = json.loads(summary.read_text(encoding="utf-8"))["setting"]
-        # lists for tuples, as JSON has them
-        earlier, now = map(flat_values, (earlier_setting, json.loads(json.dumps(setting))))
-        for key in dict.fromkeys([*now, *earlier]):
-            if key not in MAY_DIFFER and earlier.get(key) != now.get(key):
-                raise UserError(
-                    f"{table} was screened with {key} {earlier.get(key)}, this command has"
-                    f" {now.get(key)}; {remedy}"
-                )
+        earlier = json.loads(summary.read_text(encoding="utf-8"))["setting"]
+        require_same_settings(folder, "a screening", earlier, setting, MAY_DIFFER)
     earlier_contents = contents_of_summary(folder)
     for path, content in (contents or {}).items():
         if earlier_contents.get(path, content) != content:

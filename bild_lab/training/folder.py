@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 
 from bild_lab.errors import UserError, first_line
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.policies import flat_values
 from bild_lab.lab.schema.columns import to_json
+from bild_lab.lab.store.inputs import require_same_settings
 from bild_lab.ranks import launched
 
 METRICS = "metrics.json"
@@ -224,29 +224,6 @@ def writing(
         raise UserError(
             f"cannot write {what} to {place}: {first_line(error)} ({free_mb} MB are free); {remedy}"
         ) from error
-
-
-def require_same_settings(
-    folder: Path,
-    what: str,
-    stored: Mapping[str, Any],
-    current: Mapping[str, Any],
-    ignored: frozenset[str] = frozenset(),
-) -> None:
-    """Raise UserError, which names the first difference, unless `what` a folder holds was made with
-    these settings.
-
-    stored: the settings read back from the folder's JSON. Keys of nested settings are dotted.
-    ignored: keys that decide nothing, such as the path of data that has a hash.
-    """
-    # lists for tuples, as JSON has them
-    stored_values, now = flat_values(dict(stored)), flat_values(json.loads(json.dumps(current)))
-    for key in sorted({*stored_values, *now} - ignored):
-        if stored_values.get(key) != now.get(key):
-            raise UserError(
-                f"{folder} holds {what} with {key}={stored_values.get(key)}, but this command has"
-                f" {key}={now.get(key)}; choose another name=NAME, or remove the folder"
-            )
 
 
 def keep_plan(folder: Path, plan: Mapping[str, Any], ignored: frozenset[str]) -> None:

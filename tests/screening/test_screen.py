@@ -31,7 +31,7 @@ from bild_lab.screening.replay import ReplayedPoint, ReplayedText, ReplayVerdict
 from bild_lab.screening.rows import (
     Row,
     read_table,
-    require_same_setting,
+    require_comparable_rows,
     with_front,
     write_rows,
     write_summary,
@@ -181,7 +181,7 @@ def test_a_grid_is_screened_confirmed_and_continued(screen: Command) -> None:
     assert last["recorded_target_calls"] == again["recorded_target_calls"]
     assert len(pd.read_csv("outputs/grid/screen.csv")) == 9
     code, printed = screen(*lists, "dataset.metric=chrf")
-    assert code == 2 and "screened with metric bleu, this command has chrf; choose" in printed
+    assert code == 2 and "with metric=bleu, but this command has metric=chrf; choose" in printed
     code, printed = screen(*lists, "dataset.skip=1", "dataset.limit=2", "screen.confirmations=0")
     assert code == 0, printed
     code, printed = screen(*lists, "dataset.limit=2", "screen.confirmations=0")
@@ -454,24 +454,24 @@ def test_a_table_of_other_data_models_or_precision_is_not_added_to(
     key: str, tmp_path: Path
 ) -> None:
     setting = {"dataset": "multi30k", "weights": "abc", "dtype": "float32", "split": "validation"}
-    require_same_setting(tmp_path, setting)
+    require_comparable_rows(tmp_path, setting)
     (tmp_path / "screen.json").write_text(json.dumps({"setting": setting, "contents": {}}))
-    require_same_setting(tmp_path, {**setting, "split": "test"})
+    require_comparable_rows(tmp_path, {**setting, "split": "test"})
     with pytest.raises(
         UserError,
-        match=f"was screened with {key} {setting.get(key)}, this command has other; choose"
+        match=f"holds a screening with {key}={setting.get(key)}, but this command has {key}=other; choose"
         " another name=NAME, or remove",
     ):
-        require_same_setting(tmp_path, {**setting, key: "other"})
+        require_comparable_rows(tmp_path, {**setting, key: "other"})
 
 
 def test_a_table_of_another_drafter_at_the_same_path_is_not_added_to(tmp_path: Path) -> None:
     setting, contents = {"split": "validation", "draft": "outputs/small"}, {"outputs/small": "a"}
-    require_same_setting(tmp_path, setting, contents)
+    require_comparable_rows(tmp_path, setting, contents)
     write_summary(tmp_path, {"confirmed": [], "setting": setting, "contents": contents})
-    require_same_setting(tmp_path, setting, {**contents, "outputs/heads": "h"})
+    require_comparable_rows(tmp_path, setting, {**contents, "outputs/heads": "h"})
     with pytest.raises(UserError, match="was screened before outputs/small changed, and would mix"):
-        require_same_setting(tmp_path, setting, {"outputs/small": "b"})
+        require_comparable_rows(tmp_path, setting, {"outputs/small": "b"})
 
 
 def test_a_table_grows_by_other_splits_and_numbers_of_texts_but_by_no_other_limit_of_tokens(
@@ -482,16 +482,16 @@ def test_a_table_grows_by_other_splits_and_numbers_of_texts_but_by_no_other_limi
     write_rows(tmp_path, [replace(row(2.0, 40.0), data=HASHES[0])])
     write_summary(tmp_path, {"confirmed": [], "setting": setting, "contents": {}})
     other_data = {"data": HASHES[1]}
-    require_same_setting(tmp_path, setting)
-    require_same_setting(tmp_path, {**setting, **other_data, "split": "test"})
-    require_same_setting(tmp_path, {**setting, **other_data, "n_examples": 4, "repeats": 5})
+    require_comparable_rows(tmp_path, setting)
+    require_comparable_rows(tmp_path, {**setting, **other_data, "split": "test"})
+    require_comparable_rows(tmp_path, {**setting, **other_data, "n_examples": 4, "repeats": 5})
     with pytest.raises(UserError, match="was screened on 3 other texts of validation than this"):
-        require_same_setting(tmp_path, {**setting, **other_data})
+        require_comparable_rows(tmp_path, {**setting, **other_data})
     shorter = {"decoding": {"max_new_tokens": 6, "temperature": 0.0}}
     with pytest.raises(
-        UserError, match=r"decoding\.max_new_tokens 128, this command has 6; choose"
+        UserError, match=r"decoding\.max_new_tokens=128, but this command has .*=6; choose"
     ):
-        require_same_setting(tmp_path, {**setting, **shorter})
+        require_comparable_rows(tmp_path, {**setting, **shorter})
 
 
 def test_a_confirmed_point_says_how_far_the_machine_drifted_from_the_cost_model() -> None:
