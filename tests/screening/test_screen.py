@@ -82,7 +82,7 @@ def test_every_policy_takes_the_lists_of_the_knobs_it_has() -> None:
         "policy.epsilon=0.1,0.2",
         "policy.window=3,5",
     ]
-    grid = grid_of(["policy.rollback=3", "dataset.limit=7"], lists, "config")
+    grid = grid_of(["policy.rollback=3", "dataset.limit=7"], lists)
     found = [(one.name, dict(one.knobs)) for one in grid.candidates]
     assert len(found) == 8 and grid.shared == ("dataset.limit=7",)
     unset = {"draft_vocabulary": None, "draft_vocabulary_from": None}
@@ -92,8 +92,8 @@ def test_every_policy_takes_the_lists_of_the_knobs_it_has() -> None:
 
 
 def test_a_point_of_the_grid_is_composed_as_run_py_does() -> None:
-    grid = grid_of(["pair=toy", "policy=bild"], ["policy.fallback=0.3,0.6"], "screen")
-    cfg = grid.config(grid.candidates[1], "test", "screen")
+    grid = grid_of(["pair=toy", "policy=bild"], ["policy.fallback=0.3,0.6"])
+    cfg = grid.config(grid.candidates[1], "test")
     assert (cfg.policy.fallback, cfg.dataset.split, "screen" in cfg) == (0.6, "test", False)
 
 
@@ -103,15 +103,15 @@ def test_a_knob_that_follows_another_one_does_so_at_every_point() -> None:
         {"policy": {"fallback": 9}, "hydra": {"overrides": {"task": words}, "sweeper": {}}}
     )
     task, _ = command_line_lists(command.hydra)
-    grid = grid_of(task, ["policy=bild", "policy.fallback=0.3,0.6"], "screen")
+    grid = grid_of(task, ["policy=bild", "policy.fallback=0.3,0.6"])
     assert [one.knobs["rollback"] for one in grid.candidates] == [0.3, 0.6]
-    configs = [grid.config(candidate, "test", "screen") for candidate in grid.candidates]
+    configs = [grid.config(candidate, "test") for candidate in grid.candidates]
     assert [cfg.policy.rollback for cfg in configs] == [0.3, 0.6]
 
 
 def test_a_value_inside_a_knob_that_follows_another_knob_does_so_at_every_point() -> None:
     task = ["policy=hybrid", "policy.first_knobs={factor:${policy.min_depth}}"]
-    grid = grid_of(task, ["policy.min_depth=2,3"], "screen")
+    grid = grid_of(task, ["policy.min_depth=2,3"])
     assert [one.knobs["first_knobs"] for one in grid.candidates] == [{"factor": 2}, {"factor": 3}]
 
 
@@ -128,7 +128,7 @@ def test_a_value_inside_a_knob_that_follows_another_knob_does_so_at_every_point(
 )
 def test_lists_that_no_policy_takes_are_refused(lists: list[str], wanted: str) -> None:
     with pytest.raises(UserError, match=wanted):
-        grid_of([], lists, "config")
+        grid_of([], lists)
 
 
 @pytest.mark.slow
@@ -328,7 +328,7 @@ def test_a_screening_scores_the_texts_that_a_run_does(
     """Those without white space at the end, which then is no loss."""
     decoder = load(checkpoints, "llama", "vanilla")
     monkeypatch.setattr(type(decoder), "text", lambda _, ids: " text" + "\n" * len(ids))
-    screening = Screening(grid=None, split="test", config_name="screen")
+    screening = Screening(grid=None, split="test")
     vars(screening)["point"] = SimpleNamespace(
         decoders={METHOD: decoder},
         scoring=Scoring(("agreement",)),
@@ -346,7 +346,7 @@ def test_a_row_has_the_acceptance_of_judged_tokens_and_the_interval_of_conversat
 ) -> None:
     monkeypatch.setattr("bild_lab.screening.screen.code_of", lambda *_: "code")
     monkeypatch.setattr("bild_lab.screening.screen.resolved_policy", lambda _: {})
-    screening = Screening(grid=None, split="test", config_name="screen")
+    screening = Screening(grid=None, split="test")
     vars(screening)["point"] = SimpleNamespace(
         decoders={METHOD: SimpleNamespace(scored_text=lambda ids: "right" if ids == (5,) else "")},
         scoring=Scoring(("exact_match",)),
