@@ -45,7 +45,7 @@ from bild_lab.lab.config.schemas import stop_strings, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import cut_sources
-from bild_lab.lab.metrics.bootstrap import central_interval, resampled_sums
+from bild_lab.lab.metrics.bootstrap import central_interval, resample_counts
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.point.environment import environment
 from bild_lab.lab.point.identity import sweep_folder
@@ -246,9 +246,8 @@ class MatchRates:
         tokens are related.
         """
         matches_of_text = self.matches.sum(-1).reshape(self.texts, -1)  # in the order of the rows
-        sums = resampled_sums(
-            np.column_stack([matches_of_text, self.counts.sum(-1)]).astype(float), 0
-        )
+        statistics = np.column_stack([matches_of_text, self.counts.sum(-1)]).astype(float)
+        sums = resample_counts(self.texts, 0) @ statistics
         bounds = [central_interval(rates) for rates in (sums[:, :-1] / sums[:, -1:]).T]
         rows = [row for row in self.rows() if row.position == TOTAL]
         return [

@@ -84,7 +84,7 @@ class RecordStore:
 
     def __init__(self, folder: Path, key: Mapping[str, Any], limit_bytes: float = math.inf) -> None:
         self.folder, self._key, self._limit_bytes = folder, dict(key), limit_bytes
-        allow_open_files(OPEN_FILES)
+        allow_open_files()
         self._blocks: dict[str, list[SavedRows]] = {}
         self._end = self._index_end = 0  # after the last whole block, and its line
         self._read_index()
@@ -210,10 +210,10 @@ class RecordStore:
             )
 
 
-def allow_open_files(count: int) -> None:
-    """Raise the process's limit to so many, or as far as it goes."""
+def allow_open_files() -> None:
+    """Raise the process's limit of open files to `OPEN_FILES`, or as far as it goes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    allowed = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 

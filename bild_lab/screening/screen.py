@@ -470,9 +470,7 @@ def by_prompt(sources: Sequence[str], indices: Iterable[int]) -> list[list[int]]
     return list(places.values())
 
 
-def farthest_points(
-    screened: Sequence[ReplayedPoint], per_policy: int = MOST_TIMED
-) -> list[ReplayedPoint]:
+def farthest_points(screened: Sequence[ReplayedPoint], per_policy: int) -> list[ReplayedPoint]:
     """For each policy a few points that differ most in their calls (farthest-point sampling), the
     fewest and the most among them.
     """
