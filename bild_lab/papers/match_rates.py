@@ -40,6 +40,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, OutputSpec, Rows, Session
 from bild_lab.errors import UserError, require_whole
+from bild_lab.files import write_json
 from bild_lab.lab.config.console import output, progress_bar
 from bild_lab.lab.config.schemas import stop_strings, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
@@ -50,12 +51,13 @@ from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.point.environment import environment
 from bild_lab.lab.point.identity import sweep_folder
 from bild_lab.lab.point.load import configured_model
+from bild_lab.lab.schema.columns import to_json
 from bild_lab.lab.schema.formatting import short_name
 from bild_lab.lab.store.hashing import data_hash, file_hash
 from bild_lab.lab.store.inputs import require_same_settings
 from bild_lab.lab.store.records import require_writable
 from bild_lab.report.style import MUTED, add_panel, marks, paper_figure, write_csv
-from bild_lab.training.folder import write_json, writing
+from bild_lab.training.folder import writing
 
 CSV, METRICS = "match_rates.csv", "metrics.json"
 TOTAL = "all"  # the position of a row that covers all positions
@@ -398,7 +400,7 @@ def write(
     counts = {
         "texts": match_rates.texts,
         "tokens": match_rates.tokens,
-        "totals": match_rates.totals(),
+        "totals": to_json(match_rates.totals()),
     }
     what = f"{short_name(target.checkpoint.path)}, {settings['dataset.name']}: {match_rates.tokens:,} tokens"
     with writing(folder, "the match rates"):

@@ -27,7 +27,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from bild_lab.engine.models.device import dtype_name
-from bild_lab.files import write_atomically
+from bild_lab.files import write_json
 
 log = logging.getLogger(__name__)
 ROWS, INDEX, KEY = "rows.bin", "index.jsonl", "record.json"
@@ -156,7 +156,7 @@ class RecordStore:
             checksum(order, content),
         )
         if not (self.folder / KEY).is_file():
-            write_atomically(self.folder / KEY, (json.dumps(self._key, indent=2) + "\n").encode())
+            write_json(self.folder / KEY, self._key)
         self._end = write_at(self.folder / ROWS, self._end, content)
         self._write_line({"text": text, **vars(block)})
         self._blocks.setdefault(text, []).append(block)

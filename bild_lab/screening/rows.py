@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from bild_lab.errors import UserError
-from bild_lab.files import write_atomically
+from bild_lab.files import write_atomically, write_json
 from bild_lab.lab.schema.columns import knob_columns
 from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.statistics import pareto_front
@@ -163,9 +163,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
         "prediction_error_median": median(errors) if errors else None,
         "prediction_error_largest": max(errors, default=None),
     }
-    write_atomically(
-        folder / SUMMARY, (json.dumps({**summary, **errors_summary}, indent=2) + "\n").encode()
-    )
+    write_json(folder / SUMMARY, {**summary, **errors_summary})
 
 
 def contents_of_summary(folder: Path) -> dict[str, str]:

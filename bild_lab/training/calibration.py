@@ -23,7 +23,7 @@ from bild_lab.engine.models.device import dtype_name, within_memory
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings, before_stop
 from bild_lab.errors import UserError, require_whole
-from bild_lab.files import write_atomically
+from bild_lab.files import write_atomically, write_json
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.data.rows import canonical_split
@@ -41,7 +41,7 @@ from bild_lab.training.answers import (
     greedy_answers,
     read_part,
 )
-from bild_lab.training.folder import keep_plan, write_json, writing
+from bild_lab.training.folder import keep_plan, writing
 from bild_lab.training.start import require_no_languages
 
 _WHAT = "the calibration data"

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 
 from bild_lab.errors import UserError, first_line
-from bild_lab.files import write_atomically
+from bild_lab.files import write_json
 from bild_lab.lab.schema.columns import to_json
 from bild_lab.lab.store.inputs import require_same_settings
 from bild_lab.ranks import launched
@@ -154,7 +154,7 @@ class TrainingFolder:
         if launched().is_main:
             with self.published(self.result, "the trained model") as draft:
                 write(draft)
-                write_json(draft / METRICS, metrics)
+                write_json(draft / METRICS, to_json(metrics))
             shutil.rmtree(self.work, ignore_errors=True)
         launched().wait()
         return self.finished()
@@ -164,7 +164,7 @@ class TrainingFolder:
         with writing(
             self.root / METRICS, "the metrics", "make room, then run the same command again"
         ):
-            write_json(self.root / METRICS, metrics)
+            write_json(self.root / METRICS, to_json(metrics))
 
     @contextmanager
     def published(self, place: Path, what: str) -> Iterator[Path]:
@@ -195,13 +195,6 @@ def _complete(checkpoint: Path) -> bool:
     return all(
         (checkpoint / name).is_file() and (checkpoint / name).stat().st_size == sizes[name]
         for name in sizes
-    )
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Readable, whole or not at all; NaN as null."""
-    write_atomically(
-        path, json.dumps(to_json(content), indent=2, ensure_ascii=False).encode() + b"\n"
     )
 
 
