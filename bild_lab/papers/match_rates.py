@@ -30,7 +30,6 @@ from bild_lab.engine.methods.early_exit.layer_heads import (
     LayerHeads,
     LayerHeadsConfig,
     require_heads_of,
-    require_layers,
 )
 from bild_lab.engine.methods.ppd.pipeline import SHARED
 from bild_lab.engine.methods.vanilla import target_alone
@@ -108,13 +107,10 @@ def layers_of(spec: MatchSpec, target: LoadedModel) -> tuple[int, ...]:
     Raises UserError for layers that the target or the heads do not have, heads of another model,
     and k beyond the vocabulary.
     """
-    config = target.checkpoint.config
-    depth = target.depth
-    if spec.top_k[-1] > config.vocab_size:
-        raise UserError(
-            f"top_k must be at most the target's vocabulary of {config.vocab_size} tokens, got"
-            f" {spec.top_k[-1]}"
-        )
+    depth, vocabulary = target.depth, target.checkpoint.config.vocab_size
+    require_whole(
+        "each of top_k", spec.top_k[-1], 1, vocabulary, f"the target has {vocabulary} tokens"
+    )
     trained = {path: LayerHeadsConfig.read(path) for path in spec.heads if path != SHARED}
     for path, heads in trained.items():
         require_heads_of(target, heads, path, heads.layers[0])
@@ -127,7 +123,7 @@ def layers_of(spec: MatchSpec, target: LoadedModel) -> tuple[int, ...]:
                 f"no layer has heads in all of {', '.join(trained)}; measure them one by one"
             )
         return tuple(sorted(common))
-    require_layers(spec.layers, depth)
+    require_whole("each of layers", spec.layers[-1], 1, depth, f"the target has {depth} layers")
     for path, heads in trained.items():
         if missing := sorted(set(spec.layers) - set(heads.layers)):
             raise UserError(
