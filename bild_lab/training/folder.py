@@ -217,16 +217,3 @@ def writing(
         raise UserError(
             f"cannot write {what} to {place}: {first_line(error)} ({free_mb} MB are free); {remedy}"
         ) from error
-
-
-def keep_plan(folder: Path, plan: Mapping[str, Any], ignored: frozenset[str]) -> None:
-    """Write what is planned into the folder, or raise UserError if the answers that it holds were
-    made by another plan.
-    """
-    file = folder / "plan.json"
-    if file.is_file():
-        require_same_settings(
-            folder, "answers", json.loads(file.read_text(encoding="utf-8")), plan, ignored
-        )
-    else:
-        write_json(file, plan)
