@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import yaml
 
@@ -136,6 +136,16 @@ def write_atomically(path: Path, content: bytes) -> None:
         Path(temporary).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def json_text(content: Any) -> str:
+    """JSON for a file that people read, too: indented, with an end of line."""
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `json_text` atomically."""
+    write_atomically(path, json_text(content).encode())
 
 
 def append_line(path: Path, line: str) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -36,7 +35,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bild_lab.errors import UserError, require_choice
-from bild_lab.files import write_atomically
+from bild_lab.files import write_atomically, write_json
 from bild_lab.lab.config.command_line import key_of
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.config.console import console, output, status_line
@@ -443,7 +442,7 @@ def show_and_keep(
     machine = {**environment(device), "busy_percent": busy, "read_gb_per_s": gb_per_s}
     content = {"environment": machine, "rows": rows} | ({} if long else {"forwards": costs})
     path = Path("outputs", name, "long.json" if long else "bench.json")
-    write_atomically(path, json.dumps(content, indent=2).encode())
+    write_json(path, content)
     output.print(long_table(rows) if long else table(rows))
     output.print(f"the machine reads {gb_per_s:.1f} GB/s")
     if long:

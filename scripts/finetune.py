@@ -85,9 +85,10 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
     is read.
     """
     from bild_lab.lab.data.dataset_spec import DatasetSpec
+    from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY
     from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.lab.store.records import require_writable
-    from bild_lab.training.finetune import LIKELIHOOD, FinetuningJob, best_score
+    from bild_lab.training.finetune import FinetuningJob, best_score
     from bild_lab.training.reports import training_logger
     from bild_lab.training.train_spec import TrainSpec
 
@@ -123,7 +124,7 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
         start=start,
         train=train,
         validation=validation,
-        metric=dataset.metric if dataset.prompt_template else LIKELIHOOD,
+        metric=dataset.metric if dataset.prompt_template else LOG_PROBABILITY,
         recipe=recipe,
         folder=folder,
         max_source_tokens=dataset.max_source_tokens,

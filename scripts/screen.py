@@ -53,8 +53,8 @@ def run(cfg: DictConfig) -> None:
     spec = typed(ScreenSpec, cfg.screen, "screen")
     task, lists = command_line_lists(HydraConfig.get())
     require_split(task, str(cfg.dataset.split), spec.select)
-    grid = grid_of(task, [*lists, *spec.space], "screen")
-    screening = Screening(grid, spec.select, "screen", spec.batch, spec.keep)
+    grid = grid_of(task, [*lists, *spec.space])
+    screening = Screening(grid, spec.select, spec.batch, spec.keep)
     certifies = spec.guarantee.loss is not None
     if certifies:
         require_losses(

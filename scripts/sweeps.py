@@ -106,7 +106,7 @@ def predict(cfg: DictConfig) -> None:
     Raises UserError for bad input.
     """
     from bild_lab.lab.schema.formatting import knob_label
-    from bild_lab.lab.store.groups import telling_knobs_among
+    from bild_lab.lab.store.groups import telling_knobs
 
     for sweep in given_sweeps(cfg):
         titles = [
@@ -123,7 +123,7 @@ def predict(cfg: DictConfig) -> None:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(titles)
         results = sweep.results()
-        telling = telling_knobs_among(results)
+        telling = telling_knobs(results)
         for result in results:
             if result.is_baseline:
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
@@ -71,7 +72,8 @@ def is_lossless(policy: str, temperature: float = 0.0) -> bool:
         REPLAYED,
         SERVER,
     ):  # which says the same without its environment or file
-        return get_object(str(parts(policy)["_target_"])).lossless(None, Sampling(temperature))
+        method = get_object(str(parts(policy)["_target_"]))
+        return method.lossless(SimpleNamespace(bits=None), Sampling(temperature))
     return load(tiny_checkpoints(), "llama", policy).method.lossless(Sampling(temperature))
 
 

@@ -408,7 +408,7 @@ def test_command_lines_of_the_documents_compose(page: Path) -> None:
             words = [word for word in words if re.match(r"[\w./]+=", word)]
             lists = [word for word in words if re.search(r"=[^\[]*(,|range\()", word)]
             fixed = [quote_free_text(word) for word in words if word not in lists]
-            assert grid_of(fixed, lists, "screen").candidates
+            assert grid_of(fixed, lists).candidates
         elif application:
             words = [quote_free_text(word) for word in words if re.match(r"[\w./]+=", word)]
             composed(application, tuple(words))

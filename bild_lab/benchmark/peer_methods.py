@@ -74,8 +74,7 @@ class Peer:
         self._threads = 0
 
     def lossless(self, sampling: Sampling) -> bool:
-        # a class is asked too, without an object
-        return sampling.greedy and getattr(self, "bits", None) is None
+        return sampling.greedy and self.bits is None
 
     def prepare(self, request: Request) -> None:
         if not request.sampling.greedy:

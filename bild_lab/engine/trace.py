@@ -227,7 +227,7 @@ def _first(stats: Stats, count: int) -> Stats:
 
 
 def no_wait() -> None:
-    """What waits for no device."""
+    """Wait for nothing: the device has no queue."""
 
 
 @dataclass

@@ -30,7 +30,6 @@ from bild_lab.engine.methods.early_exit.layer_heads import (
     LayerHeads,
     LayerHeadsConfig,
     require_heads_of,
-    require_layers,
 )
 from bild_lab.engine.methods.ppd.pipeline import SHARED
 from bild_lab.engine.methods.vanilla import target_alone
@@ -40,21 +39,24 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, OutputSpec, Rows, Session
 from bild_lab.errors import UserError, require_whole
+from bild_lab.files import write_json
 from bild_lab.lab.config.console import output, progress_bar
 from bild_lab.lab.config.schemas import stop_strings, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import cut_sources
-from bild_lab.lab.metrics.bootstrap import central_interval, resampled_sums
+from bild_lab.lab.metrics.bootstrap import central_interval, resample_counts
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.point.environment import environment
 from bild_lab.lab.point.identity import sweep_folder
 from bild_lab.lab.point.load import configured_model
+from bild_lab.lab.schema.columns import to_json
 from bild_lab.lab.schema.formatting import short_name
 from bild_lab.lab.store.hashing import data_hash, file_hash
+from bild_lab.lab.store.inputs import require_same_settings
 from bild_lab.lab.store.records import require_writable
 from bild_lab.report.style import MUTED, add_panel, marks, paper_figure, write_csv
-from bild_lab.training.folder import require_same_settings, write_json, writing
+from bild_lab.training.folder import writing
 
 CSV, METRICS = "match_rates.csv", "metrics.json"
 TOTAL = "all"  # the position of a row that covers all positions
@@ -105,13 +107,10 @@ def layers_of(spec: MatchSpec, target: LoadedModel) -> tuple[int, ...]:
     Raises UserError for layers that the target or the heads do not have, heads of another model,
     and k beyond the vocabulary.
     """
-    config = target.checkpoint.config
-    depth = target.depth
-    if spec.top_k[-1] > config.vocab_size:
-        raise UserError(
-            f"top_k must be at most the target's vocabulary of {config.vocab_size} tokens, got"
-            f" {spec.top_k[-1]}"
-        )
+    depth, vocabulary = target.depth, target.checkpoint.config.vocab_size
+    require_whole(
+        "each of top_k", spec.top_k[-1], 1, vocabulary, f"the target has {vocabulary} tokens"
+    )
     trained = {path: LayerHeadsConfig.read(path) for path in spec.heads if path != SHARED}
     for path, heads in trained.items():
         require_heads_of(target, heads, path, heads.layers[0])
@@ -124,7 +123,7 @@ def layers_of(spec: MatchSpec, target: LoadedModel) -> tuple[int, ...]:
                 f"no layer has heads in all of {', '.join(trained)}; measure them one by one"
             )
         return tuple(sorted(common))
-    require_layers(spec.layers, depth)
+    require_whole("each of layers", spec.layers[-1], 1, depth, f"the target has {depth} layers")
     for path, heads in trained.items():
         if missing := sorted(set(spec.layers) - set(heads.layers)):
             raise UserError(
@@ -245,9 +244,8 @@ class MatchRates:
         tokens are related.
         """
         matches_of_text = self.matches.sum(-1).reshape(self.texts, -1)  # in the order of the rows
-        sums = resampled_sums(
-            np.column_stack([matches_of_text, self.counts.sum(-1)]).astype(float), 0
-        )
+        statistics = np.column_stack([matches_of_text, self.counts.sum(-1)]).astype(float)
+        sums = resample_counts(self.texts, 0) @ statistics
         bounds = [central_interval(rates) for rates in (sums[:, :-1] / sums[:, -1:]).T]
         rows = [row for row in self.rows() if row.position == TOTAL]
         return [
@@ -398,7 +396,7 @@ def write(
     counts = {
         "texts": match_rates.texts,
         "tokens": match_rates.tokens,
-        "totals": match_rates.totals(),
+        "totals": to_json(match_rates.totals()),
     }
     what = f"{short_name(target.checkpoint.path)}, {settings['dataset.name']}: {match_rates.tokens:,} tokens"
     with writing(folder, "the match rates"):

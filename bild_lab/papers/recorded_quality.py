@@ -19,6 +19,7 @@ from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.formatting import counted, number_range
 from bild_lab.lab.schema.numbers import Quality
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import varying_keys
 from bild_lab.papers.runs.recorded_steps import PREFIX
 from bild_lab.screening.rows import SUMMARY, TABLE, plain_text
 from bild_lab.screening.text_log import FOLDER as TEXTS
@@ -52,10 +53,7 @@ class Recording:
 
     def has_setting_of(self, point: Result) -> bool:
         """Whether it decoded this point's data by the same models in the same way."""
-        return all(
-            json.dumps(self.setting.get(key)) == json.dumps(point.setting.get(key))
-            for key in DECIDING
-        )
+        return set(DECIDING).isdisjoint(varying_keys([self.setting, point.setting]))
 
     def quality(self, point: Result) -> Quality | None:
         """The quality of this point's policy and knobs; None if they were not screened."""
@@ -155,7 +153,7 @@ def recorded_of(point: Result) -> Mapping[str, Any] | None:
     decoded both ways, and those of them that differ. ties, defects: among the few texts that the
     screening judged.
     """
-    return (point.facts or {}).get(FACT)
+    return point.facts.get(FACT)
 
 
 def _joined(point: Result, recordings: Sequence[Recording]) -> Result:
@@ -179,7 +177,7 @@ def _joined(point: Result, recordings: Sequence[Recording]) -> Result:
             return replace(
                 point,
                 quality=quality if more else point.quality,
-                facts={**(point.facts or {}), FACT: fact},
+                facts={**point.facts, FACT: fact},
             )
     return point
 

@@ -119,7 +119,7 @@ def selected(group: Group) -> list[Result]:
     baseline = [result for result in group.results if result.is_baseline][:1]
     policies = [result for result in group.results if not result.is_baseline]
     distinct: list[Result] = []
-    for result in [*group.notable(), *group.front(), *policies]:
+    for result in [*group.notable(), *group.front, *policies]:
         if (
             not result.is_baseline
             and len(baseline) + len(distinct) < MOST_LANES

@@ -27,7 +27,7 @@ from bild_lab.lab.schema.formatting import (
 from bild_lab.lab.schema.numbers import SIGNIFICANT, Speedup, scale_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES
-from bild_lab.lab.store.groups import telling_knobs_among
+from bild_lab.lab.store.groups import telling_knobs
 from bild_lab.report.matching import identity_columns
 from bild_lab.report.page.base import page_environment, plotly_js
 from bild_lab.report.page.figures import comparison_figures
@@ -309,7 +309,7 @@ def _rows(compared: Sequence[PointComparison]) -> list[dict[str, TableCell]]:
 def _point_cells(compared: Sequence[PointComparison]) -> list[TableCell]:
     """The points' names, with the knobs and the values of the setting that tell each from others."""
     results = [comparison.pair.a for comparison in compared]
-    telling, cells = telling_knobs_among(results), []
+    telling, cells = telling_knobs(results), []
     for comparison, result in zip(compared, results, strict=True):
         words = [f"{key} {short_name(value)}" for key, value in comparison.pair.distinct.items()]
         knobs = knob_label(result, telling(result), among=results)

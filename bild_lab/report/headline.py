@@ -146,7 +146,7 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
         speedup, speedup_low, speedup_high = mean_speedup_with_interval(speedups, len(points))
         difference, difference_low, difference_high = mean_with_interval(differences, len(points))
         label = point_label(
-            representative, telling_knobs(representative, representatives), representatives
+            representative, telling_knobs(representatives)(representative), representatives
         )
         seeds = ", ".join(str(result.setting.seed) for result in seed_results)
         metric, digits = representative.quality.metric, representative.quality.scale.digits

@@ -21,7 +21,7 @@ from bild_lab.lab.schema.formatting import (
     short_name,
 )
 from bild_lab.lab.schema.result import COLUMNS, Result
-from bild_lab.lab.store.groups import flat_setting, telling_knobs_among
+from bild_lab.lab.store.groups import flat_setting, telling_knobs, varying_keys
 from bild_lab.report.matching import MatchedRuns, identity_columns, match_runs
 from bild_lab.report.provenance import disturbance
 from bild_lab.report.terminal import DISTURBED, narrow_table, speedup_text, widen
@@ -86,7 +86,7 @@ def point_runs(sweeps: Mapping[str, Sequence[Result]]) -> list[PointRuns]:
         )
     matched = match_runs(machines_apart(timed), timed.values())
     all_results = [result for results in timed.values() for result in results]
-    telling = telling_knobs_among(all_results)
+    telling = telling_knobs(all_results)
     return [
         PointRuns(_label(runs, telling, all_results), _slowest_first(runs), runs.distinct)
         for runs in matched
@@ -210,9 +210,9 @@ def runs_notes(points: Sequence[PointRuns]) -> list[str]:
     disturbed: dict[str, str] = {}  # by the sweep
     for point in points:
         settings = [flat_setting(result) for result in point.results.values()]
-        for key in dict.fromkeys(key for setting in settings for key in setting):
-            texts = dict.fromkeys(str(setting.get(key)) for setting in settings)
-            if len(texts) > 1 and key not in _OF_MACHINES:
+        for key in varying_keys(settings):
+            if key not in _OF_MACHINES:
+                texts = dict.fromkeys(str(setting.get(key)) for setting in settings)
                 values.setdefault(key, {}).update(texts)
         for name, result in point.results.items():
             if reason := disturbance(result):

@@ -81,7 +81,7 @@ class MatchedRuns:
 
 
 def match_runs(
-    sweeps: Mapping[str, Sequence[Result]], merged: Iterable[Sequence[Result]] = ()
+    sweeps: Mapping[str, Sequence[Result]], merged: Iterable[Sequence[Result]]
 ) -> list[MatchedRuns]:
     """The points of all sweeps, in the order in which they are met, each with its result in every
     sweep that has it.

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from bild_lab.engine.stop import before_stop
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics.quality import (
     NO_REFERENCE,
@@ -282,10 +281,10 @@ class _Side:
             "margin": margin,
             "conversations": conversations_of([example.id for example in self.examples]),
         }
+        texts = [[example.prediction for example in side] for side in sides]
         values = _stored_values(metric, sides)
         if values is not None:
             shown, bounded = self.quality(metric).metric, metric_named(metric).bounded
-            texts = [[example.prediction for example in side] for side in sides]
             different = count_different(texts[0], texts[-1], resampling["conversations"])
             return score_values(shown, *values, bounded=bounded, different=different, **resampling)
         token_metric = metric_named(metric).of_tokens
@@ -298,12 +297,9 @@ class _Side:
             return score_with_baseline(metric, *_with_baseline(outputs), references, **resampling)
         if self.references is None:
             return None
-        # of older results, whose texts went on behind stop strings
-        cut = self.result.setting.get("cut") or ()
-        outputs = [[before_stop(example.prediction, cut) for example in side] for side in sides]
         return score_with_baseline(
             metric,
-            *_with_baseline(outputs),
+            *_with_baseline(texts),
             self.references,
             writing=self.writing,
             **resampling,

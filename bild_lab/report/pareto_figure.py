@@ -163,7 +163,7 @@ def _draw_points(panel: _Panel) -> None:
     Ends of bars have caps, as bars lie on each other.
     """
     group, look = panel.group, panel.look
-    front = {id(result) for result in group.front()}
+    front = {id(result) for result in group.front}
     barred = {id(result) for result in with_bars(group, look.bars)}
     for result, position in reversed(group.placed):
         if result.is_baseline:  # it has its own mark
@@ -364,7 +364,7 @@ def _number_front(panel: _Panel) -> None:
     A number that is not close to its mark has a line to it.
     """
     group, axes, look = panel.group, panel.axes, panel.look
-    front, outside = group.front(), {id(result) for result in group.off_axis}
+    front, outside = group.front, {id(result) for result in group.off_axis}
     radius = 0.5 * _pixels(panel, look.mark)
     centers = [axes.transData.transform((position.x, position.y)) for _, position in group.placed]
     taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in centers]
@@ -408,7 +408,7 @@ def _obstacles(axes: Axes, group: Group) -> list[MatplotlibPath]:
         for (x, y), (next_x, next_y) in pairwise(corners):
             steps += [(x, y), (next_x, y), (next_x, next_y)]
         lines.append(steps)
-    for result in group.front():
+    for result in group.front:
         position = group.position(result)
         lines.append([(position.x_low, position.y), (position.x_high, position.y)])
         lines.append([(position.x, position.y_low), (position.x, position.y_high)])

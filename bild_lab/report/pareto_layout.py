@@ -161,7 +161,7 @@ def numbered_places(group: Group, look: PanelLook) -> list[int]:
     """The places in the front, from 1, of the points that have a number: evenly over the front,
     with both ends.
     """
-    count = len(group.front())
+    count = len(group.front)
     if count <= look.listed:
         return list(range(1, count + 1))
     gaps = look.listed - 1

@@ -240,7 +240,7 @@ def front_in_words(group: Group, bounds: bool = True) -> list[tuple[Result, str,
     intervals.
     """
     lines = []
-    for result in group.front():
+    for result in group.front:
         quality = result.quality
         if not group.relative:
             speed = duration(result.latency_s.mean)
@@ -264,7 +264,7 @@ def model_sizes(results: Sequence[Result]) -> str:
 
     Empty for results that did not record them.
     """
-    recorded = ((result.facts or {}).get("parameters") for result in results)
+    recorded = (result.facts.get("parameters") for result in results)
     counts = next(filter(None, recorded), {})
     return ", ".join(
         f"{role} {number(count / 1e6, int(count < 1e8))} M" for role, count in counts.items()

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from bild_lab.lab.config.compose import policy_names
 from bild_lab.lab.schema.formatting import MISSING, counted, number_range, percent, point_label
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.groups import by_setting, telling_knobs_among
+from bild_lab.lab.store.groups import by_setting, telling_knobs
 
 # what can differ between two sources of points
 _SOURCE = (
@@ -96,7 +96,7 @@ def certified_without_claim(results: Sequence[Result]) -> list[str]:
     sentence for each policy of our own, which loses by design, and for each of another engine.
     """
     tallies: dict[tuple[str, bool, bool], Counter[str]] = {}
-    telling = telling_knobs_among(results)
+    telling = telling_knobs(results)
     for result in results:
         certificate = result.certificate
         unclaimed = certificate is not None and certificate.claimed is False
@@ -176,8 +176,8 @@ def changed_since(results: Sequence[Result]) -> list[str]:
 
 
 def _contents(result: Result) -> Mapping[str, str]:
-    """What drafted, and what knobs named, by path; none for older results."""
-    return (result.facts or {}).get("contents") or {}
+    """What drafted, and what knobs named, by path."""
+    return result.facts.get("contents", {})
 
 
 def scored_differently(results: Sequence[Result]) -> list[str]:

@@ -95,7 +95,7 @@ def _baselines(group: Group) -> str:
 
 
 def _engine(result: Result) -> str:
-    versions = (result.facts or {}).get("versions")
+    versions = result.facts.get("versions")
     versions = versions or {"transformers": result.environment.transformers}
     version_texts = ", ".join(f"{name} {version}" for name, version in versions.items())
     label = point_label(result, list(result.knobs))

@@ -40,7 +40,7 @@ class ScreenedPoint:
     @property
     def certified(self) -> str:
         """What is certified of it, in words; empty for nothing."""
-        return self.row["certified"] if isinstance(self.row.get("certified"), str) else ""
+        return self.row["certified"] if isinstance(self.row["certified"], str) else ""
 
 
 def was_screened(folder: Path) -> bool:

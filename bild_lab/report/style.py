@@ -147,9 +147,7 @@ def front_corners(group: Group) -> list[tuple[float, float]]:
     """Return the corners of the front; the baseline is the last one unless something faster is as
     good.
     """
-    corners = [
-        (at.x, at.y) for result in group.front() if (at := group.position(result)) is not None
-    ]
+    corners = [(at.x, at.y) for result in group.front if (at := group.position(result)) is not None]
     quality = group.baseline_quality
     if (
         group.relative

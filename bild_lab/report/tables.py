@@ -128,7 +128,7 @@ def plain_table(rows: Sequence[Mapping[str, str | TableCell]]) -> Table:
 
 def results_table(group: Group, columns: Sequence[TableColumn], results: Sequence[Result]) -> Table:
     """One row for each of these results of the group, in their order."""
-    front = {id(result) for result in group.front()}
+    front = {id(result) for result in group.front}
     rows = [
         TableRow(
             [column.cell(result) for column in columns],

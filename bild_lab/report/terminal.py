@@ -25,13 +25,13 @@ from bild_lab.lab.schema.formatting import (
 )
 from bild_lab.lab.schema.numbers import NON_INFERIORITY_LEVEL, Quality, Speedup
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
-from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, are_enough
+from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, are_enough, best_at_loss
 from bild_lab.lab.store.groups import (
     Group,
     by_setting,
     differing_keys,
     setting_value,
-    telling_knobs_among,
+    telling_knobs,
 )
 from bild_lab.report import tables
 from bild_lab.report.phrases import machine_facts, signed_difference
@@ -132,7 +132,7 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
                 cells.insert(4, _non_inferiority_text(result.quality, enough, one_margin))
             table.add_row(*cells, style="dim" if result.is_baseline else "")
         table.add_section()
-    telling = telling_knobs_among(failures)
+    telling = telling_knobs(failures)
     for failure in failures:
         knobs = knob_label(failure, telling(failure), " ", failures)
         table.add_row(Text(TIMES), Text(f"{failure.policy} {knobs}"), Text("failed"), style="red")
@@ -192,7 +192,7 @@ def category_table(results: Sequence[Result]) -> Table | None:
     for name in CATEGORY_COLUMNS:
         table.add_column(COLUMNS[name].short_title, justify="right", no_wrap=True)
     for group in by_setting(results):
-        best = group.best(0.0) or group.results[0]
+        best = best_at_loss(group.results, 0.0) or group.results[0]
         if not best.categories:
             continue
         title = ", ".join(filter(None, [group.label(best), disturbance(best)]))
@@ -222,7 +222,7 @@ def _difference(group: Group, groups: list[Group]) -> str:
 
 def _cells(group: Group, result: Result) -> list[Text]:
     quality = result.quality
-    on_front = any(result is front_result for front_result in group.front())
+    on_front = any(result is front_result for front_result in group.front)
     speedup = "baseline"
     if not result.is_baseline:
         mark = DISTURBED if disturbance(result) else ""

@@ -32,6 +32,7 @@ from bild_lab.lab.config.policies import policy_label
 
 Values = tuple[str, ...]  # overrides such as policy.window=3
 KNOB = "policy."
+CONFIG = "screen"  # the command's configuration, conf/screen.yaml
 NOT_A_POINTS = ("hydra", "screen")
 
 
@@ -84,13 +85,15 @@ class CandidateGrid:
         ]
         return tuple(space.candidate(words) for space, words in combinations)
 
-    def config(self, candidate: Candidate, split: str, name: str) -> DictConfig:
+    def config(self, candidate: Candidate, split: str) -> DictConfig:
         """A point's whole configuration, composed as `python run.py` does."""
-        composed = compose_config([*self.shared, *candidate.words, f"dataset.split={split}"], name)
+        composed = compose_config(
+            [*self.shared, *candidate.words, f"dataset.split={split}"], CONFIG
+        )
         return OmegaConf.masked_copy(composed, [key for key in composed if key not in NOT_A_POINTS])
 
 
-def grid_of(task: Sequence[str], lists: Sequence[str], config_name: str) -> CandidateGrid:
+def grid_of(task: Sequence[str], lists: Sequence[str]) -> CandidateGrid:
     """Every combination of the lists, for every policy of `policy=a,b`, which takes the lists of
     the knobs it has.
 
@@ -116,7 +119,7 @@ def grid_of(task: Sequence[str], lists: Sequence[str], config_name: str) -> Cand
     )
     spaces = []
     for words in [(f"policy={policy}",) for policy in policies] or [()]:
-        config = compose_config([*shared, *words], config_name)
+        config = compose_config([*shared, *words], CONFIG)
         require_own_files(config)
         base = config.policy
         space_lists = {

@@ -27,8 +27,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from bild_lab.engine.models.device import dtype_name
-from bild_lab.errors import UserError
-from bild_lab.files import write_atomically
+from bild_lab.files import write_json
 
 log = logging.getLogger(__name__)
 ROWS, INDEX, KEY = "rows.bin", "index.jsonl", "record.json"
@@ -78,14 +77,14 @@ class SavedRows:
 class RecordStore:
     """The record of one model in a folder, which is made at the first text that is saved.
 
-    key: what the rows depend on: weights, precision, engine, code. limit_bytes: of all rows, from
-    which on no text should be begun. Raises UserError for a folder with another key.
+    key: what the rows depend on: weights, precision, engine, code. The folder's name has its hash
+    (`Records`), so no other key's rows are met there. limit_bytes: of all rows, from which on no
+    text should be begun.
     """
 
     def __init__(self, folder: Path, key: Mapping[str, Any], limit_bytes: float = math.inf) -> None:
         self.folder, self._key, self._limit_bytes = folder, dict(key), limit_bytes
-        allow_open_files(OPEN_FILES)
-        self._require_same_key()
+        allow_open_files()
         self._blocks: dict[str, list[SavedRows]] = {}
         self._end = self._index_end = 0  # after the last whole block, and its line
         self._read_index()
@@ -156,8 +155,8 @@ class RecordStore:
             dict(forwards),
             checksum(order, content),
         )
-        if not self.folder.is_dir():
-            write_atomically(self.folder / KEY, (json.dumps(self._key, indent=2) + "\n").encode())
+        if not (self.folder / KEY).is_file():
+            write_json(self.folder / KEY, self._key)
         self._end = write_at(self.folder / ROWS, self._end, content)
         self._write_line({"text": text, **vars(block)})
         self._blocks.setdefault(text, []).append(block)
@@ -178,23 +177,6 @@ class RecordStore:
                 self.folder / ROWS, np.uint8, mode="c", offset=block.start, shape=(block.size,)
             )
         )
-
-    def _require_same_key(self) -> None:
-        file = self.folder / KEY
-        if not self.folder.is_dir():
-            return
-        try:
-            stored_key = json.loads(file.read_bytes())
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{self.folder} is no record, as {file} cannot be read: {error}; remove the folder"
-            ) from error
-        if changed := [name for name in self._key if stored_key.get(name) != self._key[name]]:
-            name = changed[0]
-            raise UserError(
-                f"the record in {self.folder} has the {name} {stored_key.get(name)}, and this run"
-                f" {self._key[name]}; choose another name=NAME, or remove the folder"
-            )
 
     def _read_index(self) -> None:
         """Take every whole line whose rows are there.
@@ -228,10 +210,10 @@ class RecordStore:
             )
 
 
-def allow_open_files(count: int) -> None:
-    """Raise the process's limit to so many, or as far as it goes."""
+def allow_open_files() -> None:
+    """Raise the process's limit of open files to `OPEN_FILES`, or as far as it goes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    allowed = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 

@@ -81,7 +81,7 @@ class RecordedText:
         start: int,
         device: torch.device,
         open_session: Callable[[], Session],
-        blocks: Sequence[Sequence[RecordedRow]] = (),
+        blocks: Sequence[Sequence[RecordedRow]],
         depth: int | None = None,
     ) -> None:
         self.root = RecordedNode(None, -1, 0)

@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 
 from bild_lab.errors import UserError
-from bild_lab.files import write_atomically
-from bild_lab.lab.config.policies import flat_values
+from bild_lab.files import write_atomically, write_json
 from bild_lab.lab.schema.columns import knob_columns
 from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.statistics import pareto_front
+from bild_lab.lab.store.inputs import require_same_settings
 
 log = logging.getLogger(__name__)
 TABLE, SUMMARY = "screen.csv", "screen.json"
@@ -113,7 +113,7 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
     if file.is_file():
         earlier, code_now = read_table(file), {row.policy: str(row.code) for row in rows}
         expected = earlier.policy.map(code_now).fillna(earlier.code)
-        stale = earlier.code.notna() & (earlier.code != expected)
+        stale = earlier.code != expected
         if stale.any():
             log.warning(
                 f"{file} no longer has {counted(int(stale.sum()), 'point')} that other code of the"
@@ -134,11 +134,9 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
 
 
 def read_table(file: Path) -> pd.DataFrame:
-    """The table as it was written. data, code: NaN in rows of an older version."""
+    """The table as it was written."""
     # a hash may look like a number
-    table = pd.read_csv(file, dtype={"confirmed": str, "data": str, "code": str})
-    absent = [name for name in ("data", "code") if name not in table]
-    return table.assign(**dict.fromkeys(absent))
+    return pd.read_csv(file, dtype={"confirmed": str, "data": str, "code": str})
 
 
 def plain_text(value: Any) -> str:
@@ -165,19 +163,16 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
         "prediction_error_median": median(errors) if errors else None,
         "prediction_error_largest": max(errors, default=None),
     }
-    write_atomically(
-        folder / SUMMARY, (json.dumps({**summary, **errors_summary}, indent=2) + "\n").encode()
-    )
+    write_json(folder / SUMMARY, {**summary, **errors_summary})
 
 
 def contents_of_summary(folder: Path) -> dict[str, str]:
     """The contents that the rows of a folder were decoded with; none without a screening."""
     file = folder / SUMMARY
-    summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return summary.get("contents") or {}
+    return json.loads(file.read_text(encoding="utf-8"))["contents"] if file.is_file() else {}
 
 
-def require_same_setting(
+def require_comparable_rows(
     folder: Path, setting: Mapping[str, Any], contents: Mapping[str, str] | None = None
 ) -> None:
     """Raise UserError if rows of this setting are not comparable with those of the folder's table:
@@ -189,15 +184,8 @@ def require_same_setting(
     table, summary = folder / TABLE, folder / SUMMARY
     remedy = f"choose another name=NAME, or remove {folder}"
     if summary.is_file():
-        earlier_setting = json.loads(summary.read_text(encoding="utf-8"))["setting"]
-        # lists for tuples, as JSON has them
-        earlier, now = map(flat_values, (earlier_setting, json.loads(json.dumps(setting))))
-        for key in dict.fromkeys([*now, *earlier]):
-            if key not in MAY_DIFFER and earlier.get(key) != now.get(key):
-                raise UserError(
-                    f"{table} was screened with {key} {earlier.get(key)}, this command has"
-                    f" {now.get(key)}; {remedy}"
-                )
+        earlier = json.loads(summary.read_text(encoding="utf-8"))["setting"]
+        require_same_settings(folder, "a screening", earlier, setting, MAY_DIFFER)
     earlier_contents = contents_of_summary(folder)
     for path, content in (contents or {}).items():
         if earlier_contents.get(path, content) != content:
@@ -207,7 +195,7 @@ def require_same_setting(
     if table.is_file():
         rows, split, count = read_table(table), setting["split"], setting["n_examples"]
         of_same_number = rows[(rows.split == split) & (rows.n_examples == count)]
-        if set(of_same_number.data.dropna()) - {setting["data"]}:
+        if set(of_same_number.data) - {setting["data"]}:
             raise UserError(
                 f"{table} was screened on {count:,} other texts of {split} than this command has;"
                 f" {remedy}"

@@ -76,16 +76,15 @@ ROWS_A_TOKEN, ROWS_A_POINT = 3, 0.15
 class Screening:
     """Points decoded over a record of their models.
 
-    split: that points are chosen on. config_name: of the command. batch: examples that are recorded
-    at once, where the models decode batches and so many fit. keep: as in `ScreenSpec`. left_out:
-    prompts that are not decoded. logged_forwards: that the logged texts took, where texts are kept.
+    split: that points are chosen on. batch: examples that are recorded at once, where the models
+    decode batches and so many fit. keep: as in `ScreenSpec`. left_out: prompts that are not
+    decoded. logged_forwards: that the logged texts took, where texts are kept.
     Raises UserError for sampled decoding, another baseline than the target, and policies that open
     no sessions.
     """
 
     grid: CandidateGrid
     split: str
-    config_name: str
     batch: int = UNTIMED_BATCH
     keep: str = SCORES
     left_out: frozenset[str] = frozenset()
@@ -106,7 +105,7 @@ class Screening:
         return self.config(self.grid.candidates[0], self.split)
 
     def config(self, candidate: Candidate, split: str) -> DictConfig:
-        return self.grid.config(candidate, split, self.config_name)
+        return self.grid.config(candidate, split)
 
     @cached_property
     def point(self) -> Point:
@@ -471,9 +470,7 @@ def by_prompt(sources: Sequence[str], indices: Iterable[int]) -> list[list[int]]
     return list(places.values())
 
 
-def farthest_points(
-    screened: Sequence[ReplayedPoint], per_policy: int = MOST_TIMED
-) -> list[ReplayedPoint]:
+def farthest_points(screened: Sequence[ReplayedPoint], per_policy: int) -> list[ReplayedPoint]:
     """For each policy a few points that differ most in their calls (farthest-point sampling), the
     fewest and the most among them.
     """

@@ -27,7 +27,7 @@ from bild_lab.screening.replay import ReplayedPoint, ReplayVerdict
 from bild_lab.screening.rows import (
     Row,
     contents_of_summary,
-    require_same_setting,
+    require_comparable_rows,
     with_front,
     write_rows,
     write_summary,
@@ -263,8 +263,8 @@ def screen(screening: Screening, spec: ScreenSpec) -> ScreeningResult:
     screening.require_screenable()
     shared_texts = screening.shared_texts(spec.confirm) if spec.uses_confirm else 0
     with Sweep(screening.folder).search_lock():
-        contents = screening.point.facts.get("contents") or {}
-        require_same_setting(screening.folder, screening.point.setting, contents)
+        contents = screening.point.facts.get("contents", {})
+        require_comparable_rows(screening.folder, screening.point.setting, contents)
         screened, model = screening.decode(screening.grid.candidates), None
         timed: list[TimedText] = []
         differing: list[ReplayVerdict] = []  # on texts whose live decoding had another outcome

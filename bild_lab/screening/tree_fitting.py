@@ -39,7 +39,7 @@ from bild_lab.lab.schema.formatting import percent
 # rounds to learn acceptance from; candidates of each depth; the most rows of a forward
 ROUNDS, WIDEST, MOST_ROWS = 1500, 10, 64
 TIMED_TEXTS, TIMED_ROUNDS = 4, 16
-# timed rows: both sides of where a processor's tiles may make steps
+# timed rows, up to MOST_ROWS: both sides of where a processor's tiles may make steps
 SIZES = (2, 4, 8, 16, 17, 32, 33, 48, 49, 64)
 
 Acceptance = Float[np.ndarray, "depth rank"]
@@ -155,7 +155,7 @@ def fit_tree(
             break
     acceptance = acceptance_of(texts, deepest, widest, drafter.markov is not None)
     timed = requests[: min(len(texts), TIMED_TEXTS)]
-    costs = measured_costs(method, timed, acceptance, MOST_ROWS, decoder.synchronize)
+    costs = measured_costs(method, timed, acceptance, decoder.synchronize)
     best = max(
         choices(acceptance, costs, MOST_ROWS, bool(drafter.max_probes)),
         key=lambda choice: choice.tokens_per_s,
@@ -241,7 +241,6 @@ def measured_costs(
     method: DraftThenVerify,
     requests: Sequence[Request],
     acceptance: Acceptance,
-    most_rows: int,
     synchronize: Callable[[], None],
 ) -> Costs:
     """Time the first rounds of the best trees of each depth and of several sizes, in turn, text by
@@ -256,7 +255,7 @@ def measured_costs(
         masks = min(method.drafter.max_probes, depth)
         sizes = {0}
         if depth:
-            sizes = {max(1, rows // (1 + masks) - 1) for rows in SIZES if rows <= most_rows}
+            sizes = {max(1, rows // (1 + masks) - 1) for rows in SIZES}
         trees += [(depth, best_tree(acceptance[:depth], nodes, masks)) for nodes in sorted(sizes)]
     times: dict[tuple[int, ProbedTree], list[float]] = {key: [] for key in trees}
     for request in requests:

@@ -5,6 +5,7 @@ kill.
 from __future__ import annotations
 
 import io
+import json
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -23,12 +24,13 @@ from bild_lab.engine.models.device import dtype_name, within_memory
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings, before_stop
 from bild_lab.errors import UserError, require_whole
-from bild_lab.files import write_atomically
+from bild_lab.files import write_atomically, write_json
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.point.environment import environment
 from bild_lab.lab.store.hashing import content_hash
+from bild_lab.lab.store.inputs import require_same_settings
 from bild_lab.ranks import launched
 from bild_lab.training.answers import (
     END,
@@ -41,7 +43,7 @@ from bild_lab.training.answers import (
     greedy_answers,
     read_part,
 )
-from bild_lab.training.folder import keep_plan, write_json, writing
+from bild_lab.training.folder import writing
 from bild_lab.training.start import require_no_languages
 
 _WHAT = "the calibration data"
@@ -133,7 +135,7 @@ def generate_calibration(
     ranks, missing = launched(), []
     if ranks.is_main:
         with writing(job.folder, _WHAT, _REMEDY):
-            keep_plan(job.folder, job.plan, _MOVED)
+            _keep_plan(job)
         missing = [indices for indices in job.parts if _rows(job.file(indices)) != len(indices)]
         if missing:
             (job.folder / MANIFEST).unlink(missing_ok=True)  # it says that all parts are there
@@ -148,6 +150,18 @@ def generate_calibration(
         _write_manifest(job)
     ranks.wait()
     return total
+
+
+def _keep_plan(job: CalibrationJob) -> None:
+    """Write what is planned into the folder, or raise UserError if the answers that it holds were
+    made by another plan.
+    """
+    file = job.folder / "plan.json"
+    if file.is_file():
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        require_same_settings(job.folder, "answers", kept, job.plan, _MOVED)
+    else:
+        write_json(file, job.plan)
 
 
 def _write_part(

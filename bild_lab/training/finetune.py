@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_depth
+from bild_lab.engine.models.checkpoint.loaded_checkpoint import evaluation_mode
 from bild_lab.engine.models.hf.admission import learned_positions
 from bild_lab.engine.stop import before_stop
 from bild_lab.errors import UserError
@@ -31,7 +32,7 @@ from bild_lab.lab.config.console import status_line
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.metrics.external_metrics import TRIED_EXAMPLES
 from bild_lab.lab.metrics.quality import require_metric_works, score
-from bild_lab.lab.metrics.text_metrics import metric_named
+from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY, metric_named
 from bild_lab.lab.metrics.writing import BY_SCRIPT, Writing
 from bild_lab.lab.store.hashing import content_hash, data_hash
 from bild_lab.lab.store.records import require_writable
@@ -52,11 +53,9 @@ from bild_lab.training.losses import LayerLoss, layer_weights
 from bild_lab.training.run import TrainingJob, TrainingRun
 from bild_lab.training.soft_targets import taught
 from bild_lab.training.start import StartingPoint, require_references, require_room
-from bild_lab.training.trainer import Objective, in_evaluation_mode
+from bild_lab.training.trainer import Objective
 
 log = logging.getLogger(__name__)
-# of the validation answers, in nats a token: the metric of unconditional generation
-LIKELIHOOD = "log_probability"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,9 @@ class FinetuningJob(TrainingJob):
     start: StartingPoint
     train: tuple[Example, ...]
     validation: tuple[Example, ...]
-    metric: str  # bleu, rouge or agreement; LIKELIHOOD decodes no texts
+    # bleu, rouge or agreement; or LOG_PROBABILITY of the validation answers, which decodes no texts:
+    # the metric of unconditional generation
+    metric: str
     teacher: Checkpoint | None = None  # gives soft targets, as many as the recipe says, or teaches
     teaching: Teaching = Teaching()
     max_source_tokens: int | None = None  # longer prompts are cut
@@ -82,7 +83,7 @@ class FinetuningJob(TrainingJob):
     cut: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.metric != LIKELIHOOD and metric_named(self.metric).of_tokens is not None:
+        if self.metric != LOG_PROBABILITY and metric_named(self.metric).of_tokens is not None:
             raise UserError(
                 f"validation compares texts with references, which dataset.metric={self.metric}"
                 " does not; set dataset.metric=bleu or another metric with references"
@@ -121,7 +122,7 @@ def finetune(job: FinetuningJob) -> dict[str, Any]:
             "there are no examples to train on; check dataset.path, dataset.split and dataset.limit"
         )
     require_references([*job.train, *job.validation])
-    if job.validation and job.metric != LIKELIHOOD:
+    if job.validation and job.metric != LOG_PROBABILITY:
         require_metric_works(
             job.metric,
             tuple(example.references for example in job.validation[:TRIED_EXAMPLES]),
@@ -265,13 +266,15 @@ class Evaluator:
     def __call__(self, model: PreTrainedModel, loss: LayerLoss) -> dict[str, float]:
         """`METRIC` with `METRIC_low` and `METRIC_high` (95 %), `loss` in nats a token, and seconds.
 
-        LIKELIHOOD has no interval. A loss over several layers adds `loss_layer_N` for each.
+        LOG_PROBABILITY has no interval. A loss over several layers adds `loss_layer_N` for each.
         """
         started = time.perf_counter()
         with _evaluating(model, self.settings), torch.no_grad():
             losses = self._losses(model, loss)
             scores = (
-                {LIKELIHOOD: -losses["loss"]} if self.metric == LIKELIHOOD else self._scores(model)
+                {LOG_PROBABILITY: -losses["loss"]}
+                if self.metric == LOG_PROBABILITY
+                else self._scores(model)
             )
         return {**scores, **losses, "seconds": time.perf_counter() - started}
 
@@ -350,7 +353,7 @@ def _evaluating(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[
     generation_config = model.generation_config
     model.generation_config = settings  # `generate` takes missing settings from here
     try:
-        with in_evaluation_mode(model), torch.autocast(model.device.type, enabled=False):
+        with evaluation_mode([model]), torch.autocast(model.device.type, enabled=False):
             yield
     finally:
         model.generation_config = generation_config

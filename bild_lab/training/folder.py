@@ -16,9 +16,9 @@ import torch
 from safetensors import SafetensorError
 
 from bild_lab.errors import UserError, first_line
-from bild_lab.files import write_atomically
-from bild_lab.lab.config.policies import flat_values
+from bild_lab.files import write_json
 from bild_lab.lab.schema.columns import to_json
+from bild_lab.lab.store.inputs import require_same_settings
 from bild_lab.ranks import launched
 
 METRICS = "metrics.json"
@@ -154,7 +154,7 @@ class TrainingFolder:
         if launched().is_main:
             with self.published(self.result, "the trained model") as draft:
                 write(draft)
-                write_json(draft / METRICS, metrics)
+                write_json(draft / METRICS, to_json(metrics))
             shutil.rmtree(self.work, ignore_errors=True)
         launched().wait()
         return self.finished()
@@ -164,7 +164,7 @@ class TrainingFolder:
         with writing(
             self.root / METRICS, "the metrics", "make room, then run the same command again"
         ):
-            write_json(self.root / METRICS, metrics)
+            write_json(self.root / METRICS, to_json(metrics))
 
     @contextmanager
     def published(self, place: Path, what: str) -> Iterator[Path]:
@@ -198,13 +198,6 @@ def _complete(checkpoint: Path) -> bool:
     )
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Readable, whole or not at all; NaN as null."""
-    write_atomically(
-        path, json.dumps(to_json(content), indent=2, ensure_ascii=False).encode() + b"\n"
-    )
-
-
 @contextmanager
 def writing(
     place: Path,
@@ -224,39 +217,3 @@ def writing(
         raise UserError(
             f"cannot write {what} to {place}: {first_line(error)} ({free_mb} MB are free); {remedy}"
         ) from error
-
-
-def require_same_settings(
-    folder: Path,
-    what: str,
-    stored: Mapping[str, Any],
-    current: Mapping[str, Any],
-    ignored: frozenset[str] = frozenset(),
-) -> None:
-    """Raise UserError, which names the first difference, unless `what` a folder holds was made with
-    these settings.
-
-    stored: the settings read back from the folder's JSON. Keys of nested settings are dotted.
-    ignored: keys that decide nothing, such as the path of data that has a hash.
-    """
-    # lists for tuples, as JSON has them
-    stored_values, now = flat_values(dict(stored)), flat_values(json.loads(json.dumps(current)))
-    for key in sorted({*stored_values, *now} - ignored):
-        if stored_values.get(key) != now.get(key):
-            raise UserError(
-                f"{folder} holds {what} with {key}={stored_values.get(key)}, but this command has"
-                f" {key}={now.get(key)}; choose another name=NAME, or remove the folder"
-            )
-
-
-def keep_plan(folder: Path, plan: Mapping[str, Any], ignored: frozenset[str]) -> None:
-    """Write what is planned into the folder, or raise UserError if the answers that it holds were
-    made by another plan.
-    """
-    file = folder / "plan.json"
-    if file.is_file():
-        require_same_settings(
-            folder, "answers", json.loads(file.read_text(encoding="utf-8")), plan, ignored
-        )
-    else:
-        write_json(file, plan)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,17 +29,6 @@ class Evaluation(Protocol):
     batch_size: int
 
     def __call__(self, model: Any, loss: Any) -> dict[str, float]: ...
-
-
-@contextmanager
-def in_evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """The model as it decodes inside the block, without dropout and noise; then as it was."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ def compose_line(line: str, tmp_path: Path) -> None:
     if script.endswith("screen.py"):
         lists = [word for word in words if re.search(r"=[^\[]*(,|range\()", word)]
         fixed = [quote_free_text(word) for word in words if word not in lists]
-        assert grid_of(fixed, lists, "screen").candidates
+        assert grid_of(fixed, lists).candidates
         return
     composed(application_of(script), tuple(quote_free_text(word) for word in words))
     named = dict(word.split("=", 1) for word in words)

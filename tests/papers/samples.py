@@ -132,9 +132,7 @@ RUNS: dict[str, Callable[[], list[tuple[str, Result, Sequence[MeasuredExample]]]
 
 def known(pair: str, result: Result) -> Result:
     """The result with the facts of its pair."""
-    return replace(
-        result, facts={**(result.facts or {}), "pair": pair, "aligned": pair == "toy_aligned"}
-    )
+    return replace(result, facts={**result.facts, "pair": pair, "aligned": pair == "toy_aligned"})
 
 
 def points(name: str) -> list[Result]:

@@ -292,10 +292,10 @@ def test_articles_beyond_the_models_context_are_named(
 
 
 BAD_INPUT = {  # words of the command, and what the message names
-    "layers=[1,3]": "got [1, 3]",
+    "layers=[1,3]": "got 3; the target has 2 layers",
     "layers=[]": "layers must list whole numbers",
     "layers=[0]": "each of layers",
-    "top_k=[1,41]": "vocabulary of 40 tokens, got 41",
+    "top_k=[1,41]": "got 41; the target has 40 tokens",
     "top_k=3": "top_k",
     "heads=null": "heads must be shared",
     "heads=nowhere": "nowhere is no folder of per-layer heads",

@@ -174,6 +174,14 @@ def test_a_screening_of_other_models_or_data_is_not_joined(
     assert protocol([point]) == "quality and speed of the same examples, decoded live"
 
 
+def test_a_setting_is_the_same_in_whatever_order_its_keys_are_written(tmp_path: Path) -> None:
+    decoding = timed_point().setting["decoding"]
+    assert len(decoding) > 1
+    leave(tmp_path, [timed_point()], decoding=dict(reversed(decoding.items())))
+    (point,) = read_points([tmp_path / FOLDER])
+    assert point.quality.value == 39
+
+
 def test_of_a_table_the_rows_of_as_many_examples_as_were_screened_are_joined(
     tmp_path: Path,
 ) -> None:

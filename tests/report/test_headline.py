@@ -14,7 +14,11 @@ import pytest
 from bild_lab.lab.schema.formatting import interval, signed
 from bild_lab.lab.schema.numbers import NonInferiority, Speedup, scale_of
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.schema.statistics import interval_of_best, speedup_interval_of_best
+from bild_lab.lab.schema.statistics import (
+    best_at_loss,
+    interval_of_best,
+    speedup_interval_of_best,
+)
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.headline import best_group, headline, headline_sentences
 from bild_lab.report.phrases import reason_lines
@@ -494,7 +498,7 @@ def test_a_speedup_above_tokens_per_call_is_no_number() -> None:
     fair, wild = at(1.6, 0.5), at(4.15, 0.7)
     assert (fair.impossible, wild.impossible) == (False, True)
     (group,) = by_setting([sample_baseline(), fair, wild])
-    assert group.front() == [fair] and group.best(1.0) == fair
+    assert group.front == [fair] and best_at_loss(group.results, 1.0) == fair
     assert headline(group.results).startswith("bild (fallback 0.5) decodes 1.60×")
     assert "4.15" not in headline(group.results)
     alone = headline([sample_baseline(), wild])

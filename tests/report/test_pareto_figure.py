@@ -256,7 +256,7 @@ def test_marks_of_the_front_have_their_number_beside_them_and_their_knobs_in_a_l
         assert list(numbers) == ["1", "2", "3", "4", "5", "6"]
         marks = [axes.transData.transform((at.x, at.y)) for _, at in group.placed]
         for number, box in numbers.items():
-            at = group.position(group.front()[int(number) - 1])
+            at = group.position(group.front[int(number) - 1])
             middle = ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
             nearest = min(marks, key=lambda mark, middle=middle: math.dist(mark, middle))
             assert tuple(nearest) == tuple(axes.transData.transform((at.x, at.y)))

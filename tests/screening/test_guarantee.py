@@ -277,7 +277,7 @@ def test_texts_that_points_were_chosen_on_are_left_out_of_a_guarantee(words: lis
         stream.writelines(rows[1:])
     (data / "train.jsonl").write_text(rows[0])
     shared_words = [word for word in words if not word.startswith("screen.")]
-    screening = Screening(grid_of(shared_words, ["policy=bild"], "screen"), "validation", "screen")
+    screening = Screening(grid_of(shared_words, ["policy=bild"]), "validation")
     assert screening.shared_texts("test") == 2
     left = {example.prompt for example in screening.held_out("test").point.examples}
     assert len(left) == 3 and not left & {one.prompt for one in screening.point.examples}

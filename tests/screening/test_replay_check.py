@@ -53,7 +53,7 @@ class Replayed:
             "dataset.prompt_template='{source}'",
             *knobs,
         ]
-        self.screening = Screening(grid_of(words, POLICIES, "screen"), "validation", "screen")
+        self.screening = Screening(grid_of(words, POLICIES), "validation")
         self.screened = self.screening.decode(self.screening.grid.candidates)
         live = self.screening.point.decoders["method"].target
         self.target = next(

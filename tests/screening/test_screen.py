@@ -31,7 +31,7 @@ from bild_lab.screening.replay import ReplayedPoint, ReplayedText, ReplayVerdict
 from bild_lab.screening.rows import (
     Row,
     read_table,
-    require_same_setting,
+    require_comparable_rows,
     with_front,
     write_rows,
     write_summary,
@@ -87,7 +87,7 @@ def test_every_policy_takes_the_lists_of_the_knobs_it_has() -> None:
         "policy.epsilon=0.1,0.2",
         "policy.window=3,5",
     ]
-    grid = grid_of(["policy.rollback=3", "dataset.limit=7"], lists, "config")
+    grid = grid_of(["policy.rollback=3", "dataset.limit=7"], lists)
     found = [(one.name, dict(one.knobs)) for one in grid.candidates]
     assert len(found) == 8 and grid.shared == ("dataset.limit=7",)
     unset = {"draft_vocabulary": None, "draft_vocabulary_from": None}
@@ -97,8 +97,8 @@ def test_every_policy_takes_the_lists_of_the_knobs_it_has() -> None:
 
 
 def test_a_point_of_the_grid_is_composed_as_run_py_does() -> None:
-    grid = grid_of(["pair=toy", "policy=bild"], ["policy.fallback=0.3,0.6"], "screen")
-    cfg = grid.config(grid.candidates[1], "test", "screen")
+    grid = grid_of(["pair=toy", "policy=bild"], ["policy.fallback=0.3,0.6"])
+    cfg = grid.config(grid.candidates[1], "test")
     assert (cfg.policy.fallback, cfg.dataset.split, "screen" in cfg) == (0.6, "test", False)
 
 
@@ -108,15 +108,15 @@ def test_a_knob_that_follows_another_one_does_so_at_every_point() -> None:
         {"policy": {"fallback": 9}, "hydra": {"overrides": {"task": words}, "sweeper": {}}}
     )
     task, _ = command_line_lists(command.hydra)
-    grid = grid_of(task, ["policy=bild", "policy.fallback=0.3,0.6"], "screen")
+    grid = grid_of(task, ["policy=bild", "policy.fallback=0.3,0.6"])
     assert [one.knobs["rollback"] for one in grid.candidates] == [0.3, 0.6]
-    configs = [grid.config(candidate, "test", "screen") for candidate in grid.candidates]
+    configs = [grid.config(candidate, "test") for candidate in grid.candidates]
     assert [cfg.policy.rollback for cfg in configs] == [0.3, 0.6]
 
 
 def test_a_value_inside_a_knob_that_follows_another_knob_does_so_at_every_point() -> None:
     task = ["policy=hybrid", "policy.first_knobs={factor:${policy.min_depth}}"]
-    grid = grid_of(task, ["policy.min_depth=2,3"], "screen")
+    grid = grid_of(task, ["policy.min_depth=2,3"])
     assert [one.knobs["first_knobs"] for one in grid.candidates] == [{"factor": 2}, {"factor": 3}]
 
 
@@ -133,7 +133,7 @@ def test_a_value_inside_a_knob_that_follows_another_knob_does_so_at_every_point(
 )
 def test_lists_that_no_policy_takes_are_refused(lists: list[str], wanted: str) -> None:
     with pytest.raises(UserError, match=wanted):
-        grid_of([], lists, "config")
+        grid_of([], lists)
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ def test_a_grid_is_screened_confirmed_and_continued(screen: Command) -> None:
     assert last["recorded_target_calls"] == again["recorded_target_calls"]
     assert len(pd.read_csv("outputs/grid/screen.csv")) == 9
     code, printed = screen(*lists, "dataset.metric=chrf")
-    assert code == 2 and "screened with metric bleu, this command has chrf; choose" in printed
+    assert code == 2 and "with metric=bleu, but this command has metric=chrf; choose" in printed
     code, printed = screen(*lists, "dataset.skip=1", "dataset.limit=2", "screen.confirmations=0")
     assert code == 0, printed
     code, printed = screen(*lists, "dataset.limit=2", "screen.confirmations=0")
@@ -333,7 +333,7 @@ def test_a_screening_scores_the_texts_that_a_run_does(
     """Those without white space at the end, which then is no loss."""
     decoder = load(checkpoints, "llama", "vanilla")
     monkeypatch.setattr(type(decoder), "text", lambda _, ids: " text" + "\n" * len(ids))
-    screening = Screening(grid=None, split="test", config_name="screen")
+    screening = Screening(grid=None, split="test")
     vars(screening)["point"] = SimpleNamespace(
         decoders={METHOD: decoder},
         scoring=Scoring(("agreement",)),
@@ -351,7 +351,7 @@ def test_a_row_has_the_acceptance_of_judged_tokens_and_the_interval_of_conversat
 ) -> None:
     monkeypatch.setattr("bild_lab.screening.screen.code_of", lambda *_: "code")
     monkeypatch.setattr("bild_lab.screening.screen.resolved_policy", lambda _: {})
-    screening = Screening(grid=None, split="test", config_name="screen")
+    screening = Screening(grid=None, split="test")
     vars(screening)["point"] = SimpleNamespace(
         decoders={METHOD: SimpleNamespace(scored_text=lambda ids: "right" if ids == (5,) else "")},
         scoring=Scoring(("exact_match",)),
@@ -424,9 +424,6 @@ def test_rows_of_other_code_of_a_policy_leave_the_table(
     assert list(zip(table.code, table.window, strict=True)) == [("theirs", 1), ("new", 2)]
     (told,) = caplog.messages
     assert "no longer has 3 points that other code" in told
-    table.drop(columns="code").to_csv(tmp_path / "screen.csv", index=False)  # of an older version
-    write_rows(tmp_path, rows("newer", 3))
-    assert len(read_table(tmp_path / "screen.csv")) == 3
 
 
 HASHES = ("12e456789012", "280573986041")  # as numbers they would be infinite and rounded
@@ -462,26 +459,24 @@ def test_a_table_of_other_data_models_or_precision_is_not_added_to(
     key: str, tmp_path: Path
 ) -> None:
     setting = {"dataset": "multi30k", "weights": "abc", "dtype": "float32", "split": "validation"}
-    require_same_setting(tmp_path, setting)
-    (tmp_path / "screen.json").write_text(json.dumps({"setting": setting}))
-    require_same_setting(tmp_path, {**setting, "split": "test"})
+    require_comparable_rows(tmp_path, setting)
+    (tmp_path / "screen.json").write_text(json.dumps({"setting": setting, "contents": {}}))
+    require_comparable_rows(tmp_path, {**setting, "split": "test"})
     with pytest.raises(
         UserError,
-        match=f"was screened with {key} {setting.get(key)}, this command has other; choose"
+        match=f"holds a screening with {key}={setting.get(key)}, but this command has {key}=other; choose"
         " another name=NAME, or remove",
     ):
-        require_same_setting(tmp_path, {**setting, key: "other"})
+        require_comparable_rows(tmp_path, {**setting, key: "other"})
 
 
 def test_a_table_of_another_drafter_at_the_same_path_is_not_added_to(tmp_path: Path) -> None:
     setting, contents = {"split": "validation", "draft": "outputs/small"}, {"outputs/small": "a"}
-    require_same_setting(tmp_path, setting, contents)
+    require_comparable_rows(tmp_path, setting, contents)
     write_summary(tmp_path, {"confirmed": [], "setting": setting, "contents": contents})
-    require_same_setting(tmp_path, setting, {**contents, "outputs/heads": "h"})
+    require_comparable_rows(tmp_path, setting, {**contents, "outputs/heads": "h"})
     with pytest.raises(UserError, match="was screened before outputs/small changed, and would mix"):
-        require_same_setting(tmp_path, setting, {"outputs/small": "b"})
-    write_summary(tmp_path, {"confirmed": [], "setting": setting})  # of an older version
-    require_same_setting(tmp_path, setting, contents)
+        require_comparable_rows(tmp_path, setting, {"outputs/small": "b"})
 
 
 def test_a_table_grows_by_other_splits_and_numbers_of_texts_but_by_no_other_limit_of_tokens(
@@ -490,18 +485,18 @@ def test_a_table_grows_by_other_splits_and_numbers_of_texts_but_by_no_other_limi
     setting = {"split": "validation", "n_examples": 3, "data": HASHES[0], "repeats": 3}
     setting |= {"decoding": {"max_new_tokens": 128, "temperature": 0.0}, "chat_template": ["{q}"]}
     write_rows(tmp_path, [replace(row(2.0, 40.0), data=HASHES[0])])
-    write_summary(tmp_path, {"confirmed": [], "setting": setting})
+    write_summary(tmp_path, {"confirmed": [], "setting": setting, "contents": {}})
     other_data = {"data": HASHES[1]}
-    require_same_setting(tmp_path, setting)
-    require_same_setting(tmp_path, {**setting, **other_data, "split": "test"})
-    require_same_setting(tmp_path, {**setting, **other_data, "n_examples": 4, "repeats": 5})
+    require_comparable_rows(tmp_path, setting)
+    require_comparable_rows(tmp_path, {**setting, **other_data, "split": "test"})
+    require_comparable_rows(tmp_path, {**setting, **other_data, "n_examples": 4, "repeats": 5})
     with pytest.raises(UserError, match="was screened on 3 other texts of validation than this"):
-        require_same_setting(tmp_path, {**setting, **other_data})
+        require_comparable_rows(tmp_path, {**setting, **other_data})
     shorter = {"decoding": {"max_new_tokens": 6, "temperature": 0.0}}
     with pytest.raises(
-        UserError, match=r"decoding\.max_new_tokens 128, this command has 6; choose"
+        UserError, match=r"decoding\.max_new_tokens=128, but this command has .*=6; choose"
     ):
-        require_same_setting(tmp_path, {**setting, **shorter})
+        require_comparable_rows(tmp_path, {**setting, **shorter})
 
 
 def test_a_confirmed_point_says_how_far_the_machine_drifted_from_the_cost_model() -> None:

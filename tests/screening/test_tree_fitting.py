@@ -240,6 +240,7 @@ def test_the_file_of_a_fitted_tree_is_decoded_with_and_is_part_of_the_result(
     capsys: pytest.CaptureFixture,
 ) -> None:
     monkeypatch.setattr(tree_fitting, "MOST_ROWS", 8)
+    monkeypatch.setattr(tree_fitting, "SIZES", (2, 4, 8))
     monkeypatch.setattr(tree_fitting, "WIDEST", 3)
     monkeypatch.chdir(tmp_path)
     base = words(checkpoints, write_data(tmp_path / "data", 5), policy)
@@ -330,5 +331,5 @@ def test_of_the_seconds_of_rounds_the_lower_quartile_counts(
     seconds = {"first": [9.0, 1.0, 4.0], "second": [3.0, 2.0]}
     monkeypatch.setattr(tree_fitting, "round_times", lambda _, text, *__: seconds[text])
     method = SimpleNamespace(drafter=SimpleNamespace(max_probes=0))
-    found = measured_costs(method, list(seconds), np.zeros((0, 1)), 1, lambda: None)
+    found = measured_costs(method, list(seconds), np.zeros((0, 1)), lambda: None)
     assert found == [{1: 2.0}]

@@ -22,6 +22,7 @@ from bild_lab.lab.point.decoder import BASELINE
 from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.statistics import best_at_loss
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.phrases import cautions
@@ -117,7 +118,7 @@ def test_a_server_without_a_word_is_named_and_is_never_the_best(
     assert result.doubt == "every text of the point is empty"
     assert "so neither speed nor quality says much" in cautions(result)
     (group,) = by_setting([result])
-    assert group.front() == [] and group.best(100.0) is None
+    assert group.front == [] and best_at_loss(group.results, 100.0) is None
 
 
 @pytest.mark.parametrize("failed", [1, len(PROMPTS)])

@@ -148,7 +148,7 @@ def test_the_same_command_again_generates_nothing(command: Command, base: list[s
     ("word", "message"),
     [
         ("part_size=3", "part_size=2, but this command has part_size=3;"),
-        ("dataset.limit=4", "count=6, but this command has count=4;"),
+        ("dataset.limit=4", "dataset.limit=None, but this command has dataset.limit=4;"),
         (
             "runtime.dtype=bfloat16",
             "decoding.dtype=float32, but this command has decoding.dtype=bfloat16;",

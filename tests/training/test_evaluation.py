@@ -13,8 +13,9 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.stop import before_stop
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.metrics.quality import score
+from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY
 from bild_lab.training.batches import Collator, tokenize
-from bild_lab.training.finetune import LIKELIHOOD, Evaluator, _evaluating, greedy_settings
+from bild_lab.training.finetune import Evaluator, _evaluating, greedy_settings
 from bild_lab.training.losses import LayerLoss
 from tests.stubs import uncached
 from tests.tiny import END, PAD, VOCABULARY, tiny_llama, tiny_t5, tiny_tokenizer
@@ -95,9 +96,9 @@ def test_texts_end_at_the_last_learned_position() -> None:
 def test_texts_from_nothing_are_judged_by_their_likelihood_and_nothing_is_decoded() -> None:
     model = tiny_llama(1)
     model.generate = None  # cannot be called
-    judge = replace(evaluator(model, 2), metric=LIKELIHOOD)
+    judge = replace(evaluator(model, 2), metric=LOG_PROBABILITY)
     found = judge(model, LayerLoss(model, {2: 1.0}, 0.0, bfloat16=False))
-    assert found[LIKELIHOOD] == -found["loss"] < 0 and f"{LIKELIHOOD}_low" not in found
+    assert found[LOG_PROBABILITY] == -found["loss"] < 0 and f"{LOG_PROBABILITY}_low" not in found
 
 
 @pytest.mark.fast("llama")

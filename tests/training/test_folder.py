@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.training.folder import require_same_settings, writing
+from bild_lab.lab.store.inputs import require_same_settings
+from bild_lab.training.folder import writing
 
 FOLDER = Path("outputs/one")
 

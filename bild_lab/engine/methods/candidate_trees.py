@@ -128,11 +128,7 @@ def candidate_widths(top_k: int | Sequence[int], depth: int, vocabulary: int) ->
             " number"
         )
     for width in widths:
-        require_whole("top_k", width, 1)
-        if width > vocabulary:
-            raise UserError(
-                f"top_k must be at most the vocabulary's {vocabulary} tokens, got {width}"
-            )
+        require_whole("top_k", width, 1, vocabulary, f"the vocabulary has {vocabulary} tokens")
     return tuple(widths)
 
 

@@ -120,7 +120,7 @@ class MedusaHeads(SavedModule):
             MarkovHead(config.vocabulary, config.markov_rank, seed) if config.markov_rank else None
         )
         self._attached: tuple[Tensor, ...] = ()
-        self.bias: Tensor | None = None  # −inf for ids without a token (`head_bias`)
+        self._bias: Tensor | None = None
 
     @classmethod
     def fresh(
@@ -157,9 +157,13 @@ class MedusaHeads(SavedModule):
         released = any((place / name).is_file() for name in RELEASED_WEIGHTS)
         return read_released(place) if released else super().load(place)
 
-    def attach(self, matrices: Float[Tensor, "ends part dim"]) -> MedusaHeads:
-        """End in these matrices: one that all heads share, or one for each."""
-        self._attached = (matrices.detach(),)
+    def attach(
+        self, matrices: Float[Tensor, "ends part dim"], bias: Float[Tensor, " part"] | None = None
+    ) -> MedusaHeads:
+        """End in these matrices: one that all heads share, or one for each. bias: −inf for ids
+        without a token (`head_bias`).
+        """
+        self._attached, self._bias = (matrices.detach(),), bias
         return self
 
     def forward(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "heads *rows vocab"]:
@@ -183,7 +187,7 @@ class MedusaHeads(SavedModule):
         for layer in range(self.config.layers):
             x = x + silu(x @ self.blocks[:depth, layer].mT + self.biases[:depth, layer, None])
         return biased(
-            x @ (self._attached[0] if self._attached else self.outputs)[:depth].mT, self.bias
+            x @ (self._attached[0] if self._attached else self.outputs)[:depth].mT, self._bias
         )
 
 
@@ -329,6 +333,4 @@ def heads_for_engine(target: LoadedModel, heads: MedusaHeads) -> MedusaHeads | P
         outputs, bias = outputs[:, heads.draft_vocabulary.tokens], None
     if packed:
         return PackedHeads(heads.blocks, heads.biases, outputs, bias)
-    attached = copy.copy(heads).attach(outputs)
-    attached.bias = bias
-    return attached
+    return copy.copy(heads).attach(outputs, bias)

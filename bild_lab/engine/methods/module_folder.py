@@ -30,7 +30,7 @@ from transformers import PreTrainedConfig
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.checkpoint.hub import hub_problem, require_hub
 from bild_lab.errors import UserError, first_line
-from bild_lab.files import pin_of, write_atomically
+from bild_lab.files import pin_of, write_atomically, write_json
 
 if TYPE_CHECKING:
     from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
@@ -227,7 +227,7 @@ def write_module(
     """Write the weights, then the configuration, each file atomically."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     write_atomically(folder / kind.weights, to_bytes(tensors, metadata={"format": "pt"}))
-    write_atomically(folder / kind.config, (json.dumps(config, indent=2) + "\n").encode())
+    write_json(folder / kind.config, config)
 
 
 def released_folder(path: str, kind: FolderKind, files: Sequence[str]) -> Path:

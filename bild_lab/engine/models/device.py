@@ -17,16 +17,6 @@ import torch
 from bild_lab.errors import UserError, first_line, require_whole
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
-
-SHORT_DTYPES = {
-    "fp32": "float32",
-    "fp64": "float64",
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "half": "float16",
-}
-
-
 CORES = 2  # that a process needs while it drives a GPU with the clock running
 CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # of Linux's control groups
 

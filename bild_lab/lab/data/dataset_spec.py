@@ -165,7 +165,7 @@ class DatasetSpec:
 
     def __post_init__(self) -> None:
         for key in (*_COLUMNS, "categories", "metrics", "cut"):
-            object.__setattr__(self, key, _names(key, getattr(self, key)))
+            setattr(self, key, _names(key, getattr(self, key)))
         for key in ("limit", "max_source_tokens", "turns"):
             if getattr(self, key) is not None:
                 require_whole(
@@ -182,7 +182,7 @@ class DatasetSpec:
             raise UserError(
                 f"dataset.chat_template must be text or several texts, got {self.chat_template!r}"
             )
-        object.__setattr__(self, "chat_template", chat)
+        self.chat_template = chat
         if chat != (CHECKPOINT,):
             _ = self.templates
             _require(
@@ -192,13 +192,13 @@ class DatasetSpec:
             )
         _ = self.chat
         if self.name is None:
-            object.__setattr__(self, "name", _name_of(self.path, self.hub_id))
+            self.name = _name_of(self.path, self.hub_id)
         if self.split is None:
             file = PurePath(self.path or "")
             file_split = split_of(PurePath(file.name), "test") if suffix_of(file) else None
-            object.__setattr__(self, "split", file_split or "test")
+            self.split = file_split or "test"
         lead = self.metrics[0] if self.metrics else self.metric
-        object.__setattr__(self, "metric", lead if lead or self.has_references else "agreement")
+        self.metric = lead if lead or self.has_references else "agreement"
         self._require_prompt()
         self._require_metrics()
         self._require_rows()

@@ -52,7 +52,7 @@ def speculation_profile(
     longest = len(result.counts.judged_by_position)
     marginal = _marginal_rates(examples, longest)
     mean = sum(length * count for length, count in histogram.items()) / histogram.total()
-    method, rule = decoder.method, (result.facts or {}).get("acceptance")
+    method, rule = decoder.method, result.facts.get("acceptance")
     lossless = method.lossless(Sampling(result.setting.temperature))
     verification = _verification(method, rule)
     extrapolates = (

@@ -15,7 +15,7 @@ from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import PROGRAM_TOKENS, DraftThenVerify
 from bild_lab.engine.protocols import Method, Prepares, Streams, require_text
 from bild_lab.engine.request import Request
-from bild_lab.engine.trace import EngineReport, StageTrace, Trace
+from bild_lab.engine.trace import EngineReport, StageTrace, Trace, no_wait
 from bild_lab.lab.measure.blocks import blocks, timed_blocks
 from bild_lab.lab.point.environment import no_garbage_collection
 from bild_lab.lab.store.progress import DECODING
@@ -97,10 +97,6 @@ class Timed:
 
 
 TimedTexts = dict[str, list[Timed]]  # each method's texts, in the order of the examples
-
-
-def no_wait() -> None:
-    """Wait for nothing: the device has no queue."""
 
 
 def no_steps() -> int:

@@ -100,26 +100,13 @@ def ratio_metric(
     )
 
 
-def resampled_sums(
-    statistics: Float[np.ndarray, "n k"],
-    seed: int,
-    conversations: Sequence[int] | None = None,
-) -> Float[np.ndarray, "resamples k"]:
-    """Sums of the statistics over resamples of the n examples, drawn with replacement.
-
-    conversations: as in `resample_counts`.
-
-    The same seed and n give the same resamples, so two systems are compared in pairs. `sacrebleu`
-    draws the same resamples; its default seed is 12345.
-    """
-    return resample_counts(len(statistics), seed, conversations) @ statistics
-
-
 def resample_counts(
     count: int, seed: int, conversations: Sequence[int] | None = None
 ) -> Float[np.ndarray, "resamples n"]:
     """How often each resample holds each of n examples. Every system of a sweep shares them.
 
+    The same seed and n give the same resamples, so two systems are compared in pairs. `sacrebleu`
+    draws the same resamples; its default seed is 12345.
     conversations: of each example, as `conversations_of` numbers them: a resample holds all turns
     of a conversation equally often, as they are no independent examples. None: each is its own.
     """

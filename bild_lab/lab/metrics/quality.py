@@ -104,7 +104,6 @@ class Scoring:
         for metric in metrics:
             require_references(metric, references, fitting.writing)
             if metric == PASS_AT_1:
-                require_permission(self.run_code)
                 require_programs(references)
             else:
                 tried_references = tuple(map(tuple, references[:TRIED_EXAMPLES]))
@@ -311,14 +310,8 @@ def score_pool(
         if picks in scores:
             continue
         system = _resampled(sums, seed, picks, conversations)
-        low, high = system.interval
-        quality = Quality(metric=sums.metric, value=system.value, low=low, high=high)
         different = count_different(picks, baseline, conversations)
-        difference = system.difference_from(compared_with, different)
-        if margin is not None:
-            tested = system.no_worse_than(compared_with, margin, different, sums.bounded)
-            quality = replace(quality, non_inferiority=tested)
-        scores[picks] = quality, difference
+        scores[picks] = system.beside(compared_with, different, margin, sums.bounded)
     return [scores[tuple(picks)] for picks in systems]
 
 
@@ -343,6 +336,34 @@ class _System:
         if self._has_shares(self.values):
             return share_interval(self.values)
         return central_interval(self.resampled)
+
+    @property
+    def quality(self) -> Quality:
+        """The value with its interval."""
+        low, high = self.interval
+        return Quality(metric=self.metric, value=self.value, low=low, high=high)
+
+    def beside(
+        self, baseline: _System, different: int, margin: float | None, bounded: bool
+    ) -> tuple[Quality, Difference]:
+        """The quality compared with a baseline's, and the difference. different: as in
+        `difference_from`. margin, bounded: as in `no_worse_than`; without a margin nothing is
+        tested.
+        """
+        difference = self.difference_from(baseline, different)
+        tested = None
+        if margin is not None:
+            tested = self.no_worse_than(baseline, margin, different, bounded)
+        compared_quality = replace(
+            self.quality,
+            baseline=baseline.value,
+            difference=difference.value,
+            difference_low=difference.low,
+            difference_high=difference.high,
+            p_value=difference.p_value,
+            non_inferiority=tested,
+        )
+        return compared_quality, difference
 
     def difference_from(self, baseline: _System, different: int) -> Difference:
         """This system minus the baseline. different: how many independent examples have another text
@@ -431,27 +452,11 @@ def _metric_score(
     signature = None
     if method.signature:
         signature = f"{method.signature}|bs:{method.resamples}|seed:{seed}"
-    low, high = system.interval
-    quality = Quality(
-        metric=method.metric, value=system.value, low=low, high=high, signature=signature
-    )
-    if baseline is None:
-        return MetricScore(quality, None, method.per_example)
-    compared_with = _resampled(baseline, seed, conversations=conversations)
-    difference = system.difference_from(compared_with, different)
-    tested = None
-    if margin is not None:
-        tested = system.no_worse_than(compared_with, margin, different, method.bounded)
-    compared_quality = replace(
-        quality,
-        baseline=compared_with.value,
-        difference=difference.value,
-        difference_low=difference.low,
-        difference_high=difference.high,
-        p_value=difference.p_value,
-        non_inferiority=tested,
-    )
-    return MetricScore(compared_quality, difference, method.per_example)
+    quality, difference = system.quality, None
+    if baseline is not None:
+        compared_with = _resampled(baseline, seed, conversations=conversations)
+        quality, difference = system.beside(compared_with, different, margin, method.bounded)
+    return MetricScore(replace(quality, signature=signature), difference, method.per_example)
 
 
 def metric_sums(

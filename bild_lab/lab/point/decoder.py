@@ -23,7 +23,7 @@ from bild_lab.engine.models.checkpoint.chat import ChatSettings
 from bild_lab.engine.models.checkpoint.checkpoint import Prompt
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint, evaluation_mode
 from bild_lab.engine.models.checkpoint.weight_files import in_folder
-from bild_lab.engine.models.device import cpu_by_default, dtype_name
+from bild_lab.engine.models.device import cpu_by_default, dtype_name, wait_for
 from bild_lab.engine.models.hf.admission import trained_positions
 from bild_lab.engine.protocols import (
     DecodesBatches,
@@ -510,7 +510,7 @@ class Decoder:
 
     def synchronize(self) -> None:
         """Wait until the target's device has finished its work."""
-        self.target.transformers.synchronize()
+        wait_for(self.target.device)
 
 
 def loading_size(place: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from bild_lab.engine.models.checkpoint.chat import CompleteText, answer_in_history
 from bild_lab.engine.request import Request
 from bild_lab.errors import UserError
-from bild_lab.files import write_atomically
+from bild_lab.files import write_json
 from bild_lab.lab.config.compose import compose_policy, resolved_policy
 from bild_lab.lab.data.prompts import Example, with_answers, with_earlier_turns
 from bild_lab.lab.point.decoder import METHOD, Decoder
@@ -84,10 +84,7 @@ def with_history(
     file = folder / f"{name}.json"
     if not file.is_file():
         answers = greedy_history(examples, vanilla, max_new_tokens, setting["max_source_tokens"])
-        content = json.dumps(
-            {"target": setting["target"], "answers": answers}, indent=2, ensure_ascii=False
-        )
-        write_atomically(file, content.encode() + b"\n")
+        write_json(file, {"target": setting["target"], "answers": answers})
     try:
         answers = json.loads(file.read_text(encoding="utf-8"))["answers"]
     except (OSError, ValueError, KeyError) as error:

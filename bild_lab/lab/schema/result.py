@@ -191,7 +191,7 @@ class Result:
         " speed."
     )
     environment: Environment = group("")
-    facts: Mapping[str, Any] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
     same_as_baseline: bool = False
     quality: Quality = group("quality_")
     further_qualities: Mapping[str, Quality] = field(default_factory=dict)

@@ -191,14 +191,11 @@ class Group:
         xs = [position.x for _, position in self.placed] + ([1.0] if self.relative else [])
         return bool(xs) and max(xs) / min(xs) > WIDE
 
-    def front(self) -> list[Result]:
-        """Return the undominated results, cheapest first; the baseline competes, an impossible
-        speedup and texts without a word do not.
-        """
-        return list(self._front)
-
     @cached_property
-    def _front(self) -> list[Result]:
+    def front(self) -> list[Result]:
+        """The undominated results, cheapest first; the baseline competes, an impossible speedup and
+        texts without a word do not.
+        """
         possible = [result for result in self.results if result.may_be_best]
         drawn = [
             (result, position)
@@ -223,7 +220,7 @@ class Group:
         fastest: dict[tuple[str, bool], Result] = {}
         for result in self.results:
             fastest.setdefault((result.policy, result.is_baseline), result)
-        best_points = [self.best(0.0), self.best(self.scale.small_loss)]
+        best_points = [best_at_loss(self.results, loss) for loss in (0.0, self.scale.small_loss)]
         return self._in_order([*fastest.values(), *best_points])
 
     def selected(self, limit: int = FEW) -> list[Result]:
@@ -232,17 +229,12 @@ class Group:
         """
         if len(self.results) <= limit:
             return self.results
-        return self._in_order([*self.notable(), *self.front()])
-
-    def knobs(self, result: Result) -> list[str]:
-        """Return the knobs that a label of the result names, as `telling_knobs` of the group's
-        results.
-        """
-        return self._telling_knobs(result)
+        return self._in_order([*self.notable(), *self.front])
 
     @cached_property
-    def _telling_knobs(self) -> Callable[[Result], list[str]]:
-        return telling_knobs_among(self.results)
+    def knobs(self) -> Callable[[Result], list[str]]:
+        """From a result to the knobs that its label names: the `telling_knobs` of all results."""
+        return telling_knobs(self.results)
 
     def knob_label(self, result: Result, separator: str = ", ") -> str:
         """Return these knobs with their values: `fallback 0.5, rollback 1`."""
@@ -258,10 +250,6 @@ class Group:
         """
         knobs_by_policy = _varying_knobs_of_policies(self.results).values()
         return list(dict.fromkeys(knob for knobs in knobs_by_policy for knob in knobs))
-
-    def best(self, loss: float) -> Result | None:
-        """Return the fastest result that loses at most `loss` of quality, in the metric's unit."""
-        return best_at_loss(self.results, loss)
 
     def _in_order(self, results: list[Result | None]) -> list[Result]:
         return [
@@ -339,9 +327,9 @@ def differing_keys(groups: Sequence[Group]) -> list[str]:
     values inside the dotted ones: `decoding.temperature`.
     """
     keys = dict.fromkeys(key for group in groups for key in flat_values(dict(group.setting)))
-    return [
-        key for key in keys if len({str(setting_value(group.setting, key)) for group in groups}) > 1
-    ]
+    return varying_keys(
+        [{key: setting_value(group.setting, key) for key in keys} for group in groups]
+    )
 
 
 def setting_value(setting: Setting, key: str) -> Any:
@@ -370,21 +358,17 @@ def data_title(setting: Setting) -> str:
 
 def varying_knobs(results: Sequence[Result]) -> list[str]:
     """Return the knobs that do not have the same value in all of these results."""
-    knobs = dict.fromkeys(knob for result in results for knob in result.knobs)
-    return [knob for knob in knobs if len({str(result.knobs.get(knob)) for result in results}) > 1]
+    return varying_keys([result.knobs for result in results])
 
 
-def telling_knobs(point: Any, points: Sequence[Any]) -> list[str]:
-    """Return the knobs that tell a point from the others of its policy, or a single one from its
-    policy's file, of which commands are left out: their first words say little.
+def telling_knobs(points: Sequence[Any]) -> Callable[[Any], list[str]]:
+    """Return a function from any of these points to the knobs that tell it from the others of its
+    policy, or a single one from its policy's file, of which commands are left out: their first
+    words say little.
 
-    point, points: anything with a policy and its knobs, such as results or failures.
+    points: anything with a policy and its knobs, such as results or failures. All are looked at
+    once.
     """
-    return telling_knobs_among(points)(point)
-
-
-def telling_knobs_among(points: Sequence[Any]) -> Callable[[Any], list[str]]:
-    """`telling_knobs` of any point among these, which are looked at once for all."""
     varying = _varying_knobs_of_policies(points)
 
     def telling(point: Any) -> list[str]:

@@ -1,12 +1,14 @@
-"""What points were measured with, read again: their configuration, the dataset's examples, and
-which two share.
+"""What points were measured with, read again: their configuration, the dataset's examples, which two
+share, and whether settings are those of what a folder holds.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -14,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from bild_lab.errors import UserError
+from bild_lab.lab.config.policies import flat_values
 from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import CHECKPOINT, DatasetSpec, for_model
 from bild_lab.lab.data.examples import cached_examples
@@ -81,6 +84,29 @@ def stored_config(result: Result) -> dict[str, Any]:
         raise UserError(
             f"{file} cannot be read: {error}; measure the point again with resume=false"
         ) from error
+
+
+def require_same_settings(
+    folder: Path,
+    what: str,
+    stored: Mapping[str, Any],
+    current: Mapping[str, Any],
+    ignored: Collection[str] = (),
+) -> None:
+    """Raise UserError, which names the first difference, unless `what` a folder holds was made with
+    these settings.
+
+    stored: the settings read back from the folder's JSON. Keys of nested settings are dotted.
+    ignored: keys that decide nothing, such as the path of data that has a hash.
+    """
+    # lists for tuples, as JSON has them
+    stored_values, now = flat_values(dict(stored)), flat_values(json.loads(json.dumps(current)))
+    for key in dict.fromkeys([*now, *stored_values]):
+        if key not in ignored and stored_values.get(key) != now.get(key):
+            raise UserError(
+                f"{folder} holds {what} with {key}={stored_values.get(key)}, but this command has"
+                f" {key}={now.get(key)}; choose another name=NAME, or remove the folder"
+            )
 
 
 def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Example] | None, str]:

@@ -22,7 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from bild_lab.errors import UserError
-from bild_lab.files import sync_folder, write_atomically
+from bild_lab.files import json_text, sync_folder, write_atomically, write_json
 from bild_lab.lab.schema.columns import from_json, to_json
 from bild_lab.lab.schema.examples import EXAMPLES, MeasuredExample
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
@@ -77,9 +77,7 @@ class Sweep:
                 json.dumps(example.to_json(), ensure_ascii=False) + "\n" for example in examples
             ),
             **{
-                name: file_content
-                if isinstance(file_content, str)
-                else json.dumps(file_content, indent=2, ensure_ascii=False) + "\n"
+                name: file_content if isinstance(file_content, str) else json_text(file_content)
                 for name, file_content in further_files.items()
             },
         }
@@ -123,7 +121,7 @@ class Sweep:
         """Store why a point failed, in a folder that no finished point uses. Returns the folder."""
         folder = self.points / failure.point
         write_atomically(folder / CONFIG, config_yaml.encode())
-        write_atomically(folder / FAILURE, (json.dumps(to_json(failure), indent=2) + "\n").encode())
+        write_json(folder / FAILURE, to_json(failure))
         return folder
 
     def forget_failure(self, point: str) -> None:
@@ -285,7 +283,7 @@ def _shown(folder: Path, names: tuple[str, ...]) -> dict[str, tuple[str, str]]:
 
 def _result_json(result: Result) -> bytes:
     """The content of `result.json`."""
-    return (json.dumps(result.to_json(), indent=2, ensure_ascii=False) + "\n").encode()
+    return json_text(result.to_json()).encode()
 
 
 def is_same_result(first: Result, second: Result) -> bool:

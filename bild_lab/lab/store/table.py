@@ -14,6 +14,7 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.config.policies import flat_values
 from bild_lab.lab.schema.columns import knob_columns
 from bild_lab.lab.schema.result import IDENTITY, TABLE, Result, Setting
+from bild_lab.lab.store.groups import varying_keys
 from bild_lab.lab.store.hashing import plain_numbers
 from bild_lab.lab.store.records import Sweep
 
@@ -89,12 +90,11 @@ def _differing_settings(results: Sequence[Result], columns: Sequence[str]) -> di
     """
     settings = [plain_numbers(flat_values(dict(result.setting))) for result in results]
     known = {column.name for column in Setting.KEYS} | {"decoding.temperature"}
-    differing = {}
-    for key in dict.fromkeys(key for setting in settings for key in setting if key not in known):
-        values = [setting.get(key) for setting in settings]
-        if len({str(value) for value in values}) > 1:
-            differing[f"setting_{key}" if key in columns else key] = values
-    return differing
+    return {
+        f"setting_{key}" if key in columns else key: [setting.get(key) for setting in settings]
+        for key in varying_keys(settings)
+        if key not in known
+    }
 
 
 def _further(result: Result) -> dict[str, float | None]:

@@ -19,7 +19,7 @@ import pandas as pd
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
-from bild_lab.files import file_digest, write_atomically
+from bild_lab.files import file_digest, write_atomically, write_json
 from bild_lab.lab.config.compose import config_dir
 from bild_lab.lab.measure.blocks import block_numbers
 from bild_lab.lab.point.environment import git_commit
@@ -62,7 +62,7 @@ def write_artifact(sweep: Sweep) -> Path:
         shutil.copytree(result.folder, copy)
         content = json.loads((copy / RESULT).read_bytes())
         content["environment"].pop("host", None)  # reviews may be blind
-        write_atomically(copy / RESULT, json.dumps(content, indent=2, ensure_ascii=False).encode())
+        write_json(copy / RESULT, content)
     # the table of a screening says where the points were chosen
     kept = (sweep.folder / COMMANDS, sweep.folder / SCREENED, *sweep.folder.glob("pareto.*"))
     for file in kept:

@@ -242,8 +242,7 @@ def fitted_trees(group: Group) -> list[tuple[Result, Mapping[str, Any]]]:
     """The points that drafted with a tree of `scripts/fit_tree.py`, and the content of its file."""
     fitted = []
     for result in group.results:
-        trained = (result.facts or {}).get("trained") or {}
-        tree = trained.get("tree")
+        tree = result.facts.get("trained", {}).get("tree")
         if tree and "acceptance" in tree:
             fitted.append((result, tree))
     return fitted

@@ -373,7 +373,7 @@ def _fastest(points: Sequence[ScreenedPoint]) -> Table:
                 "predicted": TableCell(times(best.speedup), "", best.speedup),
                 "difference": TableCell(signed(best.difference, scale.digits), "", best.difference),
                 "measured": measured,
-                "policy, knobs": point_label(best, telling_knobs(best, points), points),
+                "policy, knobs": point_label(best, telling_knobs(points)(best), points),
             }
         )
     return plain_table(rows)

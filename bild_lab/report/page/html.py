@@ -22,7 +22,7 @@ from bild_lab.lab.store.groups import (
     differing_keys,
     points_of_choice,
     setting_value,
-    telling_knobs_among,
+    telling_knobs,
 )
 from bild_lab.lab.store.progress import read_commands
 from bild_lab.report.headline import headline_sentences
@@ -75,7 +75,7 @@ def write_html(
             {**traced_point, "label": prefix + traced_point["label"]}
             for traced_point in traced_points(group, stored)
         ]
-    telling = telling_knobs_among(failures)
+    telling = telling_knobs(failures)
     page = page_environment().get_template("report.html.j2")
     text = page.render(
         name=name,

@@ -177,7 +177,7 @@ def _best_words(point: Sequence[Result], results: Sequence[Result], n_points: in
     else:
         corrected, details = corrected_for_choice(first, n_points).speedup, []
         speedup, bounds = corrected.value, [corrected.low, corrected.high]
-    label = point_label(first, telling_knobs(first, results), results)
+    label = point_label(first, telling_knobs(results)(first), results)
     words = f"{label} {times(speedup)} {interval(*bounds)}".strip()
     baselines = dict.fromkeys(one.setting.baseline for one in point)
     details += [f"over {baseline}" for baseline in baselines if baseline != _USUAL_BASELINE]

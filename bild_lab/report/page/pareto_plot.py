@@ -198,7 +198,7 @@ def overlay_figure(overlay: Overlay) -> Figure:
     for setting in overlay.settings:
         label, group = escape(setting.label), setting.group
         colour = mark_of_setting[setting.label].colour
-        front = {id(result) for result in group.front()}
+        front = {id(result) for result in group.front}
         traces.append(_front_line(group, colour, None))
         for policy in group.policies:
             name = f"{escape(policy)}, {label}" if len(policies) > 1 else label
@@ -283,7 +283,7 @@ def _points(
     barred: the ids of the results whose bars are drawn. symbol: the colour and plotly's symbol.
     """
     colour, plotly_symbol = symbol
-    front = {id(result) for result in group.front()}
+    front = {id(result) for result in group.front}
     placed = [result for result in results if group.position(result) is not None]
     marks = scatter(
         [_place(group.position(result)) for result in placed],
@@ -337,7 +337,7 @@ def _front_line(group: Group, colour: str, name: str | None) -> Trace:
 
 def _front_numbers(group: Group) -> Trace:
     """The place of each point in the front, beside its mark."""
-    places = [_place(group.position(result)) for result in group.front()]
+    places = [_place(group.position(result)) for result in group.front]
     return scatter(
         places,
         "markers+text",

@@ -22,14 +22,12 @@ from bild_lab.lab.schema.formatting import knob_label, point_label, short_name, 
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import pareto_front
 from bild_lab.lab.store.groups import (
-    HASH_KEYS,
     Group,
     by_setting,
-    differing_keys,
     pair_title,
-    setting_value,
 )
 from bild_lab.lab.store.table import to_row
+from bild_lab.report.phrases import setting_words
 
 if TYPE_CHECKING:
     import wandb
@@ -203,7 +201,7 @@ def on_front(result: Result, group: Group) -> bool:
 
     if result.is_baseline:
         return (1.0, group.baseline_quality) in front_corners(group)
-    return any(front_result is result for front_result in group.front())
+    return any(front_result is result for front_result in group.front)
 
 
 def _policy_fronts(group: Group) -> dict[str, Corners]:
@@ -224,12 +222,7 @@ def _policy_fronts(group: Group) -> dict[str, Corners]:
 
 def _setting_labels(groups: Sequence[Group]) -> list[str]:
     """What tells settings from each other; empty for a single one."""
-    keys = [key for key in differing_keys(groups) if key not in HASH_KEYS]
-    labels = []
-    for group in groups:
-        values = {key: setting_value(group.setting, key) for key in keys}
-        words = [f"{key} {short_name(value)}" for key, value in values.items() if value is not None]
-        labels.append(", ".join(words))
+    labels = setting_words(groups, elsewhere=())
     if len(set(labels)) < len(labels):
         return [f"setting {number}" for number, _ in enumerate(groups, 1)]
     return labels

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bild_lab.errors import UserError
+from bild_lab.files import json_text
 from bild_lab.lab.schema.result import COLUMNS
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.trackers.wandb import SWEEP, recorded_runs, sync_command
@@ -145,7 +146,7 @@ def report_spec(report: Report) -> str:
         "entity": model.project.entity_name,
     }
     spec = json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
-    return json.dumps({**names, "description": model.description, "spec": spec}, indent=2) + "\n"
+    return json_text({**names, "description": model.description, "spec": spec})
 
 
 def connect() -> tuple[wandb.Api | None, str]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, Sampler
 
+from bild_lab.engine.models.checkpoint.loaded_checkpoint import evaluation_mode
 from bild_lab.ranks import launched
 from bild_lab.training.batches import (
     IGNORED,
@@ -24,7 +25,6 @@ from bild_lab.training.batches import (
     padded,
     spread_evenly,
 )
-from bild_lab.training.trainer import in_evaluation_mode
 
 TOP = 5  # choices of a predictor; the paper's draft trees take as many (BiTA §4.1.2)
 ACCEPTED = "accepted"  # tokens of a chain of first choices that would be accepted
@@ -282,7 +282,7 @@ class PredictionEvaluator:
         among its first five, `top_5_NAME`.
         """
         started, predictors = time.perf_counter(), self.predictors
-        with in_evaluation_mode(model):
+        with evaluation_mode([model]):
             sums = self._sums(model, loss)
         shares = launched().gather(sums.tolist())
         loss_sum, metric_sum, contexts, *counts = map(sum, zip(*shares, strict=True))

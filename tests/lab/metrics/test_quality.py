@@ -10,7 +10,7 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import text_metrics
-from bild_lab.lab.metrics.bootstrap import resampled_sums
+from bild_lab.lab.metrics.bootstrap import resample_counts
 from bild_lab.lab.metrics.non_inferiority import BETTING, BOOTSTRAP
 from bild_lab.lab.metrics.quality import (
     Difference,
@@ -129,7 +129,9 @@ def test_programs_run_in_every_function_only_where_that_was_allowed(
 def test_resamples_are_sums_over_draws_with_replacement() -> None:
     statistics = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])
     drawn = np.random.default_rng(7).choice(3, size=(1000, 3))
-    np.testing.assert_array_equal(resampled_sums(statistics, seed=7), statistics[drawn].sum(axis=1))
+    np.testing.assert_array_equal(
+        resample_counts(len(statistics), seed=7) @ statistics, statistics[drawn].sum(axis=1)
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 40])

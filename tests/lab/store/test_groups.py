@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from bild_lab.lab.schema.statistics import best_at_loss
 from bild_lab.lab.store.groups import (
     Position,
     by_setting,
@@ -69,12 +70,12 @@ def test_without_a_baseline_a_position_is_the_mean_latency():
 def test_a_point_that_the_baseline_beats_is_not_on_the_front():
     slow = sample_result("bild", {}, 0.9, -0.2)
     (group,) = by_setting([slow])  # the baseline's own result is not in the folder
-    assert group.front() == []
+    assert group.front == []
 
 
 def test_the_front_of_the_sample_sweep_trades_speed_for_quality():
     (group,) = by_setting(sample_sweep())
-    front = [(result.speedup.value, result.quality.difference) for result in group.front()]
+    front = [(result.speedup.value, result.quality.difference) for result in group.front]
     assert front == [
         (1.83, -1.31),
         (1.70, -0.74),
@@ -177,11 +178,11 @@ def test_the_baselines_policy_with_other_knobs_is_compared_with_it():
     )
     assert (group.policies, group.baseline_quality) == (["bita"], 30.0)
     assert [
-        [one.knobs["top_k"] for one in chosen]
-        for chosen in (group.of_policy("bita"), group.front())
+        [one.knobs["top_k"] for one in chosen] for chosen in (group.of_policy("bita"), group.front)
     ] == [[2], [2]]
     assert [one.knobs["top_k"] for one in group.notable()] == [2, 4]
-    assert group.best(1.0).knobs == {"top_k": 2} and group.best(0.0) is None
+    assert best_at_loss(group.results, 1.0).knobs == {"top_k": 2}
+    assert best_at_loss(group.results, 0.0) is None
     assert group.position(fewer).x == 1 / 1.5
 
 
@@ -190,7 +191,7 @@ def test_points_of_half_the_quality_or_twice_the_latency_squeeze_no_axis_even_on
     poor = sample_result("typical_acceptance", {}, 3.0, -38.0)  # the fastest, so it is on the front
     lucky = with_quality(sample_result("hf_generate", {}, 0.4, 0.2), difference_low=-0.1)
     (group,) = by_setting([*others, poor, lucky])
-    assert {one.policy for one in group.front()} == {"typical_acceptance", "bild", "hf_generate"}
+    assert {one.policy for one in group.front} == {"typical_acceptance", "bild", "hf_generate"}
     assert {one.policy for one in group.off_axis} == {"typical_acceptance", "hf_generate"}
     (_, right), (bottom, _) = group.limits()
     assert right < 1.5 and bottom > 38
@@ -214,7 +215,7 @@ def test_a_quality_that_is_no_number_is_not_drawn_and_no_baseline():
     nan = float("nan")
     lost = with_quality(sample_result("bild", {}, 1.5), value=nan, baseline=nan, difference=nan)
     (group,) = by_setting([lost])
-    assert (group.baseline_quality, group.front(), group.placed) == (None, [], [])
+    assert (group.baseline_quality, group.front, group.placed) == (None, [], [])
 
 
 def test_replayed_texts_have_no_place_in_the_plane():
@@ -222,10 +223,11 @@ def test_replayed_texts_have_no_place_in_the_plane():
     (group,) = by_setting([replayed, *sample_sweep()])
     (without,) = by_setting(sample_sweep())
     assert group.results[-1] is replayed and group.position(replayed) is None
-    assert group.front() == without.front() and group.limits() == without.limits()
-    assert [group.best(loss) for loss in (0.0, 1.0)] == [without.best(loss) for loss in (0.0, 1.0)]
+    assert group.front == without.front and group.limits() == without.limits()
+    for loss in (0.0, 1.0):
+        assert best_at_loss(group.results, loss) == best_at_loss(without.results, loss)
     (alone,) = by_setting([replayed])
-    assert (alone.relative, alone.placed, alone.front()) == (False, [], [])
+    assert (alone.relative, alone.placed, alone.front) == (False, [], [])
 
 
 def test_one_example_is_written_as_one() -> None:

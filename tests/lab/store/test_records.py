@@ -217,7 +217,7 @@ def test_a_quality_that_is_no_number_has_no_place_on_the_front() -> None:
     nothing = sample_result("bild", {}, 1.5)
     nothing = replace(nothing, quality=replace(nothing.quality, value=float("nan")))
     (group,) = by_setting([sample_result("speculative", {}, 1.2), nothing])
-    assert [one.policy for one in group.front()] == ["speculative"] and group.limits()
+    assert [one.policy for one in group.front] == ["speculative"] and group.limits()
 
 
 def test_a_result_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_the_front_is_numbered() -> None:
         trace for trace in drawn(sample_sweep())["data"] if trace["mode"] == "markers+text"
     ]
     assert numbers["text"] == [f"<b>{place}</b>" for place in range(1, 7)]
-    assert numbers["x"] == [group.position(result).x for result in group.front()]
+    assert numbers["x"] == [group.position(result).x for result in group.front]
 
 
 def test_bars_reach_the_ends_of_the_intervals_and_lines_lie_at_the_baseline_and_a_point_lower() -> (

@@ -1,4 +1,4 @@
-"""The record of a model on disk: saved, read again, cut short, damaged, and of other weights."""
+"""The record of a model on disk: saved, read again, cut short and damaged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import psutil
 import pytest
 import torch
 
-from bild_lab.errors import UserError
 from bild_lab.screening.record_store import INDEX, ROWS, RecordedRow, RecordStore
 
 KEY = {"weights": "a", "precision": "float32"}
@@ -117,14 +116,3 @@ def test_a_changed_row_is_noticed_and_recorded_anew(
     assert read(store.folder, "two") == [50.0, 51.0, 52.0]
     assert read(store.folder, "three") == [30.0, 31.0, 32.0]
     assert not caplog.text
-
-
-def test_a_record_of_other_weights_is_refused(store: RecordStore) -> None:
-    with pytest.raises(UserError, match=r"has the weights a, and this run b; choose another name"):
-        RecordStore(store.folder, {**KEY, "weights": "b"})
-
-
-def test_a_folder_whose_key_cannot_be_read_is_refused(store: RecordStore) -> None:
-    (store.folder / "record.json").write_text("{")
-    with pytest.raises(UserError, match="is no record"):
-        RecordStore(store.folder, KEY)

@@ -45,9 +45,9 @@ class EagleDrafter(StateTreeDrafter):
         return OutputSpec(head_input=not is_eagle3, hidden=config.target_layers, prompt=True)
 
     def open_session(self, request: Request, target: Session) -> EagleSession:
-        self._heads.attach(*self._target.vocabulary_weights())
-        self._heads.bias = head_bias(
-            self._target.checkpoint, self._target.dtype, self._target.device
+        self._heads.attach(
+            *self._target.vocabulary_weights(),
+            head_bias(self._target.checkpoint, self._target.dtype, self._target.device),
         )
         return EagleSession(self._heads, request.max_length, target.forwards)
 

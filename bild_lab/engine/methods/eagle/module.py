@@ -169,16 +169,19 @@ class Eagle(nn.Module):
         if config.embeds:
             self.register_buffer("embed_tokens", torch.zeros(config.vocabulary, dim))
         self._target: tuple[Tensor, Tensor] | None = None
-        self.bias: Tensor | None = None  # −inf for ids without a token (`head_bias`)
+        self._bias: Tensor | None = None
 
     def attach(
-        self, embedding: Float[Tensor, "vocab dim"], head: Float[Tensor, "vocab dim"]
+        self,
+        embedding: Float[Tensor, "vocab dim"],
+        head: Float[Tensor, "vocab dim"],
+        bias: Float[Tensor, " vocab"] | None = None,
     ) -> Eagle:
-        """Use the target's embedding and head.
+        """Use the target's embedding and head. bias: −inf for ids without a token (`head_bias`).
 
         They may have rows for padding after the vocabulary.
         """
-        self._target = (embedding, head)
+        self._target, self._bias = (embedding, head), bias
         return self
 
     def save(self, folder: Path) -> None:
@@ -270,12 +273,12 @@ class Eagle(nn.Module):
         """Scores of the target's tokens; those that the head does not know have −inf."""
         head_logits = self.head_logits(states)
         if self.tokens is None:
-            return biased(head_logits, self.bias)
+            return biased(head_logits, self._bias)
         logits = head_logits.new_full(
             (*head_logits.shape[:-1], self.config.vocabulary), float("-inf")
         )
         logits[..., self.tokens] = head_logits
-        return biased(logits, self.bias)
+        return biased(logits, self._bias)
 
     @cached_property
     def tokens(self) -> Int[Tensor, " own"] | None:

@@ -45,8 +45,8 @@ from bild_lab.engine.session import (
 from bild_lab.errors import UserError
 
 DYNAMIC, CHAIN, PUBLISHED = "dynamic", "chain", "eagle_tree"
-# the ranks of each branch's candidates in EAGLE-1's tree for 7B models, which Figure 7 of the paper
-# shows
+# the ranks of each branch's candidates in EAGLE-1's tree for 7B models, 25 nodes and 5 deep, which
+# Figure 7 of the paper shows
 BRANCHES = (
     # one digit a rank
     "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
@@ -278,7 +278,7 @@ def named_nodes(
     if tree == CHAIN:
         return efficient_tree([1] * window)
     if tree == PUBLISHED:
-        return published_tree()
+        return branch_nodes(BRANCHES)
     if isinstance(tree, str) and tree in TREE_BUILDERS:
         widths = candidate_widths(top_k, window, vocabulary)
         require_few_nodes(TREE_BUILDERS[tree], widths)
@@ -292,8 +292,3 @@ def named_nodes(
         return nodes
     kinds = ", ".join([DYNAMIC, CHAIN, PUBLISHED, *TREE_BUILDERS])
     raise UserError(f"tree must be one of {kinds} or the file of a fitted tree, got {tree!r}")
-
-
-def published_tree() -> list[CandidateNode]:
-    """EAGLE-1's tree for 7B models: 25 nodes, 5 deep."""
-    return branch_nodes(BRANCHES)

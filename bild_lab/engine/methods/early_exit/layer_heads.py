@@ -138,12 +138,6 @@ class LayerHeads(SavedModule):
         )
 
 
-def require_layers(layers: Sequence[int], depth: int) -> None:
-    """Raise UserError unless a decoder with `depth` layers has all of these."""
-    if layers[-1] > depth:
-        raise UserError(f"layers must lie within the model's {depth}, got {list(layers)}")
-
-
 def require_heads_of(target: LoadedModel, config: LayerHeadsConfig, path: str, layer: int) -> None:
     """Raise UserError unless these heads were trained for the target and include one for this
     layer.

@@ -91,13 +91,8 @@ class PredictivePipeline(TokenLoop):
                 " runtime.compile=false"
             )
         self._require_exit()
-        require_whole("top_k", self.top_k, 1)
         vocabulary = self.target.checkpoint.config.vocab_size
-        if self.top_k > vocabulary:
-            raise UserError(
-                f"top_k must be at most the target's vocabulary of {vocabulary} tokens, got"
-                f" {self.top_k}"
-            )
+        require_whole("top_k", self.top_k, 1, vocabulary, f"the target has {vocabulary} tokens")
         if not isinstance(self.heads, str) or not self.heads:
             raise UserError(
                 f"heads must be {SHARED} or a folder of heads trained for each layer, got"

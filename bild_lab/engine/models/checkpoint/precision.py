@@ -6,8 +6,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.engine.models.device import DTYPES, SHORT_DTYPES
-from bild_lab.errors import UserError, require_choice
+from bild_lab.engine.models.device import DTYPES
+from bild_lab.errors import require_choice
 
 AUTO = "auto"
 LARGE = 2_000_000_000  # parameters, 8 GB in float32: from there on auto halves them on a GPU
@@ -20,11 +20,6 @@ def resolve_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> to
     A checkpoint in float32 of `LARGE` parameters or more is decoded in bfloat16 on a GPU. Reads no
     weights. Raises UserError for an unknown name.
     """
-    if name in SHORT_DTYPES:
-        known, meant = ", ".join((AUTO, *DTYPES)), SHORT_DTYPES[name]
-        raise UserError(
-            f"runtime.dtype must be one of {known}, got {name!r}; did you mean {meant}?"
-        )
     require_choice("runtime.dtype", name, (AUTO, *DTYPES))
     if name != AUTO:
         return DTYPES[name]

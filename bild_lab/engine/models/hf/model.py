@@ -20,7 +20,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, Prompt, dec
 from bild_lab.engine.models.checkpoint.hub import no_progress_bars
 from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
 from bild_lab.engine.models.checkpoint.weights import Weights
-from bild_lab.engine.models.device import resolve_device, wait_for
+from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.models.hf.admission import (
     check,
     input_device,
@@ -156,10 +156,6 @@ class HuggingFaceModel:
         ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
         embedding, head = (module.weight.detach().to(self.device) for module in ends)
         return embedding, head
-
-    def synchronize(self) -> None:
-        """Wait until the device has finished all queued work."""
-        wait_for(self.device)
 
     def require_layers(self, what: str, at_once: bool = False) -> None:
         """Raise UserError unless the layers can be found; once weights are loaded, also check that

@@ -17,7 +17,6 @@ from bild_lab.engine.methods.eagle.state_trees import (
     StateTreeDrafter,
     StaticTree,
     named_nodes,
-    published_tree,
 )
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.speculative.typical_acceptance import TypicalAcceptance
@@ -100,7 +99,7 @@ def test_a_rule_that_favours_what_is_drafted_is_noticed() -> None:
 
 
 def test_the_published_tree_has_25_nodes_and_is_5_deep() -> None:
-    nodes = published_tree()
+    nodes = named_nodes("eagle_tree", top_k=4, window=5, vocabulary=40)
     assert [sum(node.depth == depth for node in nodes) for depth in range(6)] == [4, 8, 8, 3, 2, 0]
     paths = {ROOT: ()}
     for at, node in enumerate(nodes):
