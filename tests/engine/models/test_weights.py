@@ -142,6 +142,20 @@ def test_a_model_from_files_decodes_as_its_module_does(
     load_model.cache_clear()
 
 
+def test_embeddings_that_encoder_and_decoder_have_apart_are_read_apart(tmp_path: Path) -> None:
+    """As Transformers does: it ties no weights that a file stores with different values."""
+    save(TINY["t5"](3), tmp_path)
+    weights = load_file(tmp_path / ONE_FILE)
+    for part, factor in (("encoder", 2.0), ("decoder", 3.0)):
+        weights[f"{part}.embed_tokens.weight"] = factor * weights["shared.weight"]
+    save_file(weights, tmp_path / ONE_FILE)
+    model = load_model(str(tmp_path), None, "cpu", torch.float32, "native")
+    module = model.checkpoint.weights(torch.float32)
+    assert torch.equal(model.decoder.embedding, module.decoder.embed_tokens.weight)
+    assert torch.equal(model.decoder.encoder.embedding, module.encoder.embed_tokens.weight)
+    assert not torch.equal(model.decoder.embedding, model.decoder.encoder.embedding)
+
+
 def storages(stack: Stack) -> set[int]:
     """Where the weights of a decoder or an encoder lie."""
     found = [stack.embedding, stack.head, stack.final_norm]
