@@ -31,6 +31,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -43,6 +44,12 @@ from bild_lab.engine.models.checkpoint.hub import (
     require_hub,
 )
 from bild_lab.engine.models.checkpoint.pieces import METASPACE, Pieces, piece_of, prompt_tokens
+from bild_lab.engine.models.checkpoint.tokenizer_file import (
+    TOKENIZER_JSON,
+    cuts_as_file,
+    may_be_rebuilt,
+    set_prefix_space,
+)
 from bild_lab.engine.models.checkpoint.weight_files import (
     holds_weights,
     in_folder,
@@ -53,7 +60,7 @@ from bild_lab.engine.models.checkpoint.weight_files import (
 )
 from bild_lab.engine.models.checkpoint.weights import StoredWeights
 from bild_lab.engine.request import Source
-from bild_lab.errors import UserError, first_line, require_unicode
+from bild_lab.errors import UserError, first_line, require_unicode, warn_once
 from bild_lab.files import file_digest, pin_of, shipped_folder
 
 PICKLE_REMEDY = (
@@ -150,7 +157,30 @@ class Checkpoint:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self._read("tokenizer", AutoTokenizer, trust_remote_code=self.trust_remote_code)
+        """The checkpoint's own tokenizer: what its tokenizer.json says.
+
+        Transformers 5 takes vocabulary and merges alone from that file where it knows a class for
+        the architecture, and the rules that cut a text from the class. Of tokenizers that mark
+        languages and of those with code of their own the class counts.
+        """
+        try:
+            tokenizer = self._read(
+                "tokenizer", AutoTokenizer, trust_remote_code=self.trust_remote_code
+            )
+        except TypeError:  # the class is of another kind than the file
+            if not (self.files / TOKENIZER_JSON).is_file():
+                raise
+            return self._read("tokenizer", PreTrainedTokenizerFast)
+        file = self.files / TOKENIZER_JSON
+        if not may_be_rebuilt(tokenizer) or not file.is_file() or cuts_as_file(tokenizer, file):
+            return tokenizer
+        warn_once(
+            f"{self.path}: texts are cut into tokens as its {TOKENIZER_JSON} says; AutoTokenizer of"
+            f" transformers takes it for a {type(tokenizer).__name__}, which cuts them otherwise"
+        )
+        own = self._read("tokenizer", PreTrainedTokenizerFast)
+        set_prefix_space(own.backend_tokenizer, tokenizer)
+        return own
 
     @cached_property
     def generation(self) -> GenerationConfig:
