@@ -212,6 +212,18 @@ def test_weights_of_other_shapes_are_refused_in_a_sentence(folder: Path, tmp_pat
             load(tmp_path / "wide", policy=shipped("vanilla"), engine=engine).load_weights()
 
 
+def test_a_kind_of_rotary_scaling_that_transformers_does_not_know_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["rope_parameters"]
+    config |= {"rope_theta": 500.0, "rope_scaling": {"type": "newest", "factor": 4.0}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"does not know 'newest' of its config\.json; install a"):
+        load(tmp_path, policy="vanilla").load_weights()
+
+
 def test_a_folder_of_pickles_says_how_to_save_it_anew(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "old", ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save(build("llama").state_dict(), tmp_path / "old" / "pytorch_model.bin")

@@ -33,6 +33,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers import __version__ as transformers_version
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from bild_lab.engine.models.checkpoint.chat import ChatSettings, chat_text
@@ -469,6 +470,12 @@ class Checkpoint:
                 )._from_config
             with torch.device("meta"):
                 return build(config, dtype=torch.bfloat16)
+        except KeyError as error:  # such as a kind of rotary scaling that is newer
+            raise UserError(
+                f"transformers {transformers_version} cannot build the model of {self.path}, as it"
+                f" does not know {error} of its config.json; install a newer version, or correct"
+                " the file"
+            ) from error
         except (ValueError, ImportError, OSError) as error:
             raise UserError(
                 f"transformers cannot build the model of {self.path}:"
