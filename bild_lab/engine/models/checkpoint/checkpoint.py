@@ -247,6 +247,7 @@ class Checkpoint:
                 f"{self.path} lacks {missing[0]}, which its {weight_file} lists; copy it from where"
                 f" the model came from, or remove {weight_file} if the weights are in another file"
             )
+        _ = self.weight_files  # whose names are read
 
     @cached_property
     def _file_names(self) -> Sequence[str]:
@@ -434,8 +435,10 @@ class Checkpoint:
     def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
         """Load the model on the CPU, or where these options of `from_pretrained` put it.
 
-        Raises UserError if the checkpoint lacks any weight.
+        Raises UserError if the checkpoint lacks any weight, or has two of one.
         """
+        if not self.in_folder:  # as `check` has done for a folder
+            _ = self.weight_files
         with no_progress_bars(), no_conversion_service():
             model, info = self._read(
                 "weights",
@@ -563,6 +566,8 @@ class Checkpoint:
             component_read = kind.from_pretrained(self.location, **options)
             self._note_commit()
             return component_read
+        except UserError:
+            raise
         except (ImportError, RuntimeError) as error:
             if lines := [
                 line.strip() for line in str(error).splitlines() if "mismatch" in line.lower()
