@@ -145,7 +145,7 @@ class RuntimeSpec:
     batch: int = whole_number(1, MOST_BATCH, default=1)  # texts that decode at once
     threads: int | None = whole_number(
         1, MOST_THREADS, default=None
-    )  # of the CPU; null: PyTorch chooses
+    )  # of the CPU; null: PyTorch chooses, of a container's cores at most its share
     seed: int = whole_number(0, default=0)
     trust_remote_code: bool = False  # run Python code that comes with a checkpoint
     allow_pickles: bool = False  # read tensors from pickles where a checkpoint has no safetensors
