@@ -247,7 +247,6 @@ class Checkpoint:
                 f"{self.path} lacks {missing[0]}, which its {weight_file} lists; copy it from where"
                 f" the model came from, or remove {weight_file} if the weights are in another file"
             )
-        _ = self.weight_files  # whose names are read
 
     @cached_property
     def _file_names(self) -> Sequence[str]:
@@ -437,8 +436,7 @@ class Checkpoint:
 
         Raises UserError if the checkpoint lacks any weight, or has two of one.
         """
-        if not self.in_folder:  # as `check` has done for a folder
-            _ = self.weight_files
+        _ = self.weight_files  # where each is looked for once
         with no_progress_bars(), no_conversion_service():
             model, info = self._read(
                 "weights",
