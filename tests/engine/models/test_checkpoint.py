@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from jinja2 import UndefinedError
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
@@ -198,6 +199,42 @@ def test_a_text_that_has_its_start_token_starts_once(tmp_path: Path) -> None:
     assert (
         checkpoint.source(written).prompt == checkpoint.source(messages).prompt == (START, 3, 9, 8)
     )
+
+
+PARTS = (
+    "{% for one in messages %}{{ one['role'] }} {% for part in one['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }} {% endif %}{% endfor %}{% endfor %}w8"
+)
+
+
+def test_a_template_that_takes_a_content_as_parts_alone_gets_parts(tmp_path: Path) -> None:
+    """As those of models that also read images: of a text it writes nothing, without a word."""
+    checkpoint = Checkpoint(str(save(tiny_llama(0), tmp_path / "llama")))
+    checkpoint.tokenizer.chat_template = PARTS
+    messages = [{"role": "w3", "content": "w9 w7"}, {"role": "w4", "content": " w6 "}]
+    lost = checkpoint.tokenizer.apply_chat_template(messages, tokenize=False)
+    assert "w9" not in lost  # planted: what Transformers writes
+    assert checkpoint.source(messages).prompt == (3, 9, 7, 4, 6, 8)
+    checkpoint.tokenizer.chat_template = (
+        "{% for one in messages %}{{ one['content'][0]['text'] + ' ' }}{% endfor %}w8"
+    )
+    with pytest.raises(UndefinedError):
+        checkpoint.tokenizer.apply_chat_template(messages, tokenize=False)
+    assert checkpoint.source(messages).prompt == (9, 7, 6, 8)
+    checkpoint.tokenizer.chat_template = "w5 w8"  # which writes no content of any kind
+    assert checkpoint.source(messages).prompt == (5, 8)
+    checkpoint.tokenizer.chat_template = "{{ messages[0]['content'].strip() }} w8"  # no parts
+    assert checkpoint.source(messages).prompt == (9, 7, 8)
+
+
+def test_several_templates_without_a_default_are_refused(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(save(tiny_llama(0), tmp_path / "llama")))
+    checkpoint.tokenizer.chat_template = {"rag": TEMPLATE, "tool_use": TEMPLATE}
+    messages = [{"role": "w3", "content": "w9"}]
+    with pytest.raises(UserError, match="several chat templates, of which none is called default"):
+        checkpoint.source(messages)
+    checkpoint.tokenizer.chat_template["default"] = TEMPLATE
+    assert checkpoint.source(messages).prompt == (START, 3, 9, 8)
 
 
 def test_weights_of_other_shapes_are_refused_in_a_sentence(folder: Path, tmp_path: Path) -> None:
