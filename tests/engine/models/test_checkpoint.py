@@ -12,12 +12,13 @@ import torch
 from jinja2 import UndefinedError
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from bild_lab.engine.models.checkpoint.chat import CompleteText
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, warn_once
 from bild_lab.lab.point.load import load
 from tests.policies import shipped
 from tests.tiny import save, tiny_llama
@@ -205,6 +206,30 @@ PARTS = (
     "{% for one in messages %}{{ one['role'] }} {% for part in one['content'] %}"
     "{% if part['type'] == 'text' %}{{ part['text'] }} {% endif %}{% endfor %}{% endfor %}w8"
 )
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "told"),
+    [
+        ("<s> $A </s>", "w5 w6", True),
+        ("$A </s>", "w5", True),
+        ("<s> $A", "w5 </s>", False),  # the prompt's own
+        ("<s> $A </s>", CompleteText("w5"), False),
+        ("</s> $A", "w5", False),  # one token for both ends, as of OPT and GPT-2
+    ],
+)
+def test_an_end_token_that_a_tokenizer_writes_behind_prompts_is_named(
+    template: str, prompt: str, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save(tiny_llama(0), tmp_path / "llama")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(
+        single=template, special_tokens=[("<s>", START), ("</s>", END)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    warn_once.cache_clear()
+    Checkpoint(str(folder)).source(prompt)
+    assert ("writes an end token behind every prompt" in caplog.text) is told
 
 
 def test_a_template_that_takes_a_content_as_parts_alone_gets_parts(tmp_path: Path) -> None:

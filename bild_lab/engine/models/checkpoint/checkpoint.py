@@ -36,7 +36,7 @@ from transformers import (
 from transformers import __version__ as transformers_version
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from bild_lab.engine.models.checkpoint.chat import ChatSettings, chat_text
+from bild_lab.engine.models.checkpoint.chat import ChatSettings, chat_text, lacks_special_tokens
 from bild_lab.engine.models.checkpoint.hub import (
     hub_problem,
     no_conversion_service,
@@ -403,7 +403,19 @@ class Checkpoint:
                 encoder_ids=torch.tensor([ids]),
                 one_vocabulary=self.one_vocabulary,
             )
+        if isinstance(prompt, str) and lacks_special_tokens(prompt) and self._ends_prompts:
+            warn_once(
+                f"{self.path}: its tokenizer writes an end token behind every prompt, as for a"
+                " training, so that texts may be empty or begin anew; take it out of the"
+                f" post_processor in its {TOKENIZER_JSON}"
+            )
         return Source(prompt=tuple(ids))
+
+    @cached_property
+    def _ends_prompts(self) -> bool:
+        """Whether the tokenizer takes a prompt for a whole text."""
+        (ids,) = prompt_tokens(self.tokenizer, ["a"])
+        return bool(ids) and ids[-1] in self.end_tokens
 
     def continuation(self, tokens: Sequence[int]) -> str:
         """What new tokens write behind a prompt, without special tokens.
