@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from tokenizers.normalizers import NFC, Lowercase
-from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split, Whitespace
+from tokenizers.pre_tokenizers import ByteLevel, Metaspace, Sequence, Split, Whitespace
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer
 
@@ -126,3 +126,24 @@ def test_a_space_before_the_text_is_a_setting_beside_the_file(lower: bool, tmp_p
     found = Checkpoint(str(folder)).tokenizer
     assert (type(found).__name__ == "GPT2Tokenizer") is not lower
     assert found.tokenize("the") == found.tokenize(" the") == ["Ġthe"]
+
+
+@pytest.mark.parametrize("scheme", ["always", "first"])
+@pytest.mark.parametrize("legacy", [True, False])
+def test_a_word_behind_a_special_token_begins_as_the_file_says(
+    scheme: str, legacy: bool, tmp_path: Path
+) -> None:
+    """Llama 2's chats have a space there; the class of Transformers 5 asks `legacy` for it."""
+    tokenizer = words()
+    pieces = ["<unk>", *map(chr, range(ord("a"), ord("z") + 1)), "▁"]
+    tokenizer.model = BPE({**SPECIAL, **{piece: 4 + i for i, piece in enumerate(pieces[1:])}}, [])
+    tokenizer.pre_tokenizer = Metaspace(prepend_scheme=scheme, split=False)
+    tokenizer.add_special_tokens(list(SPECIAL))
+    folder = stored(tokenizer, tmp_path, "llama", "LlamaTokenizerFast")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"legacy": legacy}))
+    expected = tokenizer.encode("ab</s>cd", add_special_tokens=False).ids
+    alike = AutoTokenizer.from_pretrained(folder).encode("ab</s>cd", add_special_tokens=False)
+    assert (alike == expected) is ((scheme == "always") is legacy)
+    found = Checkpoint(str(folder)).tokenizer
+    assert found.encode("ab</s>cd", add_special_tokens=False) == expected

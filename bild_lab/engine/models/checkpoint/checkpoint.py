@@ -47,7 +47,7 @@ from bild_lab.engine.models.checkpoint.hub import (
 from bild_lab.engine.models.checkpoint.pieces import METASPACE, Pieces, piece_of, prompt_tokens
 from bild_lab.engine.models.checkpoint.tokenizer_file import (
     TOKENIZER_JSON,
-    cuts_as_file,
+    cut_alike,
     may_be_rebuilt,
     set_prefix_space,
 )
@@ -172,15 +172,16 @@ class Checkpoint:
             if not (self.files / TOKENIZER_JSON).is_file():
                 raise
             return self._read("tokenizer", PreTrainedTokenizerFast)
-        file = self.files / TOKENIZER_JSON
-        if not may_be_rebuilt(tokenizer) or not file.is_file() or cuts_as_file(tokenizer, file):
+        if not may_be_rebuilt(tokenizer) or not (self.files / TOKENIZER_JSON).is_file():
+            return tokenizer
+        own = self._read("tokenizer", PreTrainedTokenizerFast)
+        set_prefix_space(own, tokenizer)
+        if cut_alike(tokenizer, own):
             return tokenizer
         warn_once(
             f"{self.path}: texts are cut into tokens as its {TOKENIZER_JSON} says; AutoTokenizer of"
             f" transformers takes it for a {type(tokenizer).__name__}, which cuts them otherwise"
         )
-        own = self._read("tokenizer", PreTrainedTokenizerFast)
-        set_prefix_space(own.backend_tokenizer, tokenizer)
         return own
 
     @cached_property

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -30,22 +27,22 @@ def may_be_rebuilt(tokenizer: PreTrainedTokenizerBase) -> bool:
     )
 
 
-def cuts_as_file(tokenizer: PreTrainedTokenizerBase, file: Path) -> bool:
-    """Whether a tokenizer cuts texts as this tokenizer.json and the settings beside it say: one with
-    all that rules differ in.
+def cut_alike(tokenizer: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase) -> bool:
+    """Whether two tokenizers cut texts alike: one with all that rules differ in, and words behind
+    special tokens, where some write a space that is not there, as in every chat of Llama 2.
     """
-    stored = Tokenizer.from_file(str(file))
-    stored.no_padding()
-    stored.no_truncation()
-    set_prefix_space(stored, tokenizer)
-    tokens = tokenizer(PROBE, add_special_tokens=False, verbose=False)["input_ids"]
-    return stored.encode(PROBE, add_special_tokens=False).ids == tokens
+    specials = dict.fromkeys(filter(None, (own.bos_token, own.eos_token)))
+    text = PROBE + "".join(f"{special}word{special} word" for special in specials)
+    ids, own_ids = (
+        one(text, add_special_tokens=False, verbose=False)["input_ids"] for one in (tokenizer, own)
+    )
+    return ids == own_ids
 
 
-def set_prefix_space(stored: Tokenizer, tokenizer: PreTrainedTokenizerBase) -> None:
+def set_prefix_space(own: PreTrainedTokenizerFast, tokenizer: PreTrainedTokenizerBase) -> None:
     """Have bytes begin with a space where tokenizer_config.json, which `tokenizer` was read with,
     asks for it: the one rule that is not in the file alone.
     """
-    asked = tokenizer.init_kwargs.get("add_prefix_space")
+    asked, stored = tokenizer.init_kwargs.get("add_prefix_space"), own.backend_tokenizer
     if asked is not None and isinstance(stored.pre_tokenizer, ByteLevel):
         stored.pre_tokenizer.add_prefix_space = asked
