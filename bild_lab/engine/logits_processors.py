@@ -57,6 +57,14 @@ SEARCH: dict[str, tuple[Any, ...]] = {
     "max_length": (20,),  # what Transformers writes where nobody asked for a length
     "max_time": (),
 }
+# Fields that leave out tokens where `generate` samples, beside those that `Sampling` has.
+OF_SAMPLING: dict[str, tuple[Any, ...]] = {
+    "min_p": (0.0,),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "top_h": (1.0,),
+}
 STOP_STRINGS = "stop_strings"
 # which read the encoder's ids as the text's own
 OF_SOURCES = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size")
@@ -78,6 +86,13 @@ def search_settings(generation: GenerationConfig) -> dict[str, Any]:
     values.
     """
     return _switched_on(generation, SEARCH)
+
+
+def sampling_settings(generation: GenerationConfig) -> dict[str, Any]:
+    """The fields that would leave out tokens of a sampled text, other than top-k and top-p, with
+    their values.
+    """
+    return _switched_on(generation, OF_SAMPLING)
 
 
 def _switched_on(

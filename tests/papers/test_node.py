@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from bild_lab.engine.models import device
 from bild_lab.engine.models.hf.layer_control import decoder_layers
 from bild_lab.papers.published import published_names
 from bild_lab.papers.runs import step_processes
@@ -49,7 +50,7 @@ UNMADE = "nothing writes outputs/bita_falcon_40b"  # no adapter can be trained f
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", "consented")
-    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr(device, "usable_cores", lambda: 64)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pretended_node() as node:
         yield node

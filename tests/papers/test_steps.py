@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from bild_lab.engine.models import device
 from bild_lab.errors import UserError
 from bild_lab.lab.config.entrypoint import Stopped
 from bild_lab.papers.published import SCALES, published_names
@@ -429,7 +430,7 @@ def test_steps_side_by_side_have_gpus_of_their_own_and_a_log_each(
     )
     monkeypatch.setattr(step_runs, "POLL_S", 0.0)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(device, "usable_cores", lambda: 16)
     processes.failing = {"b"}
     first = [made(name) for name in "abcde"]
     good, said = run([*first, made("after", first[:1]), made("never", first[1:2])], NODE)
@@ -642,7 +643,7 @@ def test_processes_are_gpus_that_are_visible(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(device, "usable_cores", lambda: 8)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,1,4,2")
     machine = machine_of(None, tries=False)
     assert (machine.gpus, machine.devices, machine.warning) == (4, ("7", "1", "4", "2"), "")
@@ -650,7 +651,7 @@ def test_processes_are_gpus_that_are_visible(monkeypatch: pytest.MonkeyPatch) ->
     assert (machine.gpus, machine.devices) == (2, ("7", "1"))
     with pytest.raises(UserError, match="got processes=5 with 4 visible"):
         machine_of(None, tries=False, processes=5)
-    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(device, "usable_cores", lambda: 7)
     assert "7 CPU cores for 4 processes" in machine_of(None, tries=False).warning
     there = machine_of("a100", tries=False, gpus=8)
     with pytest.raises(UserError, match="8 GPUs were named, but 4 are visible here"):
@@ -773,7 +774,7 @@ def test_estimates_are_of_the_gpu_that_is_here_or_say_that_they_are_not(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(device, "usable_cores", lambda: 4)
     machine = machine_of(None, tries=False)
     assert (machine.gpu, machine.room_gb, machine.gpus) == (gpu or "a100", 24, 2)
     told = (

@@ -306,7 +306,8 @@ def load_dflash(target: LoadedModel, path: FilePath | None) -> DFlash:
 def read_dflash(folder: Path) -> DFlash:
     """Read a drafter on the CPU. Raises UserError for any other folder."""
     weights = {}
-    for name, value in read_tensors(folder, KIND, (KIND.weights,)).items():
+    tensors = read_tensors(folder, KIND, (KIND.weights,))
+    for name, value in tensors.items():
         if name not in IGNORED:
             short = name.replace("self_attn.", "").replace("mlp.", "")
             weights[short.removesuffix(".weight") if "norm" in short else short] = value
@@ -318,7 +319,7 @@ def read_dflash(folder: Path) -> DFlash:
         dflash = DFlash(config)
     fill_module(dflash, weights, folder, KIND)
     if config.draft_vocabulary is not None:
-        require_tokens_of(config.vocabulary, dflash.d2t, folder, KIND)
+        require_tokens_of(config.vocabulary, dflash.d2t, tensors.get("t2d"), folder, KIND)
     return dflash
 
 

@@ -95,15 +95,29 @@ def are_layers(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(is_count(layer, 0) for layer in value)
 
 
-def require_tokens_of(vocabulary: int, d2t: Tensor, path: Path, kind: FolderKind) -> None:
-    """Raise UserError unless each token of a drafter's own vocabulary is one of the target's. d2t:
-    the target's id minus the own one.
+def require_tokens_of(
+    vocabulary: int, d2t: Tensor, t2d: Tensor | None, path: Path, kind: FolderKind
+) -> None:
+    """Raise UserError unless each token of a drafter's own vocabulary is another one of the target's.
+
+    d2t: the target's id minus the own one. t2d: which of the target's tokens it has, as the file
+    says; None, or nowhere true: the file says nothing.
     """
     tokens = d2t + torch.arange(len(d2t))
     if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
         raise UserError(
             f"{kind.noun} whose d2t gives tokens from {int(tokens.min())} to {int(tokens.max())} is"
             f" not known, as its vocab_size is {vocabulary}: {path}; {kind.remedy}"
+        )
+    if len(tokens.unique()) < len(tokens):
+        raise UserError(
+            f"{kind.noun} whose d2t gives a token twice is not known: {path}; {kind.remedy}"
+        )
+    if t2d is None or not t2d.any() or len(tokens) == vocabulary:
+        return
+    if not torch.equal(tokens.sort().values, t2d.nonzero().flatten()):
+        raise UserError(
+            f"{kind.noun} whose d2t and t2d name different tokens is not known: {path}; {kind.remedy}"
         )
 
 

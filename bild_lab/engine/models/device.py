@@ -95,7 +95,26 @@ def thread_share(processes: int) -> str:
     """The value of OMP_NUM_THREADS for each of so many processes: what it is, else an even share of
     the cores.
     """
-    return os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    return os.environ.get("OMP_NUM_THREADS", str(max(1, usable_cores() // processes)))
+
+
+def default_threads() -> int:
+    """How many threads of the CPU a process takes that nobody tells: those of PyTorch, which asks
+    OMP_NUM_THREADS or counts the machine's cores, as far as there are cores for them.
+
+    Threads beyond a container's share wait for each other until the next period of its scheduler.
+    """
+    threads = torch.get_num_threads()
+    return threads if "OMP_NUM_THREADS" in os.environ else min(threads, usable_cores())
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on: those that it is bound to, within the limits of its
+    container.
+    """
+    bound = getattr(os, "sched_getaffinity", None)  # of Linux
+    cores = len(bound(0)) if bound is not None else os.cpu_count() or 1
+    return max(1, min([cores, *map(int, cores_of_groups())]))
 
 
 def set_threads(threads: int | None) -> None:
@@ -109,7 +128,7 @@ def few_cores(processes: int) -> str:
     """That so many processes, of which each drives a GPU, would wait for the CPU; empty where they
     do not.
     """
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     if processes == 1 or cores >= CORES * processes:
         return ""
     return (
@@ -181,6 +200,33 @@ def kept_bytes(device: torch.device) -> int:
 def free_in_groups(mounted: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[int]:
     """Bytes that are free in each control group of this process that has a limit, of version 1 or
     2.
+    """
+    for group, version in _groups("memory", mounted, membership):
+        if (free := _free_in(group, V1 if version == 1 else V2)) is not None:
+            yield free
+
+
+def cores_of_groups(mounted: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[float]:
+    """Seconds of the CPU in a second that each control group of this process lets it use, where it
+    has a limit.
+    """
+    for group, version in _groups("cpu", mounted, membership):
+        try:
+            if version == 1:
+                limit = (group / "cpu.cfs_quota_us").read_text()
+                period = (group / "cpu.cfs_period_us").read_text()
+            else:
+                limit, period = (group / "cpu.max").read_text().split()
+            cores = int(limit) / int(period)
+        except (OSError, ValueError):  # ValueError: the limit is the word max
+            continue
+        if cores > 0:  # -1: no limit
+            yield cores
+
+
+def _groups(controller: str, mounted: Path, membership: Path) -> Iterator[tuple[Path, int]]:
+    """The folders of this process's control groups that may limit what a controller counts, and
+    which version they are of.
 
     A group's limit counts for those below it. Inside a container its own group may be the topmost
     that is seen.
@@ -192,16 +238,15 @@ def free_in_groups(mounted: Path = CGROUPS, membership: Path = MEMBERSHIP) -> It
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if controllers == "":
-            mounts, files = (mounted, mounted / "unified"), V2
-        elif "memory" in controllers.split(","):
-            mounts, files = (mounted / "memory",), V1
+            mounts, version = (mounted, mounted / "unified"), 2
+        elif controller in controllers.split(","):
+            mounts, version = (mounted / controller,), 1
         else:
             continue
         path = PurePosixPath(group.lstrip("/"))
         for mount in mounts:
             for folder in (path, *path.parents):
-                if (free := _free_in(mount / folder, files)) is not None:
-                    yield free
+                yield mount / folder, version
 
 
 def _free_in(group: Path, files: MemoryFiles) -> int | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -28,6 +29,8 @@ from bild_lab.errors import (
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 
 T = TypeVar("T")
+
+_OPENING = re.compile(r"(\\*)\$\{")  # of an interpolation, with the backslashes that may escape it
 
 MOST_WHOLE = 2**63 - 1
 MOST_THREADS = MOST_BATCH = 4096
@@ -145,7 +148,7 @@ class RuntimeSpec:
     batch: int = whole_number(1, MOST_BATCH, default=1)  # texts that decode at once
     threads: int | None = whole_number(
         1, MOST_THREADS, default=None
-    )  # of the CPU; null: PyTorch chooses
+    )  # of the CPU; null: PyTorch chooses, of a container's cores at most its share
     seed: int = whole_number(0, default=0)
     trust_remote_code: bool = False  # run Python code that comes with a checkpoint
     allow_pickles: bool = False  # read tensors from pickles where a checkpoint has no safetensors
@@ -260,10 +263,10 @@ def typed(cls: type[T], node: Any, group: str) -> T:
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     try:
         if OmegaConf.is_dict(node):
-            values = OmegaConf.to_container(node, resolve=True)
+            values = _literal(OmegaConf.to_container(node, resolve=True))
             merged = pickle.loads(_merged_values(cls, pickle.dumps(values)))
         else:
-            merged = OmegaConf.merge(pickle.loads(_schema_of(cls)), node)
+            merged = OmegaConf.merge(pickle.loads(_schema_of(cls)), _literal(node))
         spec = OmegaConf.to_object(merged)
     except MissingMandatoryValue as error:
         key = error.full_key or error.key
@@ -284,6 +287,19 @@ def typed(cls: type[T], node: Any, group: str) -> T:
         ):
             require_whole(f"{group}.{schema_field.name}", value, *schema_field.metadata["range"])
     return spec
+
+
+def _literal(values: Any) -> Any:
+    """The same values for OmegaConf, which would take `${…}` in their texts for interpolations: what
+    was one is resolved, and what was escaped is text by now.
+    """
+    if isinstance(values, str):
+        return _OPENING.sub(lambda opening: rf"{opening[1] * 2}\${{", values)
+    if isinstance(values, Mapping):
+        return {key: _literal(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_literal(value) for value in values]
+    return values
 
 
 @lru_cache(maxsize=256)

@@ -239,20 +239,41 @@ def _features(schema: pyarrow.Schema) -> Mapping[str, Any]:
 
 
 def labels(features: Mapping[str, Any]) -> Callable[[Row], Row]:
-    """A function that gives a row the names of its classes, in place of their numbers."""
-    names = {
-        column: feature.names
-        for column, feature in features.items()
-        if type(feature).__name__ == "ClassLabel"
-    }
+    """A function that gives a row the names of its classes, in place of their numbers; also those
+    inside fields and lists.
+    """
+    columns = {column: feature for column, feature in features.items() if _has_classes(feature)}
 
     def labelled(row: Row) -> Row:
-        for column, class_names in names.items():
-            if isinstance(number := row[column], int) and 0 <= number < len(class_names):
-                row = {**row, column: class_names[number]}
-        return row
+        named = {column: _with_names(row[column], feature) for column, feature in columns.items()}
+        return {**row, **named} if named else row
 
     return labelled
+
+
+def _has_classes(feature: Any) -> bool:
+    """Whether a feature of `datasets` is of classes, or holds some."""
+    if isinstance(feature, Mapping):
+        return any(map(_has_classes, feature.values()))
+    inner = _of_list(feature)
+    return type(feature).__name__ == "ClassLabel" or (inner is not None and _has_classes(inner))
+
+
+def _of_list(feature: Any) -> Any:
+    """What a list of `datasets` is of; None for what is none."""
+    if isinstance(feature, list):
+        return feature[0]
+    return getattr(feature, "feature", None)
+
+
+def _with_names(value: Any, feature: Any) -> Any:
+    """The value with the names of classes in place of their numbers."""
+    if isinstance(value, Mapping) and isinstance(feature, Mapping):
+        return {key: _with_names(inner, feature.get(key)) for key, inner in value.items()}
+    if isinstance(value, list) and (inner := _of_list(feature)) is not None:
+        return [_with_names(element, inner) for element in value]
+    is_class = type(feature).__name__ == "ClassLabel" and isinstance(value, int)
+    return feature.names[value] if is_class and 0 <= value < len(feature.names) else value
 
 
 def first_value(row: Row, columns: Sequence[str]) -> tuple[bool, object]:

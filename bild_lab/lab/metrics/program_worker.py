@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import sys
+import types
 from typing import Any
 
 READING = {"os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.putenv", "os.unsetenv"}
@@ -51,10 +52,15 @@ def main() -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(limit, (maximum, maximum))
+    # a module as others are: dataclasses and pickle look for it by its name
+    module = types.ModuleType("program")
+    sys.modules[module.__name__] = module
     sys.addaudithook(refuse)
     write, leave = os.write, os._exit  # as they are before the program
     try:
-        exec(compile(request["program"], "program", "exec"), {"__name__": "program"})
+        # without this file's own `from __future__`, which makes texts of all annotations
+        program = compile(request["program"], "program", "exec", dont_inherit=True)
+        exec(program, module.__dict__)
     except BaseException:  # whatever ends a program early, sys.exit too, is a failure
         leave(1)
     write(answers, request["token"].encode())

@@ -44,6 +44,7 @@ _FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})([^`\r\n]*)\r?\n?", re.MULTILINE)
 _DEEPER = 3
 # a block whose fences stand anywhere, such as behind words
 _LOOSELY_FENCED = re.compile(r"```[ \t]*[\w+-]*[ \t]*\r?\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+_FUTURE = re.compile(r"^from __future__ import [^\r\n]*", re.MULTILINE)
 _HEAD = re.compile(r"^(?:async +)?def +(\w+)", re.MULTILINE)
 
 
@@ -59,7 +60,8 @@ def passes(answers: Sequence[str], references: Sequence[Sequence[str]]) -> list[
     for answer, (program_head, program_tail) in zip(
         answers, map(_parts, range(len(references)), references), strict=True
     ):
-        programs.append(program_head + code_of(answer, program_head) + program_tail)
+        code = code_of(answer, program_head)
+        programs.append(_future_first(program_head + code + program_tail))
     _require_running()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return [100.0 * ended for ended in pool.map(ends_well, programs)]
@@ -112,11 +114,19 @@ def _syntax_problem(program: str) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compile(program, "program", "exec")
+            compile(_future_first(program), "program", "exec", dont_inherit=True)
     # a ValueError for a null character, the last two for what is nested too deeply
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return str(error) or type(error).__name__
     return ""
+
+
+def _future_first(program: str) -> str:
+    """The program with its imports from `__future__` before all else, where alone Python takes them:
+    an answer that is a whole script may have some, and comes after the program's head.
+    """
+    imports = "".join(f"{line}\n" for line in dict.fromkeys(_FUTURE.findall(program)))
+    return imports + _FUTURE.sub("", program) if imports else program
 
 
 def require_permission(run_code: bool) -> None:
@@ -213,9 +223,13 @@ def _placed(block: str, program_head: str) -> str:
 
 
 def _defines_anew(code: str, program_head: str) -> bool:
-    """Whether code defines the function that the program's head ends in."""
-    function_names = _HEAD.findall(program_head)
-    return bool(function_names) and function_names[-1] in _HEAD.findall(code)
+    """Whether code defines the function that the program's head ends in, by `def` or as a value."""
+    if not (function_names := _HEAD.findall(program_head)):
+        return False
+    name = function_names[-1]
+    return name in _HEAD.findall(code) or bool(
+        re.search(rf"^{name}(?: *:[^=\n]+)? *=[^=]", code, re.MULTILINE)
+    )
 
 
 @lru_cache(maxsize=4096)  # baselines repeat from point to point

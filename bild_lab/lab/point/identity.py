@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig
 
 from bild_lab.engine.methods import bita, medusa
@@ -18,7 +17,7 @@ from bild_lab.engine.methods.eagle import module as eagle
 from bild_lab.engine.methods.early_exit import layer_heads
 from bild_lab.engine.models.checkpoint.chat import ChatSettings
 from bild_lab.engine.models.checkpoint.hub import commits_read
-from bild_lab.engine.models.device import resolve_device
+from bild_lab.engine.models.device import default_threads, resolve_device
 from bild_lab.engine.protocols import External
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError
@@ -52,7 +51,7 @@ from bild_lab.lab.store.hashing import (
 
 # bytes; file systems allow 255, and our temporary names are longer than the folder's
 LONGEST_NAME = 200
-DEFAULT_THREADS = torch.get_num_threads()
+DEFAULT_THREADS = default_threads()
 # the keys of a pair that a setting has
 PAIR_KEYS = ("target", "draft", "second_draft", "source_language", "target_language")
 # of drafters, whose content the setting does not have

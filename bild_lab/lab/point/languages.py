@@ -15,7 +15,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bild_lab.engine.logits_processors import STOP_STRINGS, score_settings, search_settings
+from bild_lab.engine.logits_processors import (
+    STOP_STRINGS,
+    sampling_settings,
+    score_settings,
+    search_settings,
+)
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, Prompt
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import LoadedModel
@@ -86,8 +91,13 @@ def languages_of(tokenizer: PreTrainedTokenizerBase) -> Mapping[str, int]:
     return {}
 
 
-def warn_of_what_is_left_out(processors: Any, languages: Languages, checkpoint: Checkpoint) -> None:
-    """Log, once for each checkpoint, what it says about generation that will not be followed."""
+def warn_of_what_is_left_out(
+    processors: Any, languages: Languages, checkpoint: Checkpoint, sampled: bool = False
+) -> None:
+    """Log, once for each checkpoint, what it says about generation that will not be followed.
+
+    sampled: whether texts are.
+    """
     if languages.target is None and processors != CHECKPOINT and languages_of(checkpoint.tokenizer):
         warn_once(f"NO TARGET LANGUAGE: {checkpoint.path} may write any; set pair.target_language")
     ignored = list(score_settings(checkpoint.generation)) if processors == NONE else []
@@ -103,4 +113,10 @@ def warn_of_what_is_left_out(processors: Any, languages: Languages, checkpoint: 
         warn_once(
             f"{checkpoint.path} sets {', '.join(unsupported)} for `generate`, which is left out: one"
             " text is decoded, up to decoding.max_new_tokens and decoding.stop"
+        )
+    if sampled and (of_sampling := list(sampling_settings(checkpoint.generation))):
+        warn_once(
+            f"{checkpoint.path} asks for {', '.join(of_sampling)} where it samples, which is left"
+            " out; a list of decoding.processors may have it, such as"
+            " [{_target_: transformers.MinPLogitsWarper, min_p: 0.05}]"
         )

@@ -183,7 +183,9 @@ def decoder_of(
     stop = stop_of(decoding, target.checkpoint)
     if stop and not ends_at_stop_strings(method):
         raise UserError(KNOWS_NO_STOP.format(method.engine))
-    warn_of_what_is_left_out(decoding.processors, languages, target.checkpoint)
+    warn_of_what_is_left_out(
+        decoding.processors, languages, target.checkpoint, sampled=decoding.temperature > 0
+    )
     return Decoder(
         target, method, (target, *drafts), processors, languages, stop, policy=str(policy.name)
     )

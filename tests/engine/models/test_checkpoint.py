@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from jinja2 import UndefinedError
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 from bild_lab.engine.models.checkpoint.chat import CompleteText
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, warn_once
 from bild_lab.lab.point.load import load
 from tests.policies import shipped
 from tests.tiny import save, tiny_llama
@@ -200,6 +202,66 @@ def test_a_text_that_has_its_start_token_starts_once(tmp_path: Path) -> None:
     )
 
 
+PARTS = (
+    "{% for one in messages %}{{ one['role'] }} {% for part in one['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }} {% endif %}{% endfor %}{% endfor %}w8"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "told"),
+    [
+        ("<s> $A </s>", "w5 w6", True),
+        ("$A </s>", "w5", True),
+        ("<s> $A", "w5 </s>", False),  # the prompt's own
+        ("<s> $A </s>", CompleteText("w5"), False),
+        ("</s> $A", "w5", False),  # one token for both ends, as of OPT and GPT-2
+    ],
+)
+def test_an_end_token_that_a_tokenizer_writes_behind_prompts_is_named(
+    template: str, prompt: str, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save(tiny_llama(0), tmp_path / "llama")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(
+        single=template, special_tokens=[("<s>", START), ("</s>", END)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    warn_once.cache_clear()
+    Checkpoint(str(folder)).source(prompt)
+    assert ("writes an end token behind every prompt" in caplog.text) is told
+
+
+def test_a_template_that_takes_a_content_as_parts_alone_gets_parts(tmp_path: Path) -> None:
+    """As those of models that also read images: of a text it writes nothing, without a word."""
+    checkpoint = Checkpoint(str(save(tiny_llama(0), tmp_path / "llama")))
+    checkpoint.tokenizer.chat_template = PARTS
+    messages = [{"role": "w3", "content": "w9 w7"}, {"role": "w4", "content": " w6 "}]
+    lost = checkpoint.tokenizer.apply_chat_template(messages, tokenize=False)
+    assert "w9" not in lost  # planted: what Transformers writes
+    assert checkpoint.source(messages).prompt == (3, 9, 7, 4, 6, 8)
+    checkpoint.tokenizer.chat_template = (
+        "{% for one in messages %}{{ one['content'][0]['text'] + ' ' }}{% endfor %}w8"
+    )
+    with pytest.raises(UndefinedError):
+        checkpoint.tokenizer.apply_chat_template(messages, tokenize=False)
+    assert checkpoint.source(messages).prompt == (9, 7, 6, 8)
+    checkpoint.tokenizer.chat_template = "w5 w8"  # which writes no content of any kind
+    assert checkpoint.source(messages).prompt == (5, 8)
+    checkpoint.tokenizer.chat_template = "{{ messages[0]['content'].strip() }} w8"  # no parts
+    assert checkpoint.source(messages).prompt == (9, 7, 8)
+
+
+def test_several_templates_without_a_default_are_refused(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(save(tiny_llama(0), tmp_path / "llama")))
+    checkpoint.tokenizer.chat_template = {"rag": TEMPLATE, "tool_use": TEMPLATE}
+    messages = [{"role": "w3", "content": "w9"}]
+    with pytest.raises(UserError, match="several chat templates, of which none is called default"):
+        checkpoint.source(messages)
+    checkpoint.tokenizer.chat_template["default"] = TEMPLATE
+    assert checkpoint.source(messages).prompt == (START, 3, 9, 8)
+
+
 def test_weights_of_other_shapes_are_refused_in_a_sentence(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "wide")
     config = json.loads((folder / "config.json").read_text())
@@ -210,6 +272,18 @@ def test_weights_of_other_shapes_are_refused_in_a_sentence(folder: Path, tmp_pat
             match="do not have the shapes of its config.json: .*give the config.json that",
         ):
             load(tmp_path / "wide", policy=shipped("vanilla"), engine=engine).load_weights()
+
+
+def test_a_kind_of_rotary_scaling_that_transformers_does_not_know_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["rope_parameters"]
+    config |= {"rope_theta": 500.0, "rope_scaling": {"type": "newest", "factor": 4.0}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"does not know 'newest' of its config\.json; install a"):
+        load(tmp_path, policy="vanilla").load_weights()
 
 
 def test_a_folder_of_pickles_says_how_to_save_it_anew(folder: Path, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Free memory is that of the container, whichever version of control groups limits it, not the
-host's.
+"""Free memory and cores are those of the container, whichever version of control groups limits
+them, not the host's.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from bild_lab.engine.models.device import (
     V1,
     V2,
     MemoryFiles,
+    cores_of_groups,
+    default_threads,
     free_bytes,
     free_in_groups,
+    thread_share,
+    usable_cores,
 )
 
 MIB = 1024**2
@@ -100,3 +104,55 @@ def test_what_pytorch_keeps_of_freed_tensors_on_a_gpu_is_free(
     assert free_bytes(gpu) == 650 * MIB
     counts.clear()  # before the first tensor
     assert free_bytes(gpu) == 100 * MIB
+
+
+@pytest.mark.parametrize(
+    ("files", "mount", "line"),
+    [
+        ({"cpu.max": "{quota} {period}"}, "", "0::/jobs/mine\n"),
+        ({"cpu.max": "{quota} {period}"}, "unified", "0::/jobs/mine\n"),
+        (
+            {"cpu.cfs_quota_us": "{quota}", "cpu.cfs_period_us": "{period}"},
+            "cpu",
+            "4:cpu,cpuacct:/jobs/mine\n",
+        ),
+    ],
+    ids=["v2", "v2 beside v1", "v1"],
+)
+def test_the_cores_of_a_container_are_its_share_of_their_time(
+    files: dict[str, str], mount: str, line: str, tmp_path: Path
+) -> None:
+    (tmp_path / "membership").write_text(line)
+
+    def cores(quota: object, folder: str = "jobs/mine", period: int = 100_000) -> list[float]:
+        group = tmp_path / mount / folder
+        group.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (group / name).write_text(text.format(quota=quota, period=period) + "\n")
+        return sorted(cores_of_groups(tmp_path, tmp_path / "membership"))
+
+    assert cores(765_000) == [7.65]
+    assert cores(200_000, "jobs", 50_000) == [4.0, 7.65]
+    assert cores(-1 if "cpu.cfs_quota_us" in files else "max") == [4.0]
+    assert list(cores_of_groups(tmp_path, tmp_path / "none")) == []
+
+
+def test_threads_are_no_more_than_the_cores_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: PyTorch counts the cores of the machine, and threads beyond a container's share wait
+    for each other.
+    """
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 48)
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: set(range(96)))
+    limits: list[float] = []
+    monkeypatch.setattr(device, "cores_of_groups", lambda: iter(limits))
+    assert (usable_cores(), default_threads(), thread_share(4)) == (96, 48, "24")
+    limits[:] = [7.65, 60.0]
+    assert (usable_cores(), default_threads(), thread_share(4)) == (7, 7, "1")
+    limits[:] = [0.5]
+    assert (usable_cores(), default_threads()) == (1, 1)
+    limits.clear()
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: {3, 5})  # as taskset binds it
+    assert (usable_cores(), default_threads()) == (2, 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "48")  # somebody has told
+    assert (default_threads(), thread_share(4)) == (48, "48")

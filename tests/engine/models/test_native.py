@@ -96,8 +96,18 @@ def randomized(model: PreTrainedModel) -> PreTrainedModel:
     return model.eval()
 
 
+def with_own_embeddings(model: PreTrainedModel) -> PreTrainedModel:
+    """An encoder–decoder whose encoder and decoder embed their tokens by a table each."""
+    for part in (model.encoder, model.decoder):
+        part.embed_tokens = torch.nn.Embedding(*model.shared.weight.shape)
+    return model
+
+
 ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
     "t5 v1.0": lambda: T5ForConditionalGeneration(T5Config(**T5_SIZES, feed_forward_proj="relu")),
+    "t5 with own embeddings": lambda: with_own_embeddings(
+        T5ForConditionalGeneration(T5Config(**T5_SIZES, feed_forward_proj="relu"))
+    ),
     "t5 v1.1": lambda: T5ForConditionalGeneration(
         T5Config(**T5_SIZES, num_decoder_layers=4, feed_forward_proj="gated-gelu")
     ),
@@ -158,6 +168,8 @@ def uncached_logits(module: PreTrainedModel, source: Source, tokens: list[int]) 
 
 @pytest.mark.fast(
     "t5 v1.0-torch",
+    "t5 with own embeddings-torch",
+    "t5 with own embeddings-kernels",
     "mt5-kernels",
     "llama with biases-kernels",
     "llama with wide heads-torch",

@@ -4,6 +4,7 @@ twice.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import weakref
@@ -19,6 +20,7 @@ import bild_lab
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.weights import OnDemand, Weights, file_weights
 from bild_lab.engine.models.native.stack import Stack, Weight
+from bild_lab.errors import UserError
 from bild_lab.lab.point.load import load_model
 from tests.sessions import needs_kernels
 from tests.tiny import TINY, save
@@ -140,6 +142,55 @@ def test_a_model_from_files_decodes_as_its_module_does(
     monkeypatch.setattr(Checkpoint, "weight_files", None)
     assert texts() == from_files
     load_model.cache_clear()
+
+
+@pytest.mark.parametrize("engine", ["native", "hf"])
+def test_two_values_of_one_weight_are_refused(engine: str, tmp_path: Path) -> None:
+    """Transformers takes that of the last shard, whatever the index names."""
+    save(TINY["llama"](3), tmp_path)
+    weights = load_file(tmp_path / ONE_FILE)
+    (tmp_path / ONE_FILE).unlink()
+    shards = [f"model-{number:05}-of-00002.safetensors" for number in (1, 2)]
+    names = sorted(weights)
+    of_shard = dict(zip(shards, (names[:5], names[5:]), strict=True))
+    index = {name: shard for shard, stored_names in of_shard.items() for name in stored_names}
+    (tmp_path / f"{ONE_FILE}.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index})
+    )
+
+    def store(again: torch.Tensor) -> None:
+        """Both shards, the second with the first one's first weight again."""
+        for shard, stored_names in of_shard.items():
+            held = {name: weights[name] for name in stored_names}
+            if shard == shards[1]:
+                held |= {names[0]: again}
+            save_file(held, tmp_path / shard, metadata={"format": "pt"})
+
+    def load() -> None:
+        load_model.cache_clear()
+        bild_lab.load(str(tmp_path), policy="vanilla", engine=engine).load_weights()
+
+    store(weights[names[0]].clone())
+    load()
+    store(weights[names[0]] + 1)
+    message = rf"{shards[0]} and {shards[1]} in {tmp_path} both store {names[0]}, with different"
+    with pytest.raises(UserError, match=f"^{message} values; remove the one that the index"):
+        load()
+    load_model.cache_clear()
+
+
+def test_embeddings_that_encoder_and_decoder_have_apart_are_read_apart(tmp_path: Path) -> None:
+    """As Transformers does: it ties no weights that a file stores with different values."""
+    save(TINY["t5"](3), tmp_path)
+    weights = load_file(tmp_path / ONE_FILE)
+    for part, factor in (("encoder", 2.0), ("decoder", 3.0)):
+        weights[f"{part}.embed_tokens.weight"] = factor * weights["shared.weight"]
+    save_file(weights, tmp_path / ONE_FILE)
+    model = load_model(str(tmp_path), None, "cpu", torch.float32, "native")
+    module = model.checkpoint.weights(torch.float32)
+    assert torch.equal(model.decoder.embedding, module.decoder.embed_tokens.weight)
+    assert torch.equal(model.decoder.encoder.embedding, module.encoder.embed_tokens.weight)
+    assert not torch.equal(model.decoder.embedding, model.decoder.encoder.embedding)
 
 
 def storages(stack: Stack) -> set[int]:

@@ -27,6 +27,8 @@ from bild_lab.lab.config.compose import (
     without_step_error,
 )
 from bild_lab.lab.config.policies import require_policy
+from bild_lab.lab.config.schemas import DecodingSpec, typed
+from bild_lab.lab.data.dataset_spec import DatasetSpec
 
 
 @pytest.fixture
@@ -219,3 +221,27 @@ def test_whether_a_key_is_a_group_is_looked_up_once_in_a_command() -> None:
         (override,) = parser.parse_overrides([word])
         assert config._sets_a_value(override, loader) == word.startswith("policy.")
     assert asked == ["policy.fallback", "policy"]
+
+
+@pytest.mark.parametrize(
+    ("written", "template"),
+    [
+        (r"echo \${name} {source}", "echo ${name} {source}"),  # planted: the dataset's name
+        (r"cost \${x} {source}", "cost ${x} {source}"),
+        (r"{source} \${", "{source} ${"),
+        ("${dataset.name}: {source}", "toy: {source}"),
+        ("{source} $5", "{source} $5"),
+    ],
+)
+def test_an_escaped_interpolation_is_text(written: str, template: str) -> None:
+    cfg = compose_config([f"dataset.prompt_template='{written}'", f"decoding.stop=['{written}']"])
+    assert typed(DatasetSpec, cfg.dataset, "dataset").prompt_template == template
+    assert typed(DecodingSpec, cfg.decoding, "decoding").stop == (template,)
+
+
+@pytest.mark.parametrize(
+    "text", ["${temperature}", "${", r"\${x}", r"a\\${x}\\", "{${x:y,'z'}}", r"\d+ {source}"]
+)
+def test_values_from_python_are_text(text: str) -> None:
+    found = typed(DecodingSpec, {"max_new_tokens": 1, "stop": [text, "${max_new_tokens}"]}, "one")
+    assert found.stop == (text, "${max_new_tokens}")

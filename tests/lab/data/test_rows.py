@@ -288,6 +288,32 @@ def test_a_folder_that_datasets_saved_is_read_with_the_names_of_its_classes(
     assert found(tmp_path / "splits", "test") == ["test/data-00000-of-00001.arrow"]
 
 
+def test_classes_inside_lists_and_fields_have_their_names_too(tmp_path: Path) -> None:
+    """Planted: 0 and 1 where a column of its own says no and yes."""
+    import datasets
+
+    answer = datasets.ClassLabel(names=["no", "yes"])
+    features = datasets.Features(
+        {
+            "text": datasets.Value("string"),
+            "answers": datasets.List(answer),
+            "one": {"label": answer, "score": datasets.Value("int64")},
+            "several": datasets.List({"label": answer}),
+        }
+    )
+    row = {"text": "a", "answers": [0, 1], "one": {"label": 1, "score": 1}}
+    rows = [row | {"several": [{"label": 0}]}, row | {"answers": None, "several": []}]
+    datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / "test.parquet")
+    first, second = values(tmp_path / "test.parquet")
+    assert first == {
+        "text": "a",
+        "answers": ["no", "yes"],
+        "one": {"label": "yes", "score": 1},
+        "several": [{"label": "no"}],
+    }
+    assert (second["answers"], second["several"]) == (None, [])
+
+
 def test_a_file_of_another_configuration_is_not_taken_for_it(folder) -> None:
     path = folder("throughput_1k.jsonl")
     assert found(path, "test", "throughput_1k") == ["throughput_1k.jsonl"]

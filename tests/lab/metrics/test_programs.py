@@ -35,6 +35,35 @@ def test_an_answer_passes_if_its_program_runs_to_the_end() -> None:
     assert (quality.metric, quality.value) == ("pass@1", 50)
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "@dataclass\nclass Node:\n    value: int\n    left: 'Optional[Node]' = None\n\nNode(2)",
+        "class Two:\n    x: int\n\nassert Two.__annotations__ == {'x': int}",
+        "class Two: ...\n\nimport pickle\npickle.loads(pickle.dumps(Two()))",
+        "import sys\nassert sys.modules[__name__].Optional is Optional",
+    ],
+)
+def test_a_program_is_a_module_with_annotations_of_its_own(program: str) -> None:
+    """Planted: no module of its name, where dataclasses find none, and annotations that are texts,
+    as in the worker's own file.
+    """
+    imports = "from dataclasses import dataclass\nfrom typing import Optional\n\n"
+    assert ends_well(imports + program)
+    assert ends_well("assert __name__ not in ('__main__', 'builtins')")
+
+
+def test_imports_from_the_future_come_before_the_programs_head() -> None:
+    answer = (
+        "```python\nfrom __future__ import annotations\nfrom __future__ import generators\n\n"
+        "def double(x: Unknown):\n    return 2 * x\n```"
+    )
+    head = 'from typing import List\n\n\ndef double(x: int) -> int:\n    """Twice x."""\n'
+    program = head + "{answer}\n\nassert double(2) == 4\n"
+    right, wrong = answer, answer.replace("2 * x", "x")
+    assert passes([right, wrong, "    return 2 * x\n"], [[program]] * 3) == [100, 0, 100]
+
+
 def test_files_can_be_read_but_not_changed(tmp_path: Path) -> None:
     file = tmp_path / "kept"
     file.write_text("here")
@@ -177,6 +206,14 @@ def test_prose_is_no_code_and_code_that_does_not_compile_fails_alone(
     answer: str, counts: str
 ) -> None:
     assert code_of(answer, HEAD) == counts
+
+
+def test_a_function_may_be_defined_as_a_value() -> None:
+    head = 'def double(x):\n    """Twice x."""\n'
+    program = head + "{answer}\n\nassert double(2) == 4\n"
+    answers = [f"```python\n{code}\n```" for code in ("double = lambda x: 2 * x", "x == double")]
+    answers.append("```python\ndoubled = 2 * x\nreturn doubled\n```")
+    assert passes(answers, [[program]] * 3) == [100, 0, 100]
 
 
 @pytest.mark.slow

@@ -141,6 +141,17 @@ def test_what_generate_would_follow_is_named(caplog: pytest.LogCaptureFixture) -
     assert len(caplog.messages) == before
 
 
+def test_what_a_checkpoint_samples_with_is_named_where_texts_are_sampled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = checkpoint(do_sample=True, min_p=0.3, typical_p=1.0, epsilon_cutoff=0.1)
+    warn_of_what_is_left_out("checkpoint", Languages(), said)
+    assert caplog.messages == []
+    warn_of_what_is_left_out("checkpoint", Languages(), said, sampled=True)
+    (message,) = caplog.messages
+    assert message.startswith("some/bart asks for min_p, epsilon_cutoff where it samples, which is")
+
+
 def test_a_checkpoints_stop_strings_are_followed_with_its_processors() -> None:
     said = checkpoint(stop_strings=["w31", "w5"])
     wanted = DecodingSpec(1, stop="w5", processors="checkpoint")

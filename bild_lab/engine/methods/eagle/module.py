@@ -362,13 +362,14 @@ def read_eagle(folder: Path, depth: int) -> Eagle:
 
     Raises UserError for any other folder.
     """
-    weights = _own_names(read_tensors(folder, KIND, WEIGHTS))
+    tensors = read_tensors(folder, KIND, WEIGHTS)
+    weights = _own_names(tensors)
     config = _config(folder, weights, depth)
     with torch.random.fork_rng(devices=[]):  # its first values are drawn, and replaced
         eagle = Eagle(config)
     fill_module(eagle, weights, folder, KIND)
     if config.variant == EAGLE3:
-        require_tokens_of(config.vocabulary, eagle.d2t, folder, KIND)
+        require_tokens_of(config.vocabulary, eagle.d2t, tensors.get("t2d"), folder, KIND)
     return eagle
 
 

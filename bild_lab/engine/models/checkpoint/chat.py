@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, Any
@@ -80,10 +81,19 @@ def chat_text(
 ) -> str:
     """The messages as the tokenizer's template writes them, up to where the answer begins.
 
-    path: of the checkpoint, for messages. Raises UserError for a value that the template does not
-    name, and for messages that it refuses.
+    Templates of models that also read images may take a content as parts alone, and write nothing of
+    a text. path: of the checkpoint, for messages. Raises UserError for several templates of which
+    none is the default, for a value that the template does not name, and for messages that it
+    refuses.
     """
-    template = dated(tokenizer.get_chat_template(), chat.day, path)
+    try:
+        own_template = tokenizer.get_chat_template()
+    except ValueError as error:
+        raise UserError(
+            f"{path} has several chat templates, of which none is called default; give the one"
+            " that is meant as text, dataset.chat_template, or name it default"
+        ) from error
+    template = dated(own_template, chat.day, path)
     if unknown := [
         name for name in chat.values if not re.search(rf"\b{re.escape(name)}\b", template)
     ]:
@@ -92,12 +102,37 @@ def chat_text(
             " have no effect; leave it out, or correct the name"
         )
     options = {"tokenize": False, "add_generation_prompt": True, "chat_template": template}
+    text, refusal = "", None
     try:
-        return tokenizer.apply_chat_template(list(messages), **options, **chat.values)
-    except TemplateError as error:
+        text = tokenizer.apply_chat_template(list(messages), **options, **chat.values)
+    except (TemplateError, TypeError) as error:
+        refusal = error
+    if refusal is None and _holds_last(messages, text):
+        return text
+    parts = [_in_parts(message) for message in messages]
+    with suppress(TemplateError, TypeError):  # it takes no parts either
+        text_of_parts = tokenizer.apply_chat_template(parts, **options, **chat.values)
+        if _holds_last(messages, text_of_parts):
+            return text_of_parts
+    if refusal is not None:
         raise UserError(
-            f"the chat template of {path} refuses these messages: {error}; correct them"
-        ) from error
+            f"the chat template of {path} refuses these messages: {refusal}; correct them"
+        ) from refusal
+    return text
+
+
+def _holds_last(messages: Sequence[Mapping[str, Any]], text: str) -> bool:
+    """Whether the last message's content is in the text."""
+    content = messages[-1].get("content")
+    return not isinstance(content, str) or content.strip() in text
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with its text as the only part of its content."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def answer_in_history(

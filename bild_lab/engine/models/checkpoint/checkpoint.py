@@ -31,10 +31,12 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
+from transformers import __version__ as transformers_version
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from bild_lab.engine.models.checkpoint.chat import ChatSettings, chat_text
+from bild_lab.engine.models.checkpoint.chat import ChatSettings, chat_text, lacks_special_tokens
 from bild_lab.engine.models.checkpoint.hub import (
     hub_problem,
     no_conversion_service,
@@ -43,6 +45,12 @@ from bild_lab.engine.models.checkpoint.hub import (
     require_hub,
 )
 from bild_lab.engine.models.checkpoint.pieces import METASPACE, Pieces, piece_of, prompt_tokens
+from bild_lab.engine.models.checkpoint.tokenizer_file import (
+    TOKENIZER_JSON,
+    cut_alike,
+    may_be_rebuilt,
+    set_prefix_space,
+)
 from bild_lab.engine.models.checkpoint.weight_files import (
     holds_weights,
     in_folder,
@@ -53,7 +61,7 @@ from bild_lab.engine.models.checkpoint.weight_files import (
 )
 from bild_lab.engine.models.checkpoint.weights import StoredWeights
 from bild_lab.engine.request import Source
-from bild_lab.errors import UserError, first_line, require_unicode
+from bild_lab.errors import UserError, first_line, require_unicode, warn_once
 from bild_lab.files import file_digest, pin_of, shipped_folder
 
 PICKLE_REMEDY = (
@@ -150,7 +158,31 @@ class Checkpoint:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self._read("tokenizer", AutoTokenizer, trust_remote_code=self.trust_remote_code)
+        """The checkpoint's own tokenizer: what its tokenizer.json says.
+
+        Transformers 5 takes vocabulary and merges alone from that file where it knows a class for
+        the architecture, and the rules that cut a text from the class. Of tokenizers that mark
+        languages and of those with code of their own the class counts.
+        """
+        try:
+            tokenizer = self._read(
+                "tokenizer", AutoTokenizer, trust_remote_code=self.trust_remote_code
+            )
+        except TypeError:  # the class is of another kind than the file
+            if not (self.files / TOKENIZER_JSON).is_file():
+                raise
+            return self._read("tokenizer", PreTrainedTokenizerFast)
+        if not may_be_rebuilt(tokenizer) or not (self.files / TOKENIZER_JSON).is_file():
+            return tokenizer
+        own = self._read("tokenizer", PreTrainedTokenizerFast)
+        set_prefix_space(own, tokenizer)
+        if cut_alike(tokenizer, own):
+            return tokenizer
+        warn_once(
+            f"{self.path}: texts are cut into tokens as its {TOKENIZER_JSON} says; AutoTokenizer of"
+            f" transformers takes it for a {type(tokenizer).__name__}, which cuts them otherwise"
+        )
+        return own
 
     @cached_property
     def generation(self) -> GenerationConfig:
@@ -372,7 +404,19 @@ class Checkpoint:
                 encoder_ids=torch.tensor([ids]),
                 one_vocabulary=self.one_vocabulary,
             )
+        if isinstance(prompt, str) and lacks_special_tokens(prompt) and self._ends_prompts:
+            warn_once(
+                f"{self.path}: its tokenizer writes an end token behind every prompt, as for a"
+                " training, so that texts may be empty or begin anew; take it out of the"
+                f" post_processor in its {TOKENIZER_JSON}"
+            )
         return Source(prompt=tuple(ids))
+
+    @cached_property
+    def _ends_prompts(self) -> bool:
+        """Whether the tokenizer takes a prompt for a whole text."""
+        (ids,) = prompt_tokens(self.tokenizer, ["a"])
+        return bool(ids) and ids[-1] in self.end_tokens
 
     def continuation(self, tokens: Sequence[int]) -> str:
         """What new tokens write behind a prompt, without special tokens.
@@ -403,8 +447,9 @@ class Checkpoint:
     def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
         """Load the model on the CPU, or where these options of `from_pretrained` put it.
 
-        Raises UserError if the checkpoint lacks any weight.
+        Raises UserError if the checkpoint lacks any weight, or has two of one.
         """
+        _ = self.weight_files  # where each is looked for once
         with no_progress_bars(), no_conversion_service():
             model, info = self._read(
                 "weights",
@@ -439,6 +484,12 @@ class Checkpoint:
                 )._from_config
             with torch.device("meta"):
                 return build(config, dtype=torch.bfloat16)
+        except KeyError as error:  # such as a kind of rotary scaling that is newer
+            raise UserError(
+                f"transformers {transformers_version} cannot build the model of {self.path}, as it"
+                f" does not know {error} of its config.json; install a newer version, or correct"
+                " the file"
+            ) from error
         except (ValueError, ImportError, OSError) as error:
             raise UserError(
                 f"transformers cannot build the model of {self.path}:"
@@ -526,6 +577,8 @@ class Checkpoint:
             component_read = kind.from_pretrained(self.location, **options)
             self._note_commit()
             return component_read
+        except UserError:
+            raise
         except (ImportError, RuntimeError) as error:
             if lines := [
                 line.strip() for line in str(error).splitlines() if "mismatch" in line.lower()

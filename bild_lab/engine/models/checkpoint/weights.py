@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bild_lab.engine.models.checkpoint.weight_files import fetched
+from bild_lab.errors import UserError
 
 Item = TypeVar("Item")
 
@@ -141,7 +143,8 @@ class StoredWeights:
     def from_pretrained(location: str, **options: Any) -> StoredWeights | None:
         """A checkpoint's safetensors files, from the hub if need be; None if it has none.
 
-        Reads no weights.
+        Reads no weights but those that two files store. Raises UserError where these differ:
+        Transformers takes the last, whatever the index says.
         """
         if not (paths := fetched(location, **options)):
             return None
@@ -149,6 +152,8 @@ class StoredWeights:
         shapes: dict[str, list[int]] = {}
         for path in paths:
             with safe_open(path, framework="pt") as opened:
+                for name in files.keys() & opened.keys():
+                    _require_equal(name, files[name], path)
                 shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
                 files |= dict.fromkeys(opened.keys(), path)
 
@@ -158,6 +163,20 @@ class StoredWeights:
                 return file.get_tensor(name)
 
         return StoredWeights(shapes, read)
+
+
+def _require_equal(name: str, *paths: str) -> None:
+    """Raise UserError unless two files store the same tensor under a name."""
+    tensors = []
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            tensors.append(file.get_tensor(name))
+    if not torch.equal(*tensors):
+        first, second = (Path(path).name for path in paths)
+        raise UserError(
+            f"{first} and {second} in {Path(paths[0]).parent} both store {name}, with different"
+            " values; remove the one that the index of the shards does not name"
+        )
 
 
 def file_weights(

@@ -62,13 +62,15 @@ class T5Decoder(Stack):
         weights = (
             module_weights(module, module.dtype, module.device) if weights is None else weights
         )
-        embedding, gated = weights["shared.weight"], config.is_gated_act
+        # both are `shared` in most checkpoints; those that train them apart store each
+        embedding = weights["decoder.embed_tokens.weight"]
+        source_embedding = weights["encoder.embed_tokens.weight"]
+        gated = config.is_gated_act
         # the bias is constant from there on
         self._farthest = config.relative_attention_max_distance
         back = -torch.arange(self._farthest + 1, device=embedding.device)
         around = torch.arange(-self._farthest, self._farthest + 1, device=embedding.device)
         shared = {
-            "embedding": embedding,
             "heads": config.num_heads,
             "kv_heads": config.num_heads,
             "head_dim": config.d_kv,
@@ -79,6 +81,7 @@ class T5Decoder(Stack):
         blocks = range(config.num_decoder_layers)
         super().__init__(
             **shared,
+            embedding=embedding,
             layers=layers_of(
                 len(blocks), lambda i: t5_layer(weights, f"decoder.block.{i}.", gated), preload
             ),
@@ -95,6 +98,7 @@ class T5Decoder(Stack):
         self._bias_around = relative_bias(module.encoder, weights[f"encoder.{BIAS}"], around)
         self.encoder = Stack(
             **shared,
+            embedding=source_embedding,
             layers=layers_of(
                 config.num_layers,
                 lambda i: t5_layer(weights, f"encoder.block.{i}.", gated),
@@ -112,7 +116,7 @@ class T5Decoder(Stack):
         """Run the encoder, and compute every decoder layer's cross-attention keys and values from
         its output.
         """
-        encoder, x = self.encoder, self.embed(tokens)
+        encoder, x = self.encoder, self.encoder.embed(tokens)
         place = torch.arange(x.shape[0], device=x.device)
         # key minus query
         relative = (place - place[:, None]).clamp(-self._farthest, self._farthest)

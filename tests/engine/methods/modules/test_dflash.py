@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bild_lab.engine.decode import DraftThenVerify
@@ -158,6 +159,19 @@ def test_a_vocabulary_that_the_target_does_not_have_is_refused(shift: int, tmp_p
     dflash.d2t += shift
     with pytest.raises(UserError, match="whose d2t gives tokens from"):
         read_dflash(write_dflash(dflash, tmp_path / "dflash"))
+
+
+def test_vocabularies_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    dflash = random_dflash(tiny_llama(0).config)
+    folder = write_dflash(dflash, tmp_path / "dflash")
+    weights = load_file(folder / "model.safetensors")
+    of_target = torch.zeros(dflash.config.vocabulary, dtype=torch.bool)
+    of_target[dflash.d2t + torch.arange(len(dflash.d2t))] = True
+    save_file(weights | {"t2d": of_target}, folder / "model.safetensors")
+    read_dflash(folder)
+    save_file(weights | {"t2d": of_target.roll(1)}, folder / "model.safetensors")
+    with pytest.raises(UserError, match="whose d2t and t2d name different tokens"):
+        read_dflash(folder)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bild_lab.engine.methods.eagle.module import (
     APART,
@@ -99,6 +100,27 @@ def test_a_vocabulary_that_the_target_does_not_have_is_refused(shift: int, tmp_p
     eagle.d2t += shift
     eagle.save(tmp_path)
     with pytest.raises(UserError, match="whose d2t gives tokens from"):
+        read_eagle(tmp_path, 3)
+
+
+def test_vocabularies_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    """Planted: a d2t that was never filled takes the first tokens for the drafter's."""
+    eagle = random_eagle(EAGLE3, MODEL.config, known=KNOWN)
+    eagle.save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    of_target = torch.zeros(MODEL.config.vocab_size, dtype=torch.bool)
+    of_target[eagle.tokens] = True
+    for t2d in (of_target, torch.zeros_like(of_target)):  # the second says nothing
+        save_file(weights | {"t2d": t2d}, file)
+        assert read_eagle(tmp_path, 3).tokens.tolist() == eagle.tokens.tolist()
+    zeros = torch.zeros_like(weights["d2t"])
+    save_file(weights | {"t2d": of_target, "d2t": zeros}, file)
+    with pytest.raises(UserError, match="whose d2t and t2d name different tokens"):
+        read_eagle(tmp_path, 3)
+    zeros[1] = -1
+    save_file(weights | {"d2t": zeros}, file)
+    with pytest.raises(UserError, match="whose d2t gives a token twice"):
         read_eagle(tmp_path, 3)
 
 

@@ -1,0 +1,149 @@
+"""A checkpoint's texts are cut into tokens as its tokenizer.json says, whatever its architecture."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE, WordLevel
+from tokenizers.normalizers import NFC, Lowercase
+from tokenizers.pre_tokenizers import ByteLevel, Metaspace, Sequence, Split, Whitespace
+from tokenizers.trainers import BpeTrainer
+from transformers import AutoTokenizer
+
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.errors import warn_once
+
+TEXT = "In 2023 the café had 650841823 guests"
+SPECIAL = {"<s>": 0, "</s>": 1, "<pad>": 2, "<unk>": 3}
+# as Llama 3 cuts, in threes, and as Qwen 2 does, digit by digit
+DIGITS = {"threes": r"\p{N}{1,3}", "single": r"\p{N}"}
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def words() -> Tokenizer:
+    pieces = [*TEXT.split(), TEXT.split()[1][:2]]
+    vocabulary = SPECIAL | {piece: len(SPECIAL) + i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return tokenizer
+
+
+def bytes_with(digits: str, lower: bool = False) -> Tokenizer:
+    tokenizer = Tokenizer(BPE())
+    rule = Split(Regex(QWEN.replace("DIGITS", DIGITS[digits])), "isolated")
+    tokenizer.pre_tokenizer = Sequence([rule, ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    if lower:
+        tokenizer.normalizer = Lowercase()
+    trainer = BpeTrainer(
+        vocab_size=400,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT] * 4, trainer)
+    return tokenizer
+
+
+def stored(tokenizer: Tokenizer, folder: Path, model_type: str, declared: str | None) -> Path:
+    """The small files of a checkpoint of this architecture. declared: its tokenizer_class."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    if declared is not None:
+        settings["tokenizer_class"] = declared
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "model_type", "declared"),
+    [
+        (bytes_with("threes"), "qwen2", "PreTrainedTokenizerFast"),
+        (bytes_with("threes"), "qwen2", "LlamaTokenizerFast"),
+        (bytes_with("threes"), "qwen3", None),
+        (bytes_with("single", lower=True), "gpt2", "GPT2TokenizerFast"),
+        (words(), "qwen2", "PreTrainedTokenizerFast"),
+        (words(), "llama", "LlamaTokenizerFast"),
+        (words(), "t5", None),  # where Transformers cannot make one
+        (words(), "gemma3_text", None),
+    ],
+)
+def test_texts_are_cut_as_the_checkpoints_own_file_says(
+    tokenizer: Tokenizer,
+    model_type: str,
+    declared: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = stored(tokenizer, tmp_path, model_type, declared)
+    expected = tokenizer.encode(TEXT, add_special_tokens=False)
+    try:  # planted: what Transformers takes it for, where it is told nothing else
+        rebuilt = AutoTokenizer.from_pretrained(folder)
+    except TypeError:
+        rebuilt = None
+    assert rebuilt is None or rebuilt.encode(TEXT, add_special_tokens=False) != expected.ids
+    warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        checkpoint = Checkpoint(str(folder))
+        assert checkpoint.tokenizer.encode(TEXT, add_special_tokens=False) == expected.ids
+        assert checkpoint.tokenizer.eos_token_id == SPECIAL["</s>"]
+    told = [line for line in caplog.messages if "as its tokenizer.json says" in line]
+    assert len(told) == (0 if rebuilt is None else 1)
+    if rebuilt is not None:
+        assert f"takes it for a {type(rebuilt).__name__}, which" in told[0]
+
+
+def test_a_tokenizer_that_is_its_architectures_own_stays_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that pads and cuts its texts says nothing else of them."""
+    tokenizer = bytes_with("single")
+    tokenizer.normalizer = NFC()
+    tokenizer.enable_padding(length=300)
+    tokenizer.enable_truncation(4)
+    folder = stored(tokenizer, tmp_path, "qwen2", "Qwen2TokenizerFast")
+    with caplog.at_level(logging.WARNING):
+        found = Checkpoint(str(folder)).tokenizer
+    assert type(found).__name__ == "Qwen2Tokenizer"
+    assert "tokenizer.json" not in caplog.text
+
+
+@pytest.mark.parametrize("lower", [False, True], ids=["its own rules", "other rules"])
+def test_a_space_before_the_text_is_a_setting_beside_the_file(lower: bool, tmp_path: Path) -> None:
+    tokenizer = bytes_with("single", lower)
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    folder = stored(tokenizer, tmp_path, "gpt2", "GPT2TokenizerFast")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"add_prefix_space": True}))
+    found = Checkpoint(str(folder)).tokenizer
+    assert (type(found).__name__ == "GPT2Tokenizer") is not lower
+    assert found.tokenize("the") == found.tokenize(" the") == ["Ġthe"]
+
+
+@pytest.mark.parametrize("scheme", ["always", "first"])
+@pytest.mark.parametrize("legacy", [True, False])
+def test_a_word_behind_a_special_token_begins_as_the_file_says(
+    scheme: str, legacy: bool, tmp_path: Path
+) -> None:
+    """Llama 2's chats have a space there; the class of Transformers 5 asks `legacy` for it."""
+    tokenizer = words()
+    pieces = ["<unk>", *map(chr, range(ord("a"), ord("z") + 1)), "▁"]
+    tokenizer.model = BPE({**SPECIAL, **{piece: 4 + i for i, piece in enumerate(pieces[1:])}}, [])
+    tokenizer.pre_tokenizer = Metaspace(prepend_scheme=scheme, split=False)
+    tokenizer.add_special_tokens(list(SPECIAL))
+    folder = stored(tokenizer, tmp_path, "llama", "LlamaTokenizerFast")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"legacy": legacy}))
+    expected = tokenizer.encode("ab</s>cd", add_special_tokens=False).ids
+    alike = AutoTokenizer.from_pretrained(folder).encode("ab</s>cd", add_special_tokens=False)
+    assert (alike == expected) is ((scheme == "always") is legacy)
+    found = Checkpoint(str(folder)).tokenizer
+    assert found.encode("ab</s>cd", add_special_tokens=False) == expected
