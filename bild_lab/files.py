@@ -162,16 +162,17 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def holding(lock: Path) -> Iterator[None]:
-    """Hold a lock on a file while the block runs.
+def holding(lock: Path, patience_s: float = 1.0) -> Iterator[None]:
+    """Hold a lock on a file while the block runs. patience_s: how long to wait for another process
+    that holds it; negative: until it ends.
 
-    Does nothing if another process holds it, or without locks.
+    Runs the block without it after that, and where the disk has no locks or cannot be written.
     """
     from filelock import FileLock
 
     file_lock = FileLock(lock, fallback_to_soft=False)
     with suppress(OSError):  # also its Timeout
-        file_lock.acquire(timeout=1)
+        file_lock.acquire(timeout=patience_s)
     try:
         yield
     finally:
