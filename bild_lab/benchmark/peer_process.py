@@ -34,9 +34,11 @@ def why_no_peers() -> str | None:
     """Why the peers cannot run here, or None if they can."""
     if python().is_file():
         return None
+    remedy = "run make peers"
+    if not (FOLDER.parent / "Makefile").is_file():  # the package is installed
+        remedy += " in a clone of its repository, and this command there"
     return (
-        f"other engines run in an environment of their own, and there is none in {FOLDER}; run make"
-        " peers"
+        f"other engines run in an environment of their own, and there is none in {FOLDER}; {remedy}"
     )
 
 

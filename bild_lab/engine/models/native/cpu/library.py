@@ -118,7 +118,9 @@ def _compiled() -> Path:
                 if not path.exists():
                     _compile(compiler, runtime, path)
     except OSError as error:
-        raise KernelError(f"{folder} cannot be written: {error}") from error
+        raise KernelError(
+            f"{folder} cannot be written: {error}; export BILD_LAB_CACHE=DIR names another folder"
+        ) from error
     return path
 
 
