@@ -327,7 +327,7 @@ class SweepCallback(Callback):
 
         def finish(code: int) -> None:
             end_local_jobs()
-            self._finish(config, code, f"[bold]stopped[/bold]; {_remedy(config)}")
+            self._finish(config, code, f"[bold]stopped[/bold]; {what_is_left(config)}")
 
         def stop(number: int, _: Any) -> None:
             self._restore()
@@ -338,9 +338,10 @@ class SweepCallback(Callback):
     def _report_lost(self, config: DictConfig, error: Exception) -> NoReturn:
         """Report what is finished when a launcher has lost a job: its other local jobs first end."""
         status_line.leave()
-        console.print(f"[bold red]a job of the launcher failed[/bold red]: {escape(str(error))}")
+        cause = escape(f"{type(error).__name__}: {error}")
+        console.print(f"[bold red]a job of the launcher failed[/bold red]: {cause}")
         psutil.wait_procs(local_jobs())
-        self._finish(config, FAILED_POINTS, _remedy(config))
+        self._finish(config, FAILED_POINTS, what_is_left(config))
         raise AssertionError("unreachable: a code ends the process")
 
     def _restore(self) -> None:
@@ -418,7 +419,7 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
     return []  # it has ended meanwhile
 
 
-def _remedy(config: DictConfig) -> str:
+def what_is_left(config: DictConfig) -> str:
     """What is left of a sweep that did not end by itself, and what to do."""
     if launched_by(config.hydra, SLURM_LAUNCHER):
         return (
