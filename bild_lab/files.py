@@ -2,6 +2,7 @@
 locks.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -153,10 +154,16 @@ def append_line(path: Path, line: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder survive a power cut, as `fsync` does for a file's content."""
+    """Have the names in a folder survive a power cut, as `fsync` does for a file's content.
+
+    Does nothing where the disk cannot, as some network disks and mounts of containers.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
     finally:
         os.close(descriptor)
 
