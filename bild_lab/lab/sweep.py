@@ -339,7 +339,7 @@ class SweepCallback(Callback):
         """Report what is finished when a launcher has lost a job: its other local jobs first end."""
         status_line.leave()
         cause = escape(f"{type(error).__name__}: {error}")
-        console.print(f"[bold red]a job of the launcher failed[/bold red]: {cause}")
+        console.print(f"[bold red]the launcher failed[/bold red]: {cause}")
         psutil.wait_procs(local_jobs())
         self._finish(config, FAILED_POINTS, what_is_left(config))
         raise AssertionError("unreachable: a code ends the process")
@@ -423,8 +423,8 @@ def what_is_left(config: DictConfig) -> str:
     """What is left of a sweep that did not end by itself, and what to do."""
     if launched_by(config.hydra, SLURM_LAUNCHER):
         return (
-            "Slurm's other jobs go on: squeue --me lists them, scancel ends them; then"
-            f" {POINTS_KEPT}"
+            f"{POINTS_KEPT}, once the jobs that Slurm still has are over: squeue --me lists them,"
+            " scancel ends them"
         )
     return POINTS_KEPT
 
