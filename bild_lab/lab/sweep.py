@@ -253,6 +253,7 @@ class SweepCallback(Callback):
         self._failed_before: set[tuple[str, str]] = set()
         self._handlers: dict[int, Any] = {}
         self._going = False
+        self._error_before: BaseException | None = None  # that a caller of ours handles
         self._due_s = -math.inf
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
@@ -297,10 +298,11 @@ class SweepCallback(Callback):
             self._due_s = ended_s + max(LIVE_S, (ended_s - began_s) / LIVE_SHARE)
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
-        """Finish what began and was not stopped: Hydra 1.4 comes here after a refusal and a signal,
-        too.
+        """Finish what began and was not stopped: Hydra 1.4 comes here after a refusal, a signal and
+        an error of a launcher, too, which `report_lost` reports.
         """
-        if self._going:
+        fails = sys.exc_info()[1] is not self._error_before
+        if self._going and not (fails and command_progress().report_lost is not None):
             self._finish(config)
 
     on_multirun_end = on_run_end
@@ -310,6 +312,7 @@ class SweepCallback(Callback):
         earlier commands.
         """
         folder = sweep_folder(config)
+        self._error_before = sys.exc_info()[1]
         begin_progress(total, folder)
         if not launched_by(config.hydra, IN_PROCESS_LAUNCHER):
             command_progress().report_lost = partial(self._report_lost, config)

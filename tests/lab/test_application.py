@@ -111,6 +111,7 @@ def test_a_launcher_that_loses_a_job_ends_in_a_report_of_what_is_finished(
     assert "the launcher failed: OSError: job 3 has not" in printed and "[killed: out" in printed
     assert "finished points are kept, the same command runs the rest" in printed
     assert table.is_file() and "vanilla" in table.read_text()
+    assert printed.count("the rest is in outputs/mine") == 2  # one a command
 
 
 def test_a_sweep_that_ends_early_says_that_jobs_of_slurm_go_on() -> None:
