@@ -2,6 +2,7 @@
 locks.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -163,25 +164,32 @@ def append_line(path: Path, line: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder survive a power cut, as `fsync` does for a file's content."""
+    """Have the names in a folder survive a power cut, as `fsync` does for a file's content.
+
+    Does nothing where the disk cannot, as some network disks and mounts of containers.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def holding(lock: Path) -> Iterator[None]:
-    """Hold a lock on a file while the block runs.
+def holding(lock: Path, patience_s: float = 1.0) -> Iterator[None]:
+    """Hold a lock on a file while the block runs. patience_s: how long to wait for another process
+    that holds it; negative: until it ends.
 
-    Does nothing if another process holds it, or without locks.
+    Runs the block without it after that, and where the disk has no locks or cannot be written.
     """
     from filelock import FileLock
 
     file_lock = FileLock(lock, fallback_to_soft=False)
     with suppress(OSError):  # also its Timeout
-        file_lock.acquire(timeout=1)
+        file_lock.acquire(timeout=patience_s)
     try:
         yield
     finally:

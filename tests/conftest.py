@@ -1,5 +1,7 @@
 """Fixtures that several test modules share."""
 
+import errno
+import fcntl
 import gc
 import os
 import sys
@@ -130,3 +132,14 @@ def command(
         return ended.value.code or 0, out.out + out.err
 
     return call
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file can be locked, as on some network disks."""
+
+    def refused(_: object, operation: int) -> None:
+        if operation != fcntl.LOCK_UN:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import psutil
-from filelock import FileLock
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
-from bild_lab.files import cache_folder
+from bild_lab.files import cache_folder, holding
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +34,11 @@ def why_no_peers() -> str | None:
     """Why the peers cannot run here, or None if they can."""
     if python().is_file():
         return None
+    remedy = "run make peers"
+    if not (FOLDER.parent / "Makefile").is_file():  # the package is installed
+        remedy += " in a clone of its repository, and this command there"
     return (
-        f"other engines run in an environment of their own, and there is none in {FOLDER}; run make"
-        " peers"
+        f"other engines run in an environment of their own, and there is none in {FOLDER}; {remedy}"
     )
 
 
@@ -87,7 +88,7 @@ def converted(
     name = f"{engine}{bits or ''}-{digest[:16]}"
     folder = (cache or cache_folder() / "peers") / name
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
+    with holding(Path(f"{folder}.lock"), patience_s=-1):
         if not folder.exists():
             log.warning("converting %s for %s, once", checkpoint.path, engine)
             _convert(checkpoint, engine, folder, bits)
@@ -112,7 +113,11 @@ def _convert(checkpoint: Checkpoint, engine: str, folder: Path, bits: int | None
                 f"{engine} cannot convert {checkpoint.path}: {last_line(process.stderr)}; "
                 "use another policy for this model"
             )
-        os.rename(new_folder, folder)
+        try:
+            os.rename(new_folder, folder)
+        except OSError:  # where there are no locks, another process may have been first
+            if not folder.is_dir():
+                raise
 
 
 class Worker:

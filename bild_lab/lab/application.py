@@ -22,7 +22,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import (
@@ -63,6 +65,23 @@ def main(cfg: DictConfig) -> float:
     return measure_point(update_numbers(cfg, override_words(HydraConfig.get())))
 
 
+def measure_and_report() -> None:
+    """All points of the command line, and their report.
+
+    A launcher that loses a job raises its error here, past Hydra's callback that reports.
+    """
+    try:
+        main()
+    except (UserError, HydraException, OmegaConfBaseException, BrokenPipeError):
+        raise
+    except Exception as error:
+        from bild_lab.lab.store.progress import command_progress
+
+        if (report_lost := command_progress().report_lost) is None:
+            raise
+        report_lost(error)
+
+
 def command() -> None:
     """Run what the command line says; without a word, a first experiment that ends with a hint."""
     require_one_process()
@@ -72,7 +91,7 @@ def command() -> None:
         console.print(f"[dim]no arguments: {FIRST}[/dim]")
         sys.argv.append(FIRST)
     try:
-        run_application(main, stop_notice=POINTS_KEPT)
+        run_application(measure_and_report, stop_notice=POINTS_KEPT)
     except SystemExit as ended:
         if without_arguments and not ended.code:
             console.print(NEXT)
@@ -110,7 +129,7 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
         for remembered in (cached_examples, shipped_knobs, require_metric_works, evaluate_module):
             remembered.cache_clear()
         try:
-            run_application(main, stop_notice=POINTS_KEPT)
+            run_application(measure_and_report, stop_notice=POINTS_KEPT)
         except Refused as refused:
             raise UserError(refused.message) from None
         except SystemExit as ended:

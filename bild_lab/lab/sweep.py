@@ -9,10 +9,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from threading import current_thread, main_thread
-from typing import Any
+from typing import Any, NoReturn
 
+import psutil
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
@@ -69,7 +72,9 @@ from bild_lab.lab.store.progress import (
 )
 from bild_lab.lab.store.records import Sweep
 
-IN_PROCESS_LAUNCHER = ".BasicLauncher"
+# how the targets of Hydra's launchers end
+IN_PROCESS_LAUNCHER, SLURM_LAUNCHER = ".BasicLauncher", ".SlurmLauncher"
+LOCAL_JOB = "submitit.local._local"  # the module that a job of the launcher submitit_local runs
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LIVE_S = 30.0  # the least time between two reports between points
 LIVE_SHARE = 0.02  # the largest share of the time that these reports take
@@ -92,7 +97,7 @@ def measure_point(cfg: DictConfig) -> float:
         if result is None:
             measured = True
             # the setup of the first point in this process includes the imports
-            in_process = HydraConfig.get().launcher._target_.endswith(IN_PROCESS_LAUNCHER)
+            in_process = launched_by(HydraConfig.get(), IN_PROCESS_LAUNCHER)
             setup_from_s = status_line.began_s if _place() == 1 and in_process else begun_s
             result = _measure(point, sweep, time.perf_counter() - setup_from_s)
         else:
@@ -248,6 +253,7 @@ class SweepCallback(Callback):
         self._failed_before: set[tuple[str, str]] = set()
         self._handlers: dict[int, Any] = {}
         self._going = False
+        self._error_before: BaseException | None = None  # that a caller of ours handles
         self._due_s = -math.inf
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
@@ -292,10 +298,11 @@ class SweepCallback(Callback):
             self._due_s = ended_s + max(LIVE_S, (ended_s - began_s) / LIVE_SHARE)
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
-        """Finish what began and was not stopped: Hydra 1.4 comes here after a refusal and a signal,
-        too.
+        """Finish what began and was not stopped: Hydra 1.4 comes here after a refusal, a signal and
+        an error of a launcher, too, which `report_lost` reports.
         """
-        if self._going:
+        fails = sys.exc_info()[1] is not self._error_before
+        if self._going and not (fails and command_progress().report_lost is not None):
             self._finish(config)
 
     on_multirun_end = on_run_end
@@ -305,7 +312,10 @@ class SweepCallback(Callback):
         earlier commands.
         """
         folder = sweep_folder(config)
+        self._error_before = sys.exc_info()[1]
         begin_progress(total, folder)
+        if not launched_by(config.hydra, IN_PROCESS_LAUNCHER):
+            command_progress().report_lost = partial(self._report_lost, config)
         self._failed_before = _failures(Sweep(folder))
         if current_thread() is main_thread():  # Python allows handlers there alone
             self._handlers = {
@@ -318,11 +328,24 @@ class SweepCallback(Callback):
         reported.
         """
 
+        def finish(code: int) -> None:
+            end_local_jobs()
+            self._finish(config, code, f"[bold]stopped[/bold]; {what_is_left(config)}")
+
         def stop(number: int, _: Any) -> None:
             self._restore()
-            raise Stopped(128 + number, lambda code: self._finish(config, code))
+            raise Stopped(128 + number, finish)
 
         return stop
+
+    def _report_lost(self, config: DictConfig, error: Exception) -> NoReturn:
+        """Report what is finished when a launcher has lost a job: its other local jobs first end."""
+        status_line.leave()
+        cause = escape(f"{type(error).__name__}: {error}")
+        console.print(f"[bold red]the launcher failed[/bold red]: {cause}")
+        psutil.wait_procs(local_jobs())
+        self._finish(config, FAILED_POINTS, what_is_left(config))
+        raise AssertionError("unreachable: a code ends the process")
 
     def _restore(self) -> None:
         """From now on a signal ends the process."""
@@ -331,15 +354,16 @@ class SweepCallback(Callback):
             signal.signal(number, handler)
         self._handlers = {}
 
-    def _finish(self, config: DictConfig, code: int = 0) -> None:
+    def _finish(self, config: DictConfig, code: int = 0, notice: str = "") -> None:
         """Write the table, the figure and the report.
 
-        Exits non-zero if a point failed or the command was stopped.
+        Exits non-zero if a point failed or the command was stopped. code: the exit status of a
+        command that was stopped or has lost points. notice: what is printed before the report.
         """
         self._restore()
         sweep = Sweep(sweep_folder(config))
-        if code:
-            console.print(f"[bold]stopped[/bold]; {POINTS_KEPT}")
+        if notice:
+            console.print(notice)
         try:
             status_line.enter("writing the report")
             self._report(sweep)
@@ -355,13 +379,57 @@ class SweepCallback(Callback):
             sys.exit(code or FAILED_POINTS)
         logged = _log_sweep(config, sweep, stopped=bool(code))
         failed = _failures(sweep) - self._failed_before
-        if config.hydra.launcher._target_.endswith(IN_PROCESS_LAUNCHER):
+        if launched_by(config.hydra, IN_PROCESS_LAUNCHER):
             # another command may have measured into the same folder
             failed = {failure for failure in failed if failure[0] in command_progress().failed}
         if failed:
             console.print(f"[bold red]{len(failed)} point(s) failed[/bold red]")
         if code or failed or not logged:
             sys.exit(code or FAILED_POINTS)
+
+
+def launched_by(hydra: DictConfig, launcher: str) -> bool:
+    """Whether points are measured by the launcher whose target ends so. hydra: Hydra's part of the
+    configuration.
+    """
+    return hydra.launcher._target_.endswith(launcher)
+
+
+def local_jobs() -> list[psutil.Process]:
+    """The jobs of `hydra/launcher=submitit_local` that this process has started and that still run."""
+    jobs = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if LOCAL_JOB in child.cmdline():
+                jobs.append(child)
+    return jobs
+
+
+def end_local_jobs() -> None:
+    """Kill them and all that they have started: they would outlive the command, and measure on beside
+    its next start. What was stored stays, as a point is stored whole or not at all.
+    """
+    jobs = local_jobs()
+    for process in [*jobs, *(each for job in jobs for each in _descendants(job))]:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(jobs)
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return process.children(recursive=True)
+    return []  # it has ended meanwhile
+
+
+def what_is_left(config: DictConfig) -> str:
+    """What is left of a sweep that did not end by itself, and what to do."""
+    if launched_by(config.hydra, SLURM_LAUNCHER):
+        return (
+            f"{POINTS_KEPT}, once the jobs that Slurm still has are over: squeue --me lists them,"
+            " scancel ends them"
+        )
+    return POINTS_KEPT
 
 
 def _failures(sweep: Sweep) -> set[tuple[str, str]]:

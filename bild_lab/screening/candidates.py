@@ -191,7 +191,19 @@ def as_overrides(words: Sequence[str], key: str) -> list[str]:
 def command_line_lists(hydra_config: DictConfig) -> tuple[Values, list[str]]:
     """The command line's overrides with single values, and the lists of an experiment that they do
     not fix.
+
+    Raises UserError for a launcher: points are screened and measured in one process.
     """
+    launchers = [
+        word
+        for word in hydra_config.overrides.get("hydra", [])
+        if key_of(word).lstrip("+").startswith(("hydra/launcher", "hydra.launcher"))
+    ]
+    if launchers:
+        raise UserError(
+            f"points are screened in one process, so {launchers[0]} would change nothing; leave it"
+            " out"
+        )
     groups = tuple(f"{name}." for name in NOT_A_POINTS)
     words = override_words(hydra_config)
     task = tuple(word for word in words if not word.lstrip("+~").startswith(groups))

@@ -35,8 +35,13 @@ def test_without_its_environment_a_peer_says_how_to_get_it(
     checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "FOLDER", tmp_path / ".venv-peers")
+    reason = process.why_no_peers()  # as where the package is installed, without a Makefile
+    assert reason is not None and reason.endswith(
+        "run make peers in a clone of its repository, and this command there"
+    )
+    (tmp_path / "Makefile").touch()
     for policy in ("ctranslate2", "openvino", "openvino_speculative"):
-        with pytest.raises(UserError, match=r"there is none in .*\.venv-peers; run make peers"):
+        with pytest.raises(UserError, match=r"there is none in .*\.venv-peers; run make peers$"):
             bild_lab.load(str(checkpoints / "llama"), str(checkpoints / "llama-draft"), policy)
 
 

@@ -155,6 +155,17 @@ def test_a_checkpoint_is_converted_once_for_its_weights_engine_versions_and_conv
     assert len({first, *others, converted(llama, "openvino", {"openvino": "1"})}) == 5
 
 
+def test_on_a_disk_without_locks_a_checkpoint_that_two_processes_convert_is_kept_once(
+    no_locks: None, checkpoints: Path, fake_engines: Path
+) -> None:
+    """Fault: `No locks available`, and the second to end failed."""
+    llama = Checkpoint(str(checkpoints / "llama"))
+    folder = converted(llama, "openvino", {"openvino": "1"})
+    process._convert(llama, "openvino", folder, None)  # as one that began before it was there
+    assert [file.name for file in folder.iterdir()] == ["model"]
+    assert [file for file in fake_engines.iterdir() if file.suffix != ".lock"] == [folder]
+
+
 def test_a_conversion_that_fails_is_refused_and_leaves_nothing(
     checkpoints: Path, fake_engines: Path, tmp_path: Path
 ) -> None:

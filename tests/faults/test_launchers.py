@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 
 import run
@@ -88,6 +89,7 @@ from pathlib import Path
 
 class Watch:
     def log_point(self, result, values):
+        time.sleep(float(os.environ.get("LINGERING_S", 0)))
         seen = os.environ["CUDA_VISIBLE_DEVICES"]
         threads = os.environ["OMP_NUM_THREADS"]
         began, ended = time.time() - result.total_s, time.time()
@@ -148,6 +150,37 @@ def test_a_point_whose_process_dies_has_failed_and_the_others_are_measured(
     code, printed = swept(watched, *SWEEP, *GPUS, **variables)
     assert code == 0 and printed.count("finished before") == 3, printed
     watched.require_whole(3, {})
+
+
+@pytest.mark.parametrize("launcher", [JOBLIB, SUBMITIT], ids=["joblib", "submitit_local"])
+def test_a_lost_job_ends_in_a_report_of_the_finished_points_and_the_same_command_runs_the_rest(
+    launcher: tuple[str, ...], watched: Ground
+) -> None:
+    variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "STRUCK": "0.2"}
+    code, printed = swept(watched, *SWEEP, *launcher, **variables)
+    assert code == 1 and "the launcher failed" in printed, printed
+    assert "the same command runs the rest" in printed and "Traceback" not in printed, printed
+    finished = watched.finished()
+    if launcher == SUBMITIT:  # each job has a process of its own, and the command waits for it
+        assert len(finished) == 3
+    watched.require_whole(len(finished), {})
+    code, printed = swept(watched, *SWEEP, *launcher, **variables)
+    assert code == 0, printed
+    watched.require_whole(3, finished)
+
+
+def test_a_signal_ends_the_jobs_of_submitit_too(watched: Ground) -> None:
+    variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "LINGERING_S": "600"}
+    process = started(watched, *SWEEP, *SUBMITIT, **variables)
+    deadline = time.monotonic() + PATIENCE_S
+    while not watched.finished() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    jobs = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 143 and "stopped" in printed, printed
+    watched.require_whole(len(watched.finished()), {})
+    assert len(jobs) >= 6 and psutil.wait_procs(jobs, timeout=1)[1] == []
 
 
 def test_without_a_gpu_to_see_or_with_a_spread_target_nothing_is_measured(ground: Ground) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 import bild_lab
 from bild_lab.errors import UserError
@@ -28,6 +29,7 @@ from bild_lab.lab import sweep as sweeps
 from bild_lab.lab.application import main
 from bild_lab.lab.config.compose import without_other_applications
 from bild_lab.lab.config.entrypoint import run_application
+from bild_lab.lab.launcher import GpuLauncher
 from bild_lab.lab.measure import runner
 from bild_lab.lab.point.prepare import Point
 from bild_lab.lab.schema.examples import read_examples
@@ -86,6 +88,38 @@ def test_a_sweep_from_python_gives_its_points_with_a_metric_of_ones_own(
     # other code is another point
     with pytest.raises(RuntimeError, match="the sweep ended with status 1"):
         bild_lab.run([*words, "policy=vanilla"])
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_launcher_that_loses_a_job_ends_in_a_report_of_what_is_finished(
+    base: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Fault: its error passed the callback that reports, and came out as it was."""
+
+    def losing(self: GpuLauncher, *_: object, **__: object) -> None:
+        raise OSError("job 3 has not produced any output\n[killed: out of memory]")
+
+    monkeypatch.setattr(GpuLauncher, "launch", losing)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("COLUMNS", "200")
+    bild_lab.run([*base, "policy=vanilla"])
+    table = Path("outputs/mine/sweep.csv")
+    table.unlink()
+    with pytest.raises(RuntimeError, match="the sweep ended with status 1"):
+        bild_lab.run([*base, "policy=vanilla,speculative", "hydra/launcher=gpus"])
+    printed = "".join(capfd.readouterr())
+    assert "the launcher failed: OSError: job 3 has not" in printed and "[killed: out" in printed
+    assert "finished points are kept, the same command runs the rest" in printed
+    assert table.is_file() and "vanilla" in table.read_text()
+    assert printed.count("the rest is in outputs/mine") == 2  # one a command
+
+
+def test_a_sweep_that_ends_early_says_that_jobs_of_slurm_go_on() -> None:
+    target = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.{}"
+    for launcher, goes_on in (("SlurmLauncher", True), ("LocalLauncher", False)):
+        config = {"hydra": {"launcher": {"_target_": target.format(launcher)}}}
+        said = sweeps.what_is_left(OmegaConf.create(config))
+        assert ("scancel" in said) is goes_on and "the same command runs the rest" in said
 
 
 RULE = """

@@ -301,6 +301,10 @@ def test_points_of_batches_are_not_chosen_by_the_speed_of_one_text(screen: Comma
         (["policy=vanilla,hf_generate"], "policy hf_generate has texts or a loop of"),
         (["policy.fallback=0.2,0.9", "dataset.split=test"], "dataset.split=test would change"),
         (["policy.fallback=0.2,0.9", "screen.batch=0"], "screen.batch must be a whole number"),
+        (
+            ["policy.fallback=0.2,0.9", "hydra/launcher=joblib"],
+            "so hydra/launcher=joblib would change nothing",
+        ),
     ],
 )
 def test_a_refused_screening_leaves_no_folder_but_one_with_something_in_it(

@@ -18,12 +18,13 @@ from datetime import UTC, datetime
 from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 import torch
 
 from bild_lab.engine.models.device import processor
+from bild_lab.errors import warn_once
 from bild_lab.lab.schema.result import BUSY_PERCENT
 
 # packages whose version can change a number
@@ -294,8 +295,9 @@ class DeviceUse:
 
     All users of a device hold one shared lock, and each adds a byte to the locked file when it
     starts. The system releases the lock if a process dies. Only processes of the same user with the
-    same temporary folder see each other, as in one container. `OtherLoad` measures all other load
-    on the CPU. Peak memory counts from here on.
+    same temporary folder see each other, as in one container; where that folder is full, read-only
+    or without locks, nobody is seen. `OtherLoad` measures all other load on the CPU. Peak memory
+    counts from here on.
     """
 
     def __init__(self, device: torch.device, folder: Path | None = None) -> None:
@@ -303,7 +305,20 @@ class DeviceUse:
             torch.cuda.reset_peak_memory_stats(device)
         with suppress(OSError):  # other systems keep the peak of the whole process
             Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-        folder = Path(tempfile.gettempdir()) if folder is None else folder
+        self._stream: BinaryIO | None = None
+        try:
+            self._join(device, Path(tempfile.gettempdir()) if folder is None else folder)
+        except OSError as error:
+            self.close()
+            warn_once(
+                f"whether other points are timed on this device meanwhile is not seen ({error});"
+                " export TMPDIR=DIR names a folder on a disk with locks and free space"
+            )
+
+    def _join(self, device: torch.device, folder: Path) -> None:
+        """Add this process to the users of the device. Raises OSError where the folder takes no
+        locked file.
+        """
         name = device.type
         if name == "cuda":  # unique on this machine, whatever subset of devices the process sees
             name = f"cuda-{torch.cuda.get_device_properties(device).uuid}"
@@ -322,13 +337,20 @@ class DeviceUse:
             self._stream.flush()
             self._arrivals = os.fstat(self._stream.fileno()).st_size
 
-    def shared(self) -> bool:
-        """Whether another process used the device at any time since this object was created."""
+    def shared(self) -> bool | None:
+        """Whether another process used the device at any time since this object was created; None
+        where that is not seen.
+        """
+        if self._stream is None:
+            return None
         return not self._was_alone or os.fstat(self._stream.fileno()).st_size != self._arrivals
 
     def close(self) -> None:
         """Release the device. Deleting the object also releases it."""
-        self._stream.close()
+        if self._stream is not None:
+            with suppress(OSError):  # what a full disk did not take
+                self._stream.close()
+            self._stream = None
 
 
 @contextmanager

@@ -121,8 +121,8 @@ class Environment(AttributeMapping):
             unit="tokens",
         ),
         Column(
-            "Whether another process of bild_lab used the device meanwhile. Do not rely on the"
-            " timings then.",
+            "Whether another process of bild_lab used the device meanwhile; empty where that is not"
+            " seen. Do not rely on the timings then.",
             "shared_device",
         ),
         Column(

@@ -8,12 +8,14 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from rich.console import Group
 from rich.live import Live
@@ -155,7 +157,9 @@ class SweepProgress:
     total: points; None if it is not known, as in a search, and in the processes of a launcher.
     done: points that were measured, found finished or failed. measured, measured_s: of these, those
     that this command measured, and the seconds that it took. reported: hashes of the points that
-    have a result. folder: of the sweep; None in the processes of a launcher.
+    have a result. folder: of the sweep; None in the processes of a launcher. report_lost: writes the
+    report and exits when the launcher raises this error, as it does when one of its jobs dies; None
+    where points are measured in this process.
     """
 
     total: int | None = None
@@ -165,6 +169,7 @@ class SweepProgress:
     reported: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     folder: Path | None = None
+    report_lost: Callable[[Exception], NoReturn] | None = None
 
     def __str__(self) -> str:
         return f"{self.done} of {self.total} points"

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from rich.markup import escape
 
-from bild_lab.files import write_atomically
+from bild_lab.files import holding, write_atomically
 from bild_lab.lab.config.console import console
 from bild_lab.lab.schema.formatting import MISSING, interval, point_label, times
 from bild_lab.lab.schema.result import Result
@@ -82,11 +82,13 @@ def write_index(outputs: Path) -> list[Run]:
     """
     from bild_lab.report.page.base import page_environment
 
-    runs = read_runs(outputs)
     templates = page_environment()
     templates.filters["href"] = lambda path: quote(os.fsencode(path))
-    text = templates.get_template("index.html.j2").render(runs=runs)
-    write_atomically(outputs / PAGE, text.encode(errors="replace"))
+    # of two sweeps that end together, the later page is the one that was read later
+    with holding(outputs / ".index.lock", patience_s=-1):
+        runs = read_runs(outputs)
+        text = templates.get_template("index.html.j2").render(runs=runs)
+        write_atomically(outputs / PAGE, text.encode(errors="replace"))
     return runs
 
 

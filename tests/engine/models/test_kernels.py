@@ -492,6 +492,24 @@ def test_without_a_compiler_pytorch_runs_and_it_is_said_once(
             cached.cache_clear()
 
 
+def test_a_cache_that_cannot_be_written_is_told_with_how_to_name_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / "file"))
+    with pytest.raises(library.KernelError, match=r"cannot be written.*BILD_LAB_CACHE=DIR names"):
+        library._compiled()
+
+
+def test_the_kernels_are_compiled_on_a_disk_without_locks(
+    no_locks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: PyTorch ran the decoders, as the cache could not be locked."""
+    monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path))
+    monkeypatch.setattr(library, "_compile", lambda compiler, runtime, path: path.touch())
+    assert library._compiled() in list((tmp_path / "kernels").iterdir())
+
+
 @pytest.mark.fast(
     "0-32-False-3-torch.float32",
     "2-44-False-3-torch.bfloat16",

@@ -155,6 +155,25 @@ def test_a_process_that_is_killed_leaves_the_device_free(tmp_path: Path) -> None
     assert not DeviceUse(CPU, tmp_path).shared()
 
 
+@pytest.mark.parametrize("fault", ["no locks", "no folder", "full"])
+def test_a_temporary_folder_that_takes_no_locked_file_leaves_unsaid_whether_a_device_was_shared(
+    fault: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: every point failed, by a bare `No locks available`."""
+    warnings: list[str] = []
+    monkeypatch.setattr(environment, "warn_once", warnings.append)
+    folder = tmp_path / "missing" if fault == "no folder" else tmp_path
+    if fault == "no locks":
+        request.getfixturevalue("no_locks")
+    if fault == "full":
+        (tmp_path / f"bild_lab-{os.getuid()}-cpu.lock").symlink_to("/dev/full")
+        monkeypatch.setattr(environment.os, "ftruncate", lambda *_: None)
+    use = DeviceUse(CPU, folder)
+    assert use.shared() is None
+    assert len(warnings) == 1 and "export TMPDIR=DIR" in warnings[0]
+    use.close()
+
+
 @pytest.mark.skipif(
     sys.platform != "linux", reason="other systems keep the peak of the whole process"
 )

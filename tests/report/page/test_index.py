@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread
 from urllib.parse import unquote
 
 import pytest
@@ -15,6 +16,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
 from bild_lab.lab.store.table import write_table
 from bild_lab.report.headline import headline
+from bild_lab.report.page import index
 from bild_lab.report.page.index import PAGE, Run, read_runs, write_index
 from scripts import sweeps
 from tests.report.sample import (
@@ -221,6 +223,32 @@ def test_damaged_files_never_break_it(outputs: Path, name: str, damage: str) -> 
         DAMAGE[damage](file)
     assert {one.name for one in write_index(outputs)} == {"first", ATTACK, "stopped"}
     assert (run(outputs, ATTACK).points, run(outputs, "first").points) == (3, 20)
+
+
+def test_of_two_sweeps_that_end_together_the_list_has_both(
+    outputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: what the first had read, without the second, was written last."""
+    has_read, second_began = Event(), Event()
+
+    def slowly_read(folder: Path) -> list[Run]:
+        runs = read_runs(folder)
+        if not has_read.is_set():
+            has_read.set()
+            assert second_began.wait(60)
+        return runs
+
+    monkeypatch.setattr(index, "read_runs", slowly_read)
+    first, second = (Thread(target=write_index, args=[outputs]) for _ in range(2))
+    first.start()
+    assert has_read.wait(60)
+    write_run(outputs / "second", [sample_result("bild", {}, 1.5)])
+    second.start()
+    second.join(1)  # it ends before the first, or waits for it
+    second_began.set()
+    first.join()
+    second.join()
+    assert "second/report.html" in (outputs / PAGE).read_text()
 
 
 def test_the_page_escapes_names_links_to_what_is_there_and_loads_nothing(outputs: Path) -> None:

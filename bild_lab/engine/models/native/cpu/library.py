@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from filelock import FileLock
 
 from bild_lab.engine.models.device import processor
-from bild_lab.files import cache_folder
+from bild_lab.files import cache_folder, holding
 
 if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
@@ -115,11 +114,13 @@ def _compiled() -> Path:
     try:
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{path}.lock"):
+            with holding(Path(f"{path}.lock"), patience_s=-1):
                 if not path.exists():
                     _compile(compiler, runtime, path)
     except OSError as error:
-        raise KernelError(f"{folder} cannot be written: {error}") from error
+        raise KernelError(
+            f"{folder} cannot be written: {error}; export BILD_LAB_CACHE=DIR names another folder"
+        ) from error
     return path
 
 
