@@ -288,7 +288,7 @@ class DFlashDrafter(Drafter):
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         states = torch.cat(list(scores.hidden), -1)
-        self._received.append(states_of_text(states, draft, verdict, self.required_outputs.prompt))
+        self._received.append(states_of_text(states, draft, verdict))
 
 
 def load_dflash(target: LoadedModel, path: FilePath | None) -> DFlash:
