@@ -241,6 +241,7 @@ REFUSED = [
     ({"aux_hidden_state_layer_ids": [-1, 0, 1]}, r"aux_hidden_state_layer_ids=\[-1, 0, 1\]"),
     ({"aux_hidden_state_layer_ids": ["0", 1, 1]}, r"aux_hidden_state_layer_ids=\['0', 1, 1\]"),
     ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids=None"),
+    ({"aux_hidden_state_layer_ids": []}, r"aux_hidden_state_layer_ids=\[\]"),
     ({"target_hidden_size": 64}, "target_hidden_size=64"),
     ({"aux_hidden_state_layer_ids": [0, 1, 9]}, r"after the layers \[0, 1, 9\]"),
 ]
