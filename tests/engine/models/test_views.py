@@ -389,6 +389,15 @@ def test_layers_that_do_not_give_the_same_one_by_one_are_refused() -> None:
         EarlyExit(target, 1)
 
 
+def test_something_is_left_out_and_something_runs() -> None:
+    target, every = in_memory(random_target("llama", 0), "native"), [0, 1, 2]
+    assert LayerSkip(target, [0, 1]).layers == (2,)
+    assert LayerSkip(target, [0, 1], [2]).layers == (2,)  # its feed-forward runs
+    for skipped in (([],), (every,), ([], every, every), ([0], [1, 2], [1, 2])):
+        with pytest.raises(UserError, match="must name some, not all, of the layers 0 to 2, got"):
+            LayerSkip(target, *skipped)
+
+
 @pytest.mark.fast(
     "early_exit_speculative-exit_layer-0",
     "layer_skip-skipped_layers-wrong5",

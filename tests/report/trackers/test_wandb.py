@@ -42,6 +42,7 @@ from tests.report.sample import (
     sample_baseline,
     sample_drafted,
     sample_example,
+    sample_failure,
     sample_log_probability,
     sample_result,
     sample_sweep,
@@ -151,6 +152,7 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
     }
     given = run.about["config"]
     assert (given["pair"]["name"], given["point"]) == ("t5-large drafted by t5-tiny", point.point)
+    assert "logger" not in given  # where it was logged is no part of a point
     assert given["composition"] == point.composition and given["dataset"]["name"] == "multi30k"
     assert (run.summary["relative_latency"], run.summary["speedup/value"]) == (1 / 1.6, 1.6)
     panel = "multi30k test, BLEU"
@@ -183,6 +185,7 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
     ]
     assert run.about["settings"].x_disable_stats
     assert run.finished and whole.finished
+    assert run.about["resume"] == "allow"  # measured again, it takes the place of itself
     assert online.closing() == [
         f"logged to Weights & Biases: 2 runs in group my sweep. {GivenRun.url}"
     ]
@@ -197,6 +200,52 @@ def test_the_alias_of_a_small_loss_allows_a_hundredth_of_a_nat(
     monkeypatch.setattr(WandbLogger, "_files", lambda _, result: result.speedup.value)
     logger(tmp_path, "offline")._name_best_points(run, group)
     assert run.artifacts == [(1.4, ["best"]), (1.6, ["best-within-one-point"])]
+
+
+def test_points_of_few_examples_are_called_best_by_no_alias(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WandbLogger, "_files", lambda _, result: result.policy)
+    for examples, named in ((10, []), (100, ["best", "best-within-one-point"])):
+        setting = {"n_examples": examples}
+        point = replace(sample_result("bild", {}, 1.5, setting=setting), folder=tmp_path)
+        (group,), run = by_setting([point]), GivenRun()
+        logger(tmp_path, "offline")._name_best_points(run, group)
+        assert run.artifacts == [("bild", [alias]) for alias in named]
+
+
+def test_a_sweep_has_as_its_setting_what_all_of_its_points_share(
+    runs: list[GivenRun], tmp_path: Path
+) -> None:
+    sweep = Sweep(tmp_path / "first")
+    config = OmegaConf.to_yaml(compose_config(["policy=bild"]))
+    for draft in ("t5-tiny", "t5-small"):
+        result = sample_result("bild", {}, 1.5, setting={"draft": draft})
+        sweep.write_point(result.point, config, result, [])
+    sweep.write_failure(sample_failure("no memory"), "")
+    logger(sweep.folder, "online").log_sweep(sweep)
+    setting, summary = runs[-1].about["config"]["setting"], runs[-1].summary
+    assert setting["target"] == "t5-large" and "draft" not in setting
+    assert (summary["points"], summary["failed"]) == (2, 1)
+
+
+def test_runs_of_a_folder_that_is_named_from_here_are_written_here(
+    runs: list[GivenRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service of wandb has a working directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    logger("outputs/first", "offline").begin("one", "one", {}, "point")
+    assert runs[0].about["dir"] == str(tmp_path / "outputs" / "first")
+
+
+def test_the_id_of_a_run_is_short_and_its_own_also_in_a_group_with_a_long_name(
+    runs: list[GivenRun], tmp_path: Path
+) -> None:
+    for group in ("g" * 60, "g" * 61, "g" * 62):
+        WandbLogger("ours", None, group, "offline", [], str(tmp_path)).begin("0" * 12, "", {}, "")
+    ids = [run.about["id"] for run in runs]
+    assert ids[0] == f"{'g' * 60}-{'0' * 12}" and len(set(ids)) == 3
+    assert [len(one) for one in ids] == [60 + 13] * 3
 
 
 def test_texts_with_and_without_a_trace_are_rows_of_one_table() -> None:
@@ -371,6 +420,7 @@ def test_a_run_after_a_line_that_was_cut_short_is_recorded(
 ) -> None:
     online = logger(tmp_path, "offline")
     online.log_point(sample_baseline(), {})
+    assert online.closing()[0].startswith("logged offline: 1 run. Send with: wandb sync ")
     with (tmp_path / "wandb" / "logged.jsonl").open("ab") as file:
         file.write(b'{"run": "first-\xc3')
     online.log_point(sample_result("bild", {}, 1.5), {})
