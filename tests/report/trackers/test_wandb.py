@@ -250,13 +250,17 @@ def test_the_id_of_a_run_is_short_and_its_own_also_in_a_group_with_a_long_name(
 
 def test_texts_with_and_without_a_trace_are_rows_of_one_table() -> None:
     """Of a text that was not traced the prompt comes from the dataset, which knows its source."""
-    examples = [sample_example("a", prompt="German: eins"), sample_example("b")]
+    examples = [
+        sample_example("a", prompt="German: eins"),
+        sample_example("b"),
+        sample_example("b", turn=2),
+    ]
     known = {
-        (name, 1): Example(name, name, SourcePrompt(name, ("German: ", "")), ("one",))
-        for name in ("a", "b")
+        (name, turn): Example(name, source, SourcePrompt(source, ("German: ", "")), ("one",))
+        for name, turn, source in (("a", 1, "a"), ("b", 1, "b"), ("b", 2, "later"))
     }
     table = point_panels(sample_result("bild", {}, 1.5), examples, known)["examples"]
-    assert [row[1] for row in table.data] == ["German: eins", "German: b"]
+    assert [row[1] for row in table.data] == ["German: eins", "German: b", "German: later"]
     assert {type(row[1]) for row in table.data} == {str}
 
 
@@ -290,6 +294,10 @@ def test_a_panel_has_a_line_for_each_policy_and_one_for_the_baseline_and_no_pane
         "bild, s, draft small",
         "bild, s, draft tiny",
     ]
+    lone = sample_result("bild", {}, None, setting={"baseline": None})
+    assert front_lines([lone], "first").keys() == {"multi30k test, BLEU, in seconds"}
+    unscored = replace(good, quality=replace(good.quality, value=None))  # it has no place
+    assert front_lines([good, unscored], "first").keys() == {"multi30k test, BLEU"}
     impossible = replace(fast, counts=replace(fast.counts, drafted=9), tokens_per_s_ratio=2.0)
     assert impossible.impossible  # one token a call
     (panel,) = front_lines([sample_baseline(), good, impossible], "first").values()
