@@ -34,6 +34,7 @@ from bild_lab.report.trackers.wandb_panels import (
     flat_metrics,
     front_key,
     front_lines,
+    logged_points,
     point_panels,
     run_title,
 )
@@ -264,6 +265,30 @@ def test_texts_with_and_without_a_trace_are_rows_of_one_table() -> None:
     assert {type(row[1]) for row in table.data} == {str}
 
 
+def test_a_row_of_a_text_has_its_numbers_beside_the_baselines() -> None:
+    example = replace(
+        sample_example("a"),
+        token_ids=[1, 2],
+        baseline_token_ids=[1, 3],
+        latency_s=[3.0, 1.0, 2.0],
+        baseline_latency_s=[6.0, 4.0, 5.0],
+        prediction="x",
+        baseline_prediction="x",
+    )
+    table = point_panels(sample_result("bild", {}, 1.5), [example], {})["examples"]
+    row = dict(zip(table.columns, table.data[0], strict=True))
+    assert (row["latency_s"], row["baseline_latency_s"], row["tokens"]) == (2.0, 5.0, 2)
+    assert row["same_output"] is False  # other tokens, though the same words
+
+
+def test_tables_of_points_with_different_knobs_have_the_same_columns() -> None:
+    bild, plain = (
+        logged_points([sample_result(policy, knobs, 1.5)])
+        for policy, knobs in (("bild", {"fallback": 0.5}), ("speculative", {"window": 4}))
+    )
+    assert bild.columns == plain.columns and bild.data[0][:2] == ["bild", "fallback 0.5"]
+
+
 def test_what_a_point_does_not_have_is_no_panel():
     alone = sample_result("bild", {}, None, setting={"baseline": None})
     assert set(point_panels(alone, [], {})) == {"points"}
@@ -294,8 +319,16 @@ def test_a_panel_has_a_line_for_each_policy_and_one_for_the_baseline_and_no_pane
         "bild, s, draft small",
         "bild, s, draft tiny",
     ]
+    # which differ in what means nothing to a reader
+    pairs = [sample_result("bild", {}, 2.0, setting={"weights": hash_}) for hash_ in ("a1", "b2")]
+    assert [
+        line for line in front_lines(pairs, "s")["multi30k test, BLEU"] if "baseline" not in line
+    ] == ["bild, s, setting 1", "bild, s, setting 2"]
     lone = sample_result("bild", {}, None, setting={"baseline": None})
-    assert front_lines([lone], "first").keys() == {"multi30k test, BLEU, in seconds"}
+    in_seconds = front_lines([lone], "first")
+    assert {panel: list(lines) for panel, lines in in_seconds.items()} == {
+        "multi30k test, BLEU, in seconds": ["bild, first"]
+    }
     unscored = replace(good, quality=replace(good.quality, value=None))  # it has no place
     assert front_lines([good, unscored], "first").keys() == {"multi30k test, BLEU"}
     impossible = replace(fast, counts=replace(fast.counts, drafted=9), tokens_per_s_ratio=2.0)
