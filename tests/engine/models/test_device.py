@@ -20,6 +20,7 @@ from bild_lab.engine.models.device import few_cores, visible_gpus
         ("0,-1,2", 1, ("0",)),  # it reads up to the first that is none
         ("0,,2", 1, ("0",)),
         ("", 0, ()),
+        ("-1", 0, ()),
         ("4,5", 0, ("4", "5")),  # without a driver the variable tells
     ],
 )
