@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from transformers import GPT2Config, LlamaConfig, T5Config
 
 from bild_lab.papers.runs.needs import (
     Needs,
@@ -23,6 +24,7 @@ from bild_lab.papers.runs.training_needs import (
     MEDUSA,
     ModelShape,
     Training,
+    shape_of,
     training_flops,
     training_memory,
 )
@@ -266,3 +268,25 @@ def test_rows_of_a_training_are_as_long_as_its_limit() -> None:
         for limit, prompt in ((None, 50), (100, 50), (None, -28))
     )
     assert capped.row == shorter.row < whole.row  # 100 tokens, an answer of 128 among them
+
+
+def test_the_sizes_of_a_model_are_those_of_its_configuration() -> None:
+    shared = shape_of(LlamaConfig(hidden_size=64, num_attention_heads=8, num_key_value_heads=2))
+    assert (shared.cached, shared.shared_heads, shared.encoder) == (2 * 2 * 8, True, 0)
+    whole = shape_of(LlamaConfig(hidden_size=64, num_attention_heads=8, num_key_value_heads=8))
+    assert (whole.cached, whole.shared_heads, whole.queries) == (2 * 64, False, 64)
+    assert shape_of(GPT2Config(n_embd=64, n_head=4, n_inner=99)).hidden == 99
+    t5 = shape_of(T5Config(num_layers=5, num_decoder_layers=3, d_kv=16, num_heads=4, d_model=32))
+    assert (t5.encoder, t5.layers, t5.queries, t5.cached) == (5, 3, 64, 128)
+
+
+def test_a_text_that_is_cut_has_no_more_contexts_than_tokens() -> None:
+    heads = {"heads": 3, "layers": 2, "shared": False, "contexts": None}
+    for kind, module in ((MEDUSA, heads), (LAYER_HEADS, {"layers": [1, 2], "rank": None})):
+        cut, short = (
+            training_memory(
+                learned(kind, module=module, target_tokens=answer, all_tokens=100), DECODER, 0, 200
+            )
+            for answer in (500, 100)
+        )
+        assert cut.row == short.row
