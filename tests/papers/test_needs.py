@@ -290,3 +290,50 @@ def test_a_text_that_is_cut_has_no_more_contexts_than_tokens() -> None:
             for answer in (500, 100)
         )
         assert cut.row == short.row
+
+
+def row_of(kind: str, shape: ModelShape, prompt: int, **changes: Any) -> int:
+    found = training_memory(learned(kind, **changes), shape, 0, prompt)
+    assert found is not None
+    return found.row
+
+
+def test_a_row_of_bita_holds_its_prompt_and_a_copy_of_what_heads_share() -> None:
+    sizes = {"splits": 4, "mask_tokens": 3, "prompt_tokens": 5}
+    small = replace(DECODER, vocabulary=3)  # so that the cache counts, and not the logits
+
+    def row(prompt: str, shape: ModelShape = small, **more: int) -> int:
+        module = {**sizes, "prompt": prompt, **more}
+        return row_of(BITA, shape, 50, module=module, target_tokens=30)
+
+    assert row("shallow") > row("none") == row("none", prompt_tokens=50)
+    assert row("deep", prompt_tokens=50) > row("deep") > row("none")
+    # twelve rows see 80 tokens and each other; keys and values once for each of two heads
+    columns = 80 + 12
+    layer = 12 * (64 + 32 + 8 + 192 + 2 * columns) + columns * 2 * 2 * 8
+    copy = 3 * columns * 2 * 16
+    shared = 3 * layer + 12 * 4 * 8 + copy + 12 * 3 * (2 + 4)
+    assert row("none", replace(small, shared_heads=True)) == shared
+
+
+def test_few_heads_take_less_than_the_model_that_they_read() -> None:
+    module = {"heads": 1, "layers": 1, "shared": False, "contexts": 1}
+    alone = 80 * 2 * (3 * 32 + 2 * 8)
+    assert row_of(MEDUSA, DECODER, 50, module=module, target_tokens=30) == alone
+
+
+def test_a_row_of_an_encoder_and_a_decoder_grows_with_both_its_texts() -> None:
+    def row(source: int, answer: int, loss: str = "last") -> int:
+        return row_of(FINE_TUNING, SEQ2SEQ, source, target_tokens=answer, loss=loss)
+
+    # scores of two heads in two and three layers, and one bias of position for all of them
+    squared = {"source": 2 * (2 * 2 + 4), "answer": 2 * (3 * 2 + 4)}
+    assert row(30, 7) - 2 * row(20, 7) + row(10, 7) == 200 * squared["source"]
+    assert row(7, 30) - 2 * row(7, 20) + row(7, 10) == 200 * squared["answer"]
+    # a source's token in each layer of the encoder, and as keys and values of the decoder's
+    attention, feed_forward, crossed = 64 + 48 + 80 + 8 + 8, 64 + 32 + 480 + 8, 32 + 32
+    linear = 2 * (attention + feed_forward) + 3 * (crossed + 2 * 2 * 7)
+    assert row(20, 7) - row(10, 7) == 10 * linear + 300 * squared["source"]
+    # logits of inner layers in float32, of 100 tokens
+    assert row(20, 7, "early_exit") - row(20, 7) == 7 * 400
+    assert row(20, 7, "calm") - row(20, 7) == 2 * 7 * 400
