@@ -271,9 +271,41 @@ def test_blocks_of_eight_bits_are_a_scale_and_whole_numbers(tmp_path: Path) -> N
     tensor = PackedTensor(tmp_path / "tensor", Type.Q8_0, (3, 32), len("before"))
     row = [number / 2 for number in range(-16, 16)]
     assert tensor.numbers(torch.bfloat16).tolist() == [row] * 3
+    raised = replace(tensor, added=1.0).numbers(torch.float32)
+    assert raised.tolist() == [[number - 1 for number in row]] * 3
     for rows in (torch.tensor([2]), torch.tensor([1, 2]), slice(1, 3)):
         count = 2 if isinstance(rows, slice) else len(rows)
         assert tensor[rows].tolist() == [row] * count  # of one token, too
+
+
+def test_what_gemmas_converter_adds_to_its_norms_is_taken_from_them_alone(tmp_path: Path) -> None:
+    checkpoint = GgufCheckpoint(str(write(tiny("gemma3_text"), tmp_path / "model.gguf")))
+    for name, tensor in checkpoint.packed.items():
+        assert tensor.added == name.endswith("norm.weight"), name
+        assert tensor.heads == 0
+    heads = GgufCheckpoint(str(write(tiny("llama"), tmp_path / "llama.gguf"))).packed
+    attention = {name: heads[f"model.layers.1.self_attn.{name}_proj.weight"] for name in "qkvo"}
+    assert {name: tensor.heads for name, tensor in attention.items()} == {
+        "q": 8, "k": 2, "v": 0, "o": 0,
+    }  # fmt: skip
+
+
+def test_long_lists_are_passed_over_and_short_ones_are_read(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "gemma3")
+    writer.add_token_list([f"piece {number}" for number in range(1500)])
+    writer.add_token_scores([0.5] * 1500)
+    writer.add_array("gemma3.pattern", [True, False, True, True])
+    writer.add_uint32("gemma3.after", 7)
+    for step in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        step()
+    values, tensors = GgufCheckpoint(str(tmp_path / "model.gguf"))._header
+    assert values["gemma3.pattern"] == [True, False, True, True] and not tensors
+    assert (values["gemma3.after"], values["tokenizer.ggml.tokens"]) == (7, 1500)
 
 
 def test_every_engine_decodes_the_file_as_its_module(tmp_path: Path) -> None:
@@ -355,6 +387,12 @@ def test_a_model_that_is_not_known_is_refused_in_a_line(
         (
             lambda tensors: tensors.pop("output_norm.weight"),
             r"wanted output_norm.weight of shape \[256\], got none",
+        ),
+        (
+            lambda tensors: tensors.update(
+                {"output_norm.weight": replace(tensors["output_norm.weight"], shape=(128,))}
+            ),
+            r"wanted output_norm.weight of shape \[256\], got \[128\]",
         ),
         (
             lambda tensors: tensors.update(other=None),

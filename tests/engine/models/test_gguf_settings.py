@@ -63,6 +63,8 @@ def test_a_setting_that_is_not_known_counts_unless_it_is_zero() -> None:
     assert configured(attention__scale=0.0, expert_count=0).hidden_size == 64
     with pytest.raises(ValueError, match=r"its setting llama\.expert_count is 8"):
         configured(expert_count=8)
+    with pytest.raises(ValueError, match=r"setting llama\.rope\.scaling\.attn_factor is 1\.5"):
+        configured(rope__scaling__attn_factor=1.5)
 
 
 def test_a_file_holds_as_many_layers_as_it_says() -> None:
