@@ -239,7 +239,9 @@ def test_a_file_gives_the_scores_of_the_model_it_was_made_of(
     checkpoint = recognized(Checkpoint(str(write(module, tmp_path / "model.gguf"))))
     checkpoint.check()
     torch.testing.assert_close(logits(checkpoint), expected(module), rtol=1e-4, atol=1e-4)
-    state, found = module.state_dict(), checkpoint.weights(torch.bfloat16).state_dict()
+    loaded = checkpoint.weights(torch.bfloat16)
+    assert loaded.generation_config.eos_token_id == [1, 4]
+    state, found = module.state_dict(), loaded.state_dict()
     assert all(torch.allclose(found[name], state[name].bfloat16(), atol=1e-6) for name in state)
     # planted: what llama.cpp changed is left as it is
     if model_type in ("llama", "mistral", "gemma3_text"):
@@ -273,6 +275,7 @@ def test_blocks_of_eight_bits_are_a_scale_and_whole_numbers(tmp_path: Path) -> N
     assert tensor.numbers(torch.bfloat16).tolist() == [row] * 3
     raised = replace(tensor, added=1.0).numbers(torch.float32)
     assert raised.tolist() == [[number - 1 for number in row]] * 3
+    assert replace(tensor, dtype=torch.bfloat16)[slice(1, 3)].dtype == torch.bfloat16
     for rows in (torch.tensor([2]), torch.tensor([1, 2]), slice(1, 3)):
         count = 2 if isinstance(rows, slice) else len(rows)
         assert tensor[rows].tolist() == [row] * count  # of one token, too
@@ -329,6 +332,7 @@ def test_tokens_template_and_ends_come_from_the_file(tmp_path: Path) -> None:
     assert checkpoint.source([{"role": "user", "content": "<end_of_turn>"}]).prompt == (2, 4)
     (tmp_path / "other.gguf").write_bytes((tmp_path / "model.gguf").read_bytes())
     assert GgufCheckpoint(str(tmp_path / "other.gguf")).fingerprint == checkpoint.fingerprint
+    assert len(checkpoint.fingerprint) == 16
     changed = write(tiny("mistral"), tmp_path / "other.gguf", Type.F16)
     assert GgufCheckpoint(str(changed)).fingerprint != checkpoint.fingerprint
 
@@ -337,6 +341,7 @@ def test_tokens_template_and_ends_come_from_the_file(tmp_path: Path) -> None:
     "changes0-its architecture is mamba, and llama, qwen2, qwen3, gemma3 are known; give the",
     "changes5-is no model that is known here",
     "changes7-rotary scaling is longrope",
+    "changes8-its rope_freqs.weight is not Llama 3's",
     "changes9-it is one of 2 parts, which llama-gguf-split --merge joins",
 )
 @pytest.mark.parametrize(
