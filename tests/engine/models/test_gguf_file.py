@@ -472,6 +472,13 @@ def test_files_where_none_can_be_are_refused(tmp_path: Path) -> None:
         _ = GgufCheckpoint(str(path)).files
 
 
+def test_a_folder_with_the_name_of_a_file_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").mkdir()
+    (tmp_path / "model.gguf" / "config.json").write_text("{}")
+    checkpoint = Checkpoint(str(tmp_path / "model.gguf"))
+    assert recognized(checkpoint) is checkpoint
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason="BILD_LAB_REAL_MODELS names no folder of models")
 @pytest.mark.parametrize("engine", ["auto", "hf"])
