@@ -120,8 +120,8 @@ def check_points(
     looked at: of all points, or in a large sweep those of `points_to_check`.
     """
     configs: list[DictConfig] = []
-    # the specs of each point that was checked as a whole, by the overrides that may change its data
-    checked_specs: dict[tuple[str, ...], Specs] = {}
+    # of the points that were checked as a whole, the overrides that may change their data
+    checked_data: set[tuple[str, ...]] = set()
     for words in points_to_check(jobs):
         changed = [word for word, values in zip(words, jobs, strict=True) if word != values[0]]
         try:
@@ -132,10 +132,11 @@ def check_points(
             config.hydra.overrides.hydra = list(hydra_words)
         refusing_points(partial(require_own_files, config), changed)
         data_words = tuple(word for word in words if not word.startswith(KEEPS_DATA))
-        if data_words in checked_specs and not replays(config.policy):
-            refusing_points(partial(require_decoder, config, checked_specs[data_words]), changed)
+        if data_words in checked_data and not replays(config.policy):
+            refusing_points(partial(require_decoder, config), changed)
         else:
-            checked_specs[data_words] = check_point(config, changed, words).specs
+            check_point(config, changed, words)
+            checked_data.add(data_words)
         configs.append(config)
     return configs
 

@@ -122,14 +122,11 @@ def choices(acceptance: Acceptance, costs: Costs, most_rows: int, masked: bool) 
 
 @dataclass(frozen=True)
 class DraftedText:
-    """A text that a drafter of `collecting_drafter` drafted. start: tokens of the prompt. ended: it
-    has its end token.
-    """
+    """A text that a drafter of `collecting_drafter` drafted. start: tokens of the prompt."""
 
     tokens: Sequence[int]
     start: int
     rounds: Sequence[Round]
-    ended: bool
 
 
 def fit_tree(
@@ -148,8 +145,7 @@ def fit_tree(
     for request in requests:
         trace = Trace()
         tokens = collector.decode(request, trace)
-        ended = request.limits.ended(tokens)
-        texts.append(DraftedText(tokens, request.limits.prompt_length, trace.rounds, ended))
+        texts.append(DraftedText(tokens, request.limits.prompt_length, trace.rounds))
         rounds += len(trace.rounds)
         if rounds >= ROUNDS:
             break
@@ -214,9 +210,9 @@ def acceptance_of(
     """The share of rounds in which the text's token has each rank, of those in which all tokens
     before it had one.
 
-    After an end token every candidate is a miss; where the length limit cut a text, nothing is
-    known. A depth that was never reached counts as never accepted. by_parent: candidates depend on
-    their parent, and only those below the most likely one were drafted.
+    After an end token every candidate is a miss; behind the length limit nothing is drafted. A
+    depth that was never reached counts as never accepted. by_parent: candidates depend on their
+    parent, and only those below the most likely one were drafted.
     """
     hits, seen = np.zeros((depth, widest)), np.zeros(depth)
     for text in texts:
@@ -225,15 +221,13 @@ def acceptance_of(
             for level in range(len(decoding_round.drafted) // widest):
                 next_tokens = text.tokens[length + level :]
                 candidates = decoding_round.drafted[level * widest : (level + 1) * widest]
-                if not next_tokens and not text.ended:
-                    break
                 seen[level] += 1
                 if not next_tokens or next_tokens[0] not in candidates:
                     break
                 hits[level, candidates.index(next_tokens[0])] += 1
                 if by_parent and next_tokens[0] != candidates[0]:
                     break
-            length += decoding_round.accepted + (decoding_round.next_token is not None)
+            length += decoding_round.accepted + 1  # the target's own; an ended text has no further
     return hits / np.maximum(seen, 1)[:, None]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -12,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from bild_lab.errors import UserError
 from bild_lab.lab import preflight
 from bild_lab.lab.config.compose import compose_config
-from bild_lab.lab.config.entrypoint import Refused
+from bild_lab.lab.config.entrypoint import FAILED_POINTS, Refused
 from bild_lab.lab.point.identity import sweep_folder
 from bild_lab.lab.point.load import load_model
 from bild_lab.lab.preflight import (
@@ -21,9 +22,12 @@ from bild_lab.lab.preflight import (
     alternatives,
     check_points,
     points_to_check,
+    refusing_points,
+    require_hydras_folder,
     require_one_folder,
     require_own_values,
     share_graph_regime,
+    swept_values,
 )
 from tests.pretended import pretended_gpu
 
@@ -101,6 +105,115 @@ def test_a_later_point_that_cannot_be_measured_is_refused_and_named(
     assert not Path("outputs").exists(), "nothing is written"
 
 
+@pytest.mark.parametrize("rates", [(2, "null"), ("null", 2)])
+def test_a_point_that_is_not_to_be_compared_with_its_baseline_is_refused_wherever_it_stands(
+    rates: tuple[object, object], checkpoints: Path
+) -> None:
+    """Fault: of a later point that differs in knobs the method was checked alone."""
+    pair = [[f"pair.target={checkpoints / 'llama'}"], ["pair.draft=null"]]
+    server = [["policy=server"], ["policy.url=http://127.0.0.1:9/v1"], ["runtime.batch=4"]]
+    with pytest.raises(Refused) as refused:
+        check_points([*pair, *TOY[1:], *server, values("policy.arrival_rate", *rates)], "config")
+    assert "the baseline here never waits" in refused.value.message
+    assert refused.value.message.startswith("policy.arrival_rate=2: ") == (rates[1] == 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["logger=wandb", "logger.mode=disabled"], "logger mode wants online or offline"),
+        (["+report.unknown=1"], "report"),
+    ],
+)
+def test_what_is_written_of_a_sweep_is_checked_too(words: list[str], message: str) -> None:
+    with pytest.raises(Refused) as refused:
+        check_points([*TOY, ["policy=bild"], *([word] for word in words)], "config")
+    assert refused.value.message.startswith(message)
+
+
+def test_a_sweep_that_a_newer_version_has_written_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def newer(_: object) -> None:
+        raise UserError("written by a newer version")
+
+    monkeypatch.setattr(preflight.Sweep, "all_results", newer)
+    with pytest.raises(Refused) as refused:
+        check_points([*TOY, ["policy=bild"]], "config")
+    assert refused.value.message == "written by a newer version"
+
+
+def test_the_files_of_each_point_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def own_files(config: DictConfig) -> None:
+        if config.policy.fallback == 0.2:
+            raise UserError("a file of another project")
+
+    monkeypatch.setattr(preflight, "require_own_files", own_files)
+    with pytest.raises(Refused) as refused:
+        check_points([*TOY, ["policy=bild"], values("policy.fallback", 0.1, 0.2)], "config")
+    assert refused.value.message == "policy.fallback=0.2: a file of another project"
+
+
+def test_a_file_of_answers_is_looked_up_at_each_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[float] = []
+    monkeypatch.setattr(preflight, "replays", lambda policy: True)
+    monkeypatch.setattr(
+        preflight, "requests_of", lambda point, _: looked_up.append(point.knobs["fallback"])
+    )
+    check_points([*TOY, ["policy=bild"], values("policy.fallback", 0.1, 0.2, 0.3)], "config")
+    assert looked_up == [0.1, 0.2, 0.3]
+
+
+def test_prompts_of_later_turns_are_not_known_before_their_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, later = SimpleNamespace(continues=None), SimpleNamespace(continues="an answer")
+    checked: list[object] = []
+    monkeypatch.setattr(preflight, "prepare", lambda _: SimpleNamespace(examples=[first, later]))
+    monkeypatch.setattr(preflight, "requests_of", lambda _, examples: checked.extend(examples))
+    check_points([*TOY, ["policy=bild"]], "config")
+    assert checked == [first]
+
+
+def test_a_fault_of_ours_ends_the_command_with_its_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        refusing_points(lambda: 1 / 0)
+    assert ended.value.code == FAILED_POINTS and "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_process_has_one_logger() -> None:
+    config = compose_config(["logger=none"])
+    assert preflight.logger(config) is preflight.logger(compose_config(["logger=none"]))
+
+
+def test_values_that_another_sweeper_finds_on_its_way_are_not_known() -> None:
+    sweeper = {"_target_": "hydra_plugins.optuna.OptunaSweeper", "params": {"a": "1,2"}}
+    assert swept_values(OmegaConf.create({"hydra": {"sweeper": sweeper}})) is None
+
+
+@pytest.mark.parametrize(
+    ("folder", "subfolder", "told"),
+    [
+        ("outputs/mine", ".", None),
+        ("HERE/outputs/mine", ".", None),
+        ("outputs/other", ".", "hydra.sweep.dir=outputs/other would hold no result"),
+        ("outputs/mine", "${hydra:job.num}", r"hydra.sweep.subdir=\$\{hydra:job.num\} would hold"),
+    ],
+)
+def test_hydras_own_folder_is_that_of_the_results(
+    folder: str, subfolder: str, told: str | None
+) -> None:
+    place = {"dir": folder.replace("HERE", str(Path.cwd())), "subdir": subfolder}
+    config = OmegaConf.create({"name": "mine", "hydra": {"sweep": place}})
+    if told is None:
+        require_hydras_folder(config, "sweep")
+    else:
+        with pytest.raises(UserError, match=told):
+            require_hydras_folder(config, "sweep")
+
+
 def test_points_that_differ_in_knobs_read_the_data_once(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = []
     prepare = preflight.prepare
@@ -126,6 +239,8 @@ def test_points_that_differ_in_knobs_read_the_data_once(monkeypatch: pytest.Monk
         ),
         ([values("runtime.threads", 1, 2), values("measure.repeats", 1, 2)], 4, 1),
         ([values("decoding.max_new_tokens", 4, 5), values("runtime.seed", 0, 1)], 2, 2),
+        # new prompts, whatever else is new beside them
+        ([values("runtime.threads", 1, 2), values("decoding.max_new_tokens", 4, 5)], 4, 3),
     ],
 )
 def test_what_points_share_is_checked_once(
@@ -156,6 +271,8 @@ def test_of_many_points_each_value_and_each_combination_of_files_is_checked() ->
         word for several in jobs for word in several
     }
     assert {words[:2] for words in found} == {(one, other) for one in jobs[0] for other in jobs[1]}
+    square = [values("policy.x", *range(10)), values("policy.y", *range(10))]
+    assert len(points_to_check(square)) == 1 + 9 + 9
     few = [values("policy", "a", "b"), values("policy.x", *range(MOST_CHECKED // 2))]
     assert len(points_to_check(few)) == math.prod(map(len, few)) == MOST_CHECKED
 
@@ -245,6 +362,7 @@ def overrides() -> DictConfig:
         (["policy=calm", "policy=ppd"], []),  # all without
         # as it was asked for
         (["policy=bild runtime.compile=graphs", "policy=calm runtime.compile=false"], []),
+        (["policy=bild runtime.compile=graphs", "policy=calm"], []),
         (["policy=bild runtime.device=cpu", "policy=calm runtime.device=cpu"], []),
     ],
 )

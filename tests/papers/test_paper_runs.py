@@ -203,6 +203,28 @@ def test_a_training_goes_over_its_data_as_often_as_its_configuration_says() -> N
     assert (trained.training.passes, trained.training.steps) == (3, None)
 
 
+def test_a_training_for_each_rate_and_a_question_in_each_template() -> None:
+    (tuned,) = settings_of(
+        (
+            *("python", "scripts/finetune.py", "name=x", "model.path=google/mt5-small"),
+            *("dataset=iwslt2017", "train.learning_rate=[1e-4,2e-4]", "validation.limit=null"),
+        )
+    )
+    assert (tuned.training.trainings, tuned.training.evaluated) == (2, 0)
+    words = ("python", "scripts/generate_calibration.py", "name=x", "dataset=alpaca_gpt4")
+    for template, count in (("vicuna_full", 1), ("vicuna_both", 2)):
+        (asked,) = settings_of((*words, "model.path=lmsys/vicuna-7b-v1.3", f"template={template}"))
+        assert asked.templates == count
+
+
+def test_released_heads_are_models_that_draft() -> None:
+    heads = "FasterDecoding/medusa-vicuna-7b-v1.3"
+    words = ("python", "run.py", "pair=vicuna_7b", "dataset=mt_bench", "policy=medusa")
+    for path in (heads, "outputs/medusa/heads"):
+        (measured,) = settings_of((*words, f"policy.heads={path}"))
+        assert (path in measured.drafts) == (path == heads)
+
+
 def test_a_model_that_is_trained_from_nothing_is_known_by_what_it_becomes() -> None:
     words = ("python", "scripts/finetune.py", "name=gpt_lm1b", "model=gpt_lm1b", "dataset=lm1b")
     (trained,) = settings_of(words)

@@ -18,10 +18,13 @@ from bild_lab.papers.runs import repositories
 from bild_lab.papers.runs.machine import Machine, blocked_by
 from bild_lab.papers.runs.repositories import (
     Repository,
+    RepositoryState,
     drafts_with_a_model,
+    may_read,
     obstacle_in,
     repositories_in,
     state_of,
+    unpinned,
 )
 from bild_lab.papers.runs.steps import Step, steps_of
 from scripts.paper_run import pin_step, require_one_model
@@ -81,6 +84,45 @@ def test_a_pin_to_a_branch_with_safetensors_needs_no_pickles(pins: Path) -> None
         pins.write_text(yaml.safe_dump({"models": {VICUNA: entry | branch}, "datasets": {}}))
         files.forget_pins()
         assert state_of(vicuna).pickled is pickled
+
+
+def test_the_hub_is_asked_about_the_commit_that_is_read(
+    pins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str, str | None]] = []
+    known = RepositoryState(pickled=False, gated=False, readable=None, asked=True)
+    monkeypatch.setattr(repositories, "hub_is_reachable", lambda: True)
+    monkeypatch.setattr(repositories, "_state_on_hub", lambda *of: asked.append(of) or known)
+    entry = {"revision": "abc", "date": "2026-11-28"}
+    pins.write_text(yaml.safe_dump({"models": {VICUNA: entry}, "datasets": {}}))
+    files.forget_pins()
+    for revision in (None, "refs/pr/5"):
+        assert state_of(Repository("models", VICUNA, revision)) is known
+    assert asked == [("models", VICUNA, "abc"), ("models", VICUNA, "refs/pr/5")]
+
+
+@pytest.mark.usefixtures("pins")
+def test_each_revision_of_a_repository_has_a_pin_of_its_own() -> None:
+    main, other = Repository("models", "me/a"), Repository("models", "me/a", "old")
+    assert (main.key, other.key) == ("me/a", "me/a@old")
+    data = Repository("datasets", "me/a")
+    assert unpinned([main, other, data, main]) == [main, other, data]
+
+
+def test_what_the_hub_says_of_a_login_counts_before_what_a_card_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def state(readable: bool | None, asked: bool = True) -> RepositoryState:
+        return RepositoryState(False, gated=True, readable=readable, asked=asked)
+
+    assert [may_read(state(readable), True) for readable in (True, False, None)] == [
+        True, False, True,
+    ]  # fmt: skip
+    assert may_read(state(True), False) and not may_read(state(None), False)
+    for asked, told in ((True, True), (False, False)):
+        monkeypatch.setattr(repositories, "state_of", lambda _, asked=asked: state(False, asked))
+        found = obstacle_in([Repository("models", "me/a")], logged_in=True, tries=True)
+        assert (found is not None) == told
 
 
 def test_what_a_command_reads_is_in_its_configuration() -> None:

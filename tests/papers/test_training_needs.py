@@ -212,7 +212,7 @@ SPECS = {
 }
 
 
-@pytest.mark.fast("bita")
+@pytest.mark.fast("bita", "bita shallow", "bita shared heads", "medusa", "layer heads")
 @pytest.mark.parametrize("name", FROZEN)
 def test_a_row_beside_a_frozen_model_takes_what_is_counted(name: str) -> None:
     """Within a tenth. Fault: the cache, or the logits' gradients, are left out."""
@@ -226,7 +226,6 @@ def test_a_row_beside_a_frozen_model_takes_what_is_counted(name: str) -> None:
     assert closed.row == pytest.approx(counted, rel=0.1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", [None, 64])
 def test_layer_heads_take_what_is_counted_whatever_the_rows(rank: int | None) -> None:
     """Gradients and the logits of some rows, within a tenth; the optimizer takes no part in a pass.
@@ -255,7 +254,7 @@ TUNED = {
 }
 
 
-@pytest.mark.fast("t5")
+@pytest.mark.fast("t5", "mt5 calm", "gpt")
 @pytest.mark.parametrize("name", TUNED)
 def test_a_row_of_a_fine_tuning_takes_what_is_counted(name: str) -> None:
     """Within a tenth. Fault: the biases of attention, or inner layers' logits, are left out."""

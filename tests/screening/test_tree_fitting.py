@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,12 @@ import torch
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft, Verdict
-from bild_lab.engine.methods.candidate_trees import CandidateNode
+from bild_lab.engine.methods.candidate_trees import (
+    CandidateNode,
+    ProbedTree,
+    TreeLayout,
+    trees_from_content,
+)
 from bild_lab.engine.methods.candidates import CandidateDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
@@ -29,6 +35,8 @@ from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.store.records import Sweep
 from bild_lab.screening import tree_fitting
 from bild_lab.screening.tree_fitting import (
+    TIMED_ROUNDS,
+    Choice,
     DraftedText,
     acceptance_of,
     best_nodes,
@@ -38,6 +46,7 @@ from bild_lab.screening.tree_fitting import (
     describe_tree,
     fit_tree,
     measured_costs,
+    round_times,
 )
 from bild_lab.training import reports
 from scripts import fit_tree as script
@@ -117,6 +126,8 @@ def test_no_choice_of_depth_and_size_gives_more_tokens_per_second(seed: int, mas
         {1 + rows: one + 0.1 * depth for rows, one in enumerate(seconds)} for depth in (1, 2)
     ]
     found = choices(acceptance, costs, len(seconds), masked)
+    assert found[0] == Choice(0, 0, 0, tokens=1.0, seconds=0.9)
+    assert max(one.rows for one in found) <= len(seconds)
     best = 1 / 0.9
     for depth in (1, 2):
         masks = depth if masked else 0
@@ -144,11 +155,11 @@ CHANCES = np.array([[0.5, 0.3, 0.0], [0.6, 0.1, 0.2]])
 
 class KnownDrafter(CandidateDrafter):
     """For a target that counts up modulo 50: the right token has each rank with the chance of
-    CHANCES.
+    CHANCES. Its three candidates are all that it knows.
     """
 
     def __init__(self) -> None:
-        config = SimpleNamespace(config=SimpleNamespace(vocab_size=50))
+        config = SimpleNamespace(config=SimpleNamespace(vocab_size=3))
         target = SimpleNamespace(checkpoint=config, device=torch.device("cpu"))
         super().__init__(
             target,
@@ -170,47 +181,122 @@ class KnownDrafter(CandidateDrafter):
         self.candidates = torch.tensor(levels)
 
 
-def test_the_chances_of_a_drafter_are_found_by_depth_and_rank() -> None:
-    target = StubModel(
+def counting() -> StubModel:
+    return StubModel(
         lambda tokens: torch.nn.functional.one_hot(torch.tensor((tokens[-1] + 1) % 50), 50).float()
     )
-    method = DraftThenVerify(target, collecting_drafter(KnownDrafter(), 3), ExactMatch())
+
+
+def test_the_chances_of_a_drafter_are_found_by_depth_and_rank() -> None:
+    method = DraftThenVerify(counting(), collecting_drafter(KnownDrafter(), 3), ExactMatch())
     texts = []
     for _ in range(60):
         tokens = method.decode(Request(Source((0,)), Limits(1, 50)), trace := Trace())
-        texts.append(DraftedText(tokens, 1, trace.rounds, False))
+        texts.append(DraftedText(tokens, 1, trace.rounds))
     np.testing.assert_allclose(acceptance_of(texts, 2, 3), CHANCES, atol=0.05)
 
 
 def test_below_a_second_choice_nothing_is_known_of_candidates_that_depend_on_their_parent() -> None:
     (first, second) = (
-        DraftedText([0, *text], 1, [Round((1, 2, 3, 4), 0, text[0])], True)
-        for text in ((1, 3), (2, 3))
+        DraftedText([0, *text], 1, [Round((1, 2, 3, 4), 0, text[0])]) for text in ((1, 3), (2, 4))
     )
-    assert acceptance_of([first, second], 2, 2).tolist() == [[0.5, 0.5], [1.0, 0.0]]
+    assert acceptance_of([first, second], 2, 2).tolist() == [[0.5, 0.5], [0.5, 0.5]]
     assert acceptance_of([second], 2, 2, by_parent=True).tolist() == [[0.0, 1.0], [0.0, 0.0]]
     assert acceptance_of([first], 2, 2, by_parent=True).tolist() == [[1.0, 0.0], [1.0, 0.0]]
 
 
-@pytest.mark.parametrize(("ended", "share"), [(True, 0.5), (False, 1.0)])
-def test_behind_a_text_that_was_cut_nothing_is_known(ended: bool, share: float) -> None:
-    """Behind one that ended every candidate is a miss."""
-    whole = DraftedText([0, 1, 3], 1, [Round((1, 2, 3, 4), 2)], True)
-    other = DraftedText([0, 1], 1, [Round((1, 2, 3, 4), 1)], ended)
-    assert acceptance_of([whole, other], 2, 2).tolist() == [[1.0, 0.0], [share, 0.0]]
+def test_behind_a_text_that_ended_every_candidate_is_a_miss() -> None:
+    whole = DraftedText([0, 1, 3], 1, [Round((1, 2, 3, 4), 2)])
+    ended = DraftedText([0, 1], 1, [Round((1, 2, 3, 4), 1)])
+    assert acceptance_of([whole, ended], 2, 2).tolist() == [[1.0, 0.0], [0.5, 0.0]]
+
+
+def test_behind_the_length_limit_nothing_is_drafted_so_no_candidate_is_a_miss() -> None:
+    class Right(KnownDrafter):
+        """Its most likely candidates are the right ones."""
+
+        def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+            following = [verdict.next_token + 1 + depth for depth in range(2)]
+            self.candidates = torch.tensor([[token, 40, 41] for token in following])
+
+    method = DraftThenVerify(counting(), collecting_drafter(Right(), 3), ExactMatch())
+    for length in range(3, 9):
+        tokens = method.decode(Request(Source((0,)), Limits(1, length)), trace := Trace())
+        found = acceptance_of([DraftedText(tokens, 1, trace.rounds)], 2, 3)
+        assert found.tolist() == [[1.0, 0.0, 0.0]] * 2
+
+
+def test_probes_follow_the_nodes_that_have_children_alone() -> None:
+    drafter = KnownDrafter()
+    drafter.max_probes = 2
+    trees = collecting_drafter(drafter, 3)._trees._trees
+    assert [tree.probes for tree in trees] == [(2,), (2, 2, 0, 0), (2, 2, 0, 0, 2, 0, 0)]
 
 
 def test_a_chosen_tree_stands_beside_the_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = [{1: 0.004}, {2: 0.005, 64: 0.5}, {2: 0.006, 64: 0.5}]
-    monkeypatch.setattr(tree_fitting, "WIDEST", 3)
-    monkeypatch.setattr(tree_fitting, "measured_costs", lambda *_: costs)
-    target = StubModel(
-        lambda tokens: torch.nn.functional.one_hot(torch.tensor((tokens[-1] + 1) % 50), 50).float()
-    )
-    method = DraftThenVerify(target, KnownDrafter(), ExactMatch())
-    decoder = SimpleNamespace(method=method, synchronize=lambda: None)
-    chosen = fit_tree(decoder, [Request(Source((0,)), Limits(1, 50))] * 4, {})["chosen"]
+    chosen = fitted(costs, monkeypatch)["chosen"]
     assert chosen["alone_ms"] == 4 and chosen["ms"] >= 5
+
+
+def fitted(
+    costs: list[dict[int, float]],
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: CandidateDrafter | None = None,
+) -> dict[str, Any]:
+    monkeypatch.setattr(tree_fitting, "measured_costs", lambda *_: costs)
+    method = DraftThenVerify(counting(), drafter or KnownDrafter(), ExactMatch())
+    decoder = SimpleNamespace(method=method, synchronize=lambda: None)
+    return fit_tree(decoder, [Request(Source((0,)), Limits(1, 50))] * 4, {})
+
+
+def test_the_file_has_a_tree_for_each_number_of_depths_with_candidates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    content = fitted([{1: 1.0}, {2: 1.0, 64: 1.0}, {2: 1.0, 5: 1.0, 6: 9.0, 64: 9.0}], monkeypatch)
+    assert content["chosen"]["rows"] == 5
+    trees = trees_from_content(content)
+    assert [len(tree.nodes) for tree in trees] == [0, 3, 4]
+    assert [node.depth for node in trees[1].nodes] == [0, 0, 0]
+    assert max(node.depth for node in trees[2].nodes) == 1
+
+
+def test_a_drafter_with_probes_gets_as_many_below_each_row_as_the_tree_is_deep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter = KnownDrafter()
+    drafter.max_probes = 2
+    content = fitted([{1: 1.0}, {4: 9.0}, {6: 1.0, 9: 1.0, 10: 9.0}], monkeypatch, drafter)
+    assert content["chosen"]["rows"] == 9
+    assert trees_from_content(content)[-1].probes == (2, 2, 2)
+
+
+@pytest.mark.parametrize("by_parent", [False, True])
+def test_of_candidates_that_depend_on_their_parent_those_below_a_second_choice_tell_nothing(
+    by_parent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SecondIsRight(KnownDrafter):
+        def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+            first, second = verdict.next_token + 1, verdict.next_token + 2
+            self.candidates = torch.tensor([[60, first % 50, 61], [second % 50, 60, 61]])
+
+    class FromCandidates:
+        """A Markov head without a bias."""
+
+        def draft(self, candidates: torch.Tensor, last: int, layout: TreeLayout) -> torch.Tensor:
+            return candidates.flatten()[layout.picks]
+
+    drafter = SecondIsRight()
+    drafter.markov = FromCandidates() if by_parent else None
+    found = fitted([{1: 1.0}, {2: 9.0}, {2: 9.0}], monkeypatch, drafter)["acceptance"]
+    assert found == [[0, 1, 0], [0 if by_parent else 1, 0, 0]]
+
+
+def test_texts_are_decoded_until_there_are_rounds_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = [{1: 1.0}, {2: 9.0}, {2: 9.0}]
+    assert fitted(costs, monkeypatch)["texts"]["examples"] == 4
+    monkeypatch.setattr(tree_fitting, "ROUNDS", 1)
+    assert fitted(costs, monkeypatch)["texts"]["examples"] == 1
 
 
 def words(checkpoints: Path, data: Path, policy: str, *more: str) -> list[str]:
@@ -322,6 +408,32 @@ def test_a_tree_that_drafts_nothing_is_told_with_its_reason() -> None:
         "1.50 tokens in a round of 4 rows and 3.00 ms: 500 tokens/s, 1.25 times the target alone"
     )
     assert "nothing is drafted: a first token is right in 3 % of the rounds" in told(1)
+
+
+def test_timed_rounds_are_those_that_drafted_the_whole_tree_after_a_texts_first() -> None:
+    tree = best_tree(CHANCES, 3, 0)
+    method = DraftThenVerify(counting(), KnownDrafter(), ExactMatch())
+
+    def times(length: int) -> list[float]:
+        return round_times(method, Request(Source((0,)), Limits(1, length)), 2, tree, lambda: None)
+
+    assert len(times(100)) == TIMED_ROUNDS
+    assert times(2) == []  # its second round has room for one token
+
+
+def test_a_timed_tree_has_no_more_probes_below_a_row_than_it_is_deep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timed: list[tuple[int, ProbedTree]] = []
+
+    def seconds(_: object, text: object, depth: int, tree: ProbedTree, *__: object) -> list[float]:
+        timed.append((depth, tree))
+        return [1.0]
+
+    monkeypatch.setattr(tree_fitting, "round_times", seconds)
+    method = SimpleNamespace(drafter=SimpleNamespace(max_probes=2))
+    measured_costs(method, ["text"], table(0, 3, 4), 8, lambda: None)
+    assert {(depth, max(tree.probes)) for depth, tree in timed} == {(0, 0), (1, 1), (2, 2), (3, 2)}
 
 
 def test_of_the_seconds_of_rounds_the_lower_quartile_counts(

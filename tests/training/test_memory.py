@@ -134,6 +134,67 @@ def test_a_step_has_passes_of_equal_size_that_fit(
     assert found.estimated_bytes == state + 100 * found.rows
 
 
+def test_the_fullest_of_several_gpus_says_how_many_rows_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = (torch.device("cuda", index) for index in range(2))
+    rooms, idle = {first: 10_000, second: 450}, {first: 7, second: 3}
+    tried: list[int] = []
+
+    def counted(trial: Callable[[], None], devices: list[torch.device]) -> dict:
+        trial()
+        assert devices == [first, second]
+        return {first: 50 * tried[-1], second: 100 * tried[-1]}
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", idle.get)
+    reset: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
+    monkeypatch.setattr(memory, "trial_pass", lambda objective, half, rows: tried.append(rows))
+    monkeypatch.setattr(memory, "peak_bytes", counted)
+    monkeypatch.setattr(memory, "room_bytes", rooms.get)
+    objective = SimpleNamespace(model=torch.nn.Linear(5, 5, bias=False))
+    recipe = replace(MICRO, batch_size=12, accumulate=1)
+    found = memory.rows_at_once(objective, recipe, first, spread=True)
+    assert (found.rows, found.passes, found.fits, max(tried)) == (4, 3, 4, 4)
+    assert found.estimated_bytes == 3 + 400
+    assert reset == [first, second]  # the trials are no part of what the training takes
+
+
+@pytest.mark.parametrize(("processes", "exchanged"), [(1, 0), (4, 1)])
+def test_what_stays_from_pass_to_pass_is_gradients_moments_and_what_processes_exchange(
+    processes: int, exchanged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "launched", lambda: SimpleNamespace(count=processes))
+    model = torch.nn.Linear(5, 7)
+    model.frozen = torch.nn.Parameter(torch.zeros(99), requires_grad=False)
+    cpu = torch.device("cpu")
+    for optimizer, moments in (("adamw", 2 * 42), ("adafactor", 7 + 5 + 7)):
+        recipe = replace(MICRO, optimizer=optimizer)
+        expected = 4 * (moments + (1 + exchanged) * 42)
+        assert memory.state_bytes(model, recipe) == {cpu: expected}
+
+
+def test_a_trial_pass_is_of_as_many_of_the_longest_rows_and_leaves_the_model_as_it_was() -> None:
+    model, rows = torch.nn.Linear(3, 1), []
+
+    def collate(examples: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        rows.append(len(examples))
+        return {"input": torch.stack(examples), "labels": torch.zeros(len(examples), 1)}
+
+    objective = SimpleNamespace(
+        model=model,
+        longest=torch.ones(3),
+        distillation=None,
+        collate=collate,
+        model_options={},
+        loss=torch.nn.functional.mse_loss,
+    )
+    memory.trial_pass(objective, True, 5)
+    assert rows == [5] and "forward" not in vars(model)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 @pytest.mark.slow
 def test_a_killed_training_goes_on_with_the_rows_that_fit_now(tmp_path: Path, limit: Limit) -> None:
     words = {"model": PLAIN_T5, **STEPS, "evaluate_every": 1}

@@ -249,7 +249,7 @@ class DFlashDrafter(Drafter):
         if window is not None:
             require_whole("policy.window", window, 1, None, "null drafts a whole block")
         self._target, self._heads = target, heads
-        self._window = min(window or drafted, drafted)
+        self._window = window or drafted
         self.required_outputs = OutputSpec(hidden=config.target_layers, prompt=True)
 
     def begin(self, request: Request, target: Session) -> None:
@@ -269,7 +269,7 @@ class DFlashDrafter(Drafter):
     def propose(self, tokens: list[int]) -> Draft:
         config, device = self._heads.config, self._target.device
         count = min(self._window, self._request.limits.room(tokens))
-        if count < 1 or not (self._received or self._cached):
+        if not self._received:
             return empty_draft(device)
         states = torch.cat(self._received)
         self._received = []
@@ -288,7 +288,7 @@ class DFlashDrafter(Drafter):
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         states = torch.cat(list(scores.hidden), -1)
-        self._received.append(states_of_text(states, draft, verdict, self.required_outputs.prompt))
+        self._received.append(states_of_text(states, draft, verdict))
 
 
 def load_dflash(target: LoadedModel, path: FilePath | None) -> DFlash:

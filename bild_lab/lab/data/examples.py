@@ -333,10 +333,8 @@ def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
     if not spec.shots:
         return []
     solved_examples = []
-    shot_spec = replace(spec, split=spec.shot_split, skip=0, limit=spec.shots, shots=0)
-    rows_with_source = (
-        (where, row) for where, row in _rows(shot_spec) if not _lacks_source(spec, row)
-    )
+    rows = _rows(replace(spec, split=spec.shot_split, shots=0))
+    rows_with_source = ((where, row) for where, row in rows if not _lacks_source(spec, row))
     for where, row in islice(rows_with_source, spec.shots):
         turn, reference = _turns(spec, where, row)[0], _column_references(spec, where, row)[0]
         source, around = _question(spec, where, row, turn, spec.shot_template, reference=reference)

@@ -13,7 +13,7 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.config.compose import compose_policy, knob_values, require_keys, resolved_policy
 from bild_lab.lab.config.policies import describe_decoder, policy_label, require_policy
-from bild_lab.lab.config.schemas import TOP_LEVEL, DecodingSpec, MeasureSpec, RuntimeSpec, typed
+from bild_lab.lab.config.schemas import TOP_LEVEL, DecodingSpec, MeasureSpec
 from bild_lab.lab.data.dataset_spec import for_model
 from bild_lab.lab.data.examples import cached_examples
 from bild_lab.lab.data.prompts import Example, cut_sources
@@ -90,23 +90,10 @@ def prepare(cfg: DictConfig) -> Point:
     Raises UserError for a configuration that cannot be measured.
     """
     require_keys(cfg, TOP_LEVEL)
-    require_policy(cfg.policy)
-    own_baseline = brought_baseline(cfg.policy)
-    specs = _beside(own_baseline, Specs.of(cfg))
     require_writable(sweep_folder(cfg))
-    writing = specs.dataset.writing(specs.pair.target_language)
-    scoring = Scoring(specs.dataset.scored, specs.measure.run_code, writing, specs.measure.margin)
-    _require_certifiable(specs)
-    _require_scorable(scoring, specs)
     require_flag("resume", cfg.resume)
-    policies = {METHOD: cfg.policy}
-    specs = replace(specs, runtime=resolve_auto(specs.runtime, cfg.policy, specs.pair))
-    if own_baseline is not None:
-        policies[BASELINE] = own_baseline
-    resolved_policies = {role: resolved_policy(policy) for role, policy in policies.items()}
-    decoders = {role: specs.decoder(policy) for role, policy in policies.items()}
-    if own_baseline is None and specs.measure.baseline is not None:
-        resolved_policies[BASELINE], decoders[BASELINE] = _usual_baseline(specs)
+    specs, scoring = _measurable(cfg)
+    resolved_policies, decoders = _decoders(cfg, specs)
     method_policy, method_decoder = resolved_policies[METHOD], decoders[METHOD]
     chat = specs.dataset.chat
     specs = replace(specs, dataset=for_model(specs.dataset, method_decoder.target.checkpoint))
@@ -115,9 +102,6 @@ def prepare(cfg: DictConfig) -> Point:
         whole_examples, specs.dataset.max_source_tokens, method_decoder.prompt_length
     )
     scoring = scoring.fitted([example.references for example in examples])
-    for decoder in decoders.values():
-        _require_decodable(decoder, specs)
-    _require_same_arrivals(decoders)
     contents = contents_of(resolved_policies)
     setting = setting_of(specs, whole_examples, decoders, resolved_policies, chat)
     code = code_of(method_policy, specs)
@@ -169,19 +153,49 @@ def _beside(own_baseline: DictConfig | None, specs: Specs) -> Specs:
     return replace(specs, measure=replace(specs.measure, **changes))
 
 
-def require_decoder(cfg: DictConfig, checked: Specs) -> None:
+def require_decoder(cfg: DictConfig) -> None:
     """Check what depends on a point's policy, its seed and its sampling: knobs, parts, and whether
-    it decodes so.
+    it and its baseline decode so.
 
-    It is a part of `prepare` that reads no data. checked: of a checked point that differs in
-    nothing else. Raises UserError.
+    It is a part of `prepare` that reads no data. Raises UserError.
+    """
+    specs, _ = _measurable(cfg)
+    _decoders(cfg, specs)
+
+
+def _measurable(cfg: DictConfig) -> tuple[Specs, Scoring]:
+    """The groups of a point, and how its texts are scored. Raises UserError for values that cannot
+    be, alone or together.
     """
     require_policy(cfg.policy)
-    decoding = typed(DecodingSpec, cfg.decoding, "decoding")
-    runtime = typed(RuntimeSpec, cfg.runtime, "runtime")
-    specs = replace(checked, decoding=decoding, runtime=runtime)
+    specs = _beside(brought_baseline(cfg.policy), Specs.of(cfg))
+    writing = specs.dataset.writing(specs.pair.target_language)
+    scoring = Scoring(specs.dataset.scored, specs.measure.run_code, writing, specs.measure.margin)
     _require_certifiable(specs)
-    _require_decodable(specs.decoder(cfg.policy), specs)
+    _require_scorable(scoring, specs)
+    runtime = resolve_auto(specs.runtime, cfg.policy, specs.pair)
+    return replace(specs, runtime=runtime), scoring
+
+
+def _decoders(
+    cfg: DictConfig, specs: Specs
+) -> tuple[dict[str, dict[str, Any]], dict[str, Decoder]]:
+    """The resolved policies of the method and its baseline, and their decoders.
+
+    Raises UserError for those that cannot decode so, or cannot be compared.
+    """
+    policies = {METHOD: cfg.policy}
+    own_baseline = brought_baseline(cfg.policy)
+    if own_baseline is not None:
+        policies[BASELINE] = own_baseline
+    resolved_policies = {role: resolved_policy(policy) for role, policy in policies.items()}
+    decoders = {role: specs.decoder(policy) for role, policy in policies.items()}
+    if own_baseline is None and specs.measure.baseline is not None:
+        resolved_policies[BASELINE], decoders[BASELINE] = _usual_baseline(specs)
+    for decoder in decoders.values():
+        _require_decodable(decoder, specs)
+    _require_same_arrivals(decoders)
+    return resolved_policies, decoders
 
 
 def _require_decodable(decoder: Decoder, specs: Specs) -> None:

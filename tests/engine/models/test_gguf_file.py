@@ -239,7 +239,9 @@ def test_a_file_gives_the_scores_of_the_model_it_was_made_of(
     checkpoint = recognized(Checkpoint(str(write(module, tmp_path / "model.gguf"))))
     checkpoint.check()
     torch.testing.assert_close(logits(checkpoint), expected(module), rtol=1e-4, atol=1e-4)
-    state, found = module.state_dict(), checkpoint.weights(torch.bfloat16).state_dict()
+    loaded = checkpoint.weights(torch.bfloat16)
+    assert loaded.generation_config.eos_token_id == [1, 4]
+    state, found = module.state_dict(), loaded.state_dict()
     assert all(torch.allclose(found[name], state[name].bfloat16(), atol=1e-6) for name in state)
     # planted: what llama.cpp changed is left as it is
     if model_type in ("llama", "mistral", "gemma3_text"):
@@ -271,9 +273,42 @@ def test_blocks_of_eight_bits_are_a_scale_and_whole_numbers(tmp_path: Path) -> N
     tensor = PackedTensor(tmp_path / "tensor", Type.Q8_0, (3, 32), len("before"))
     row = [number / 2 for number in range(-16, 16)]
     assert tensor.numbers(torch.bfloat16).tolist() == [row] * 3
+    raised = replace(tensor, added=1.0).numbers(torch.float32)
+    assert raised.tolist() == [[number - 1 for number in row]] * 3
+    assert replace(tensor, dtype=torch.bfloat16)[slice(1, 3)].dtype == torch.bfloat16
     for rows in (torch.tensor([2]), torch.tensor([1, 2]), slice(1, 3)):
         count = 2 if isinstance(rows, slice) else len(rows)
         assert tensor[rows].tolist() == [row] * count  # of one token, too
+
+
+def test_what_gemmas_converter_adds_to_its_norms_is_taken_from_them_alone(tmp_path: Path) -> None:
+    checkpoint = GgufCheckpoint(str(write(tiny("gemma3_text"), tmp_path / "model.gguf")))
+    for name, tensor in checkpoint.packed.items():
+        assert tensor.added == name.endswith("norm.weight"), name
+        assert tensor.heads == 0
+    heads = GgufCheckpoint(str(write(tiny("llama"), tmp_path / "llama.gguf"))).packed
+    attention = {name: heads[f"model.layers.1.self_attn.{name}_proj.weight"] for name in "qkvo"}
+    assert {name: tensor.heads for name, tensor in attention.items()} == {
+        "q": 8, "k": 2, "v": 0, "o": 0,
+    }  # fmt: skip
+
+
+def test_long_lists_are_passed_over_and_short_ones_are_read(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "gemma3")
+    writer.add_token_list([f"piece {number}" for number in range(1500)])
+    writer.add_token_scores([0.5] * 1500)
+    writer.add_array("gemma3.pattern", [True, False, True, True])
+    writer.add_uint32("gemma3.after", 7)
+    for step in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        step()
+    values, tensors = GgufCheckpoint(str(tmp_path / "model.gguf"))._header
+    assert values["gemma3.pattern"] == [True, False, True, True] and not tensors
+    assert (values["gemma3.after"], values["tokenizer.ggml.tokens"]) == (7, 1500)
 
 
 def test_every_engine_decodes_the_file_as_its_module(tmp_path: Path) -> None:
@@ -297,6 +332,7 @@ def test_tokens_template_and_ends_come_from_the_file(tmp_path: Path) -> None:
     assert checkpoint.source([{"role": "user", "content": "<end_of_turn>"}]).prompt == (2, 4)
     (tmp_path / "other.gguf").write_bytes((tmp_path / "model.gguf").read_bytes())
     assert GgufCheckpoint(str(tmp_path / "other.gguf")).fingerprint == checkpoint.fingerprint
+    assert len(checkpoint.fingerprint) == 16
     changed = write(tiny("mistral"), tmp_path / "other.gguf", Type.F16)
     assert GgufCheckpoint(str(changed)).fingerprint != checkpoint.fingerprint
 
@@ -305,6 +341,7 @@ def test_tokens_template_and_ends_come_from_the_file(tmp_path: Path) -> None:
     "changes0-its architecture is mamba, and llama, qwen2, qwen3, gemma3 are known; give the",
     "changes5-is no model that is known here",
     "changes7-rotary scaling is longrope",
+    "changes8-its rope_freqs.weight is not Llama 3's",
     "changes9-it is one of 2 parts, which llama-gguf-split --merge joins",
 )
 @pytest.mark.parametrize(
@@ -355,6 +392,12 @@ def test_a_model_that_is_not_known_is_refused_in_a_line(
         (
             lambda tensors: tensors.pop("output_norm.weight"),
             r"wanted output_norm.weight of shape \[256\], got none",
+        ),
+        (
+            lambda tensors: tensors.update(
+                {"output_norm.weight": replace(tensors["output_norm.weight"], shape=(128,))}
+            ),
+            r"wanted output_norm.weight of shape \[256\], got \[128\]",
         ),
         (
             lambda tensors: tensors.update(other=None),
@@ -427,6 +470,13 @@ def test_files_where_none_can_be_are_refused(tmp_path: Path) -> None:
         UserError, match="wanted a folder in Transformers' layout, got the GGUF file"
     ):
         _ = GgufCheckpoint(str(path)).files
+
+
+def test_a_folder_with_the_name_of_a_file_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").mkdir()
+    (tmp_path / "model.gguf" / "config.json").write_text("{}")
+    checkpoint = Checkpoint(str(tmp_path / "model.gguf"))
+    assert recognized(checkpoint) is checkpoint
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from bild_lab.engine.models.checkpoint.gguf_file import GgufCheckpoint
 
 LETTERS = sorted(ByteLevel.alphabet())
 MERGES = ["h i", "Ġ hi", "t h", "th e"]
-WORDS = ["hi", "Ġhi", "th", "the", "then"]  # the last has no merges
+WORDS = ["hi", "Ġhi", "th", "the", "then", "(hi"]  # the last two have no merges
 LLAMA_3 = {"start": "<|begin_of_text|>", "end": "<|end_of_text|>", "turn": "<|eot_id|>"}
 DEEPSEEK = {
     "start": "<｜begin▁of▁sentence｜>",
@@ -120,6 +120,22 @@ def test_a_whole_word_comes_before_merges_where_its_rule_says_so(
     assert checkpoint.tokenizer.tokenize("then") == expected
 
 
+def test_words_are_split_by_the_files_rule_alone(tmp_path: Path) -> None:
+    """GPT-2's, which other rules have in place of their own, takes a sign from the word after it."""
+    for rule, first in (("llama-bpe", ["(hi"]), ("gpt-2", ["(", "hi"])):
+        checkpoint = byte_level(tmp_path / f"{rule}.gguf", LLAMA_3, pre=rule, add_bos_token=False)
+        assert checkpoint.tokenizer.tokenize("(hi hi") == [*first, "Ġhi"]
+        assert checkpoint.tokenizer.tokenize("hi") == ["hi"]  # no space before a text
+
+
+@pytest.mark.parametrize(("rule", "same"), [("qwen2", True), ("llama-bpe", False)])
+def test_letters_with_accents_are_composed_for_qwen2_alone(
+    rule: str, same: bool, tmp_path: Path
+) -> None:
+    tokenizer = byte_level(tmp_path / "model.gguf", LLAMA_3, pre=rule).tokenizer
+    assert (tokenizer.tokenize("e\u0301") == tokenizer.tokenize("\xe9")) == same
+
+
 @pytest.mark.parametrize(("settings", "first"), [({}, "▁"), ({"add_space_prefix": False}, "")])
 def test_a_space_before_a_text_of_sentencepiece_is_the_files_choice(
     settings: dict[str, bool], first: str, tmp_path: Path
@@ -130,6 +146,7 @@ def test_a_space_before_a_text_of_sentencepiece_is_the_files_choice(
     checkpoint = written(tmp_path / "model.gguf", pieces, types, model="llama", **named, **settings)
     assert checkpoint.tokenizer.tokenize("hi hi") == [f"{first}hi", "▁hi"]
     assert checkpoint.source("hi").prompt == (1, pieces.index(f"{first}hi"))
+    assert checkpoint.tokenizer.tokenize("</s>hi")[0] == "</s>"
     assert checkpoint.continuation([pieces.index("▁hi")] * 2) == " hi hi"
 
 

@@ -25,7 +25,7 @@ from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import LoadedModel, OutputSpec, for_draft
+from bild_lab.engine.session import ChainSpec, LoadedModel, OutputSpec, for_draft
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_policy
@@ -124,6 +124,33 @@ def test_a_skipped_layer_or_block_adds_nothing(family: str, engine: str, part: s
             replace(source, prompt=(START, 9))
         )
         close(view.extend([9]).logits, expected[-1:])
+
+
+@needs_kernels
+@torch.inference_mode()
+def test_rows_that_a_view_has_run_come_before_its_next() -> None:
+    source = random_source("llama", random.Random(3))
+    target = in_memory(random_target("llama", 0).double(), "native")
+    view = EarlyExit(target, 2).start(source, 20, for_draft(target.start(source, 20)))
+    view.extend([source.prompt[-1], 9, 10])
+    close(view.extend([11]).logits, alone("llama", source, [9, 10, 11], 2))
+    target = in_memory(random_target("llama", 0).float(), "kernels")
+    view = EarlyExit(target, 2).start(source, 20, for_draft(target.start(source, 20)))
+    before = view.length
+    drafted = view.draft([source.prompt[-1]], ChainSpec(4, frozenset()))
+    # the last token that is drafted has not run
+    assert view.length == before + drafted.forwards
+    assert len(drafted.tokens) == drafted.forwards
+    scores = alone("llama", source, drafted.tokens, 2)
+    again = view.draft([drafted.tokens[-1]], ChainSpec(1, frozenset()))
+    assert again.tokens == [int(scores.argmax())]
+    tokens = [*drafted.tokens, *again.tokens]
+    torch.testing.assert_close(
+        view.extend(again.tokens).logits,
+        alone("llama", source, tokens, 2).float(),
+        atol=1e-4,
+        rtol=1e-4,
+    )
 
 
 @pytest.mark.fast("t5", "qwen3")
@@ -387,6 +414,20 @@ def test_layers_that_do_not_give_the_same_one_by_one_are_refused() -> None:
     layer.forward = counting
     with pytest.raises(UserError, match="do not give the same one by one as all together"):
         EarlyExit(target, 1)
+
+
+def test_something_is_left_out_and_something_runs() -> None:
+    target, every = in_memory(random_target("llama", 0), "native"), [0, 1, 2]
+    assert LayerSkip(target, [0, 1]).layers == (2,)
+    assert LayerSkip(target, [0, 1], [2]).layers == (2,)  # its feed-forward runs
+    for layers in ([3], [-1], [True], 1, "1"):
+        with pytest.raises(
+            UserError, match="skipped_layers must name some, not all, of the layers"
+        ):
+            LayerSkip(target, layers)
+    for skipped in (([],), (every,), ([], every, every), ([0], [1, 2], [1, 2])):
+        with pytest.raises(UserError, match="must name some, not all, of the layers 0 to 2, got"):
+            LayerSkip(target, *skipped)
 
 
 @pytest.mark.fast(

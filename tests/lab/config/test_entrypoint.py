@@ -752,3 +752,8 @@ def test_a_bar_in_a_pipe_is_a_line_after_a_minute_without_one(
         bar.update(task, advance=2, total=None)
     said = [line.strip() for line in capsys.readouterr().err.splitlines() if line.strip()]
     assert said == ["answers: 2 of 1,500", "a line of another kind", "answers: 6 of 1,500"]
+
+
+def test_a_decimal_with_a_comma_is_told_with_its_sign() -> None:
+    assert "a decimal has a point, x.y=-0.5" in values_outside_sweep("x.y=-0,5")
+    assert "write a list as x.y=[1,2,3]" in values_outside_sweep("x.y=1,2,3")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,10 @@ import yaml
 from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
+from bild_lab.lab.data import examples as examples_module
 from bild_lab.lab.data.conversations import conversation
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.data.examples import load_examples, same_rows, trimmed
 from bild_lab.lab.data.prompts import Example, with_answers
 from bild_lab.lab.metrics.quality import Scoring, score
 from tests.tiny import START, tiny_tokenizer
@@ -94,9 +97,11 @@ def test_an_input_goes_below_its_instruction_unless_it_is_empty(rows_file) -> No
         {"instruction": "Sort.", "input": "b, a"},
         {"instruction": "Sing.", "input": ""},
         {"instruction": "Hum."},
+        {"instruction": "Rest.", "input": " "},
     ]
     examples = load_examples(spec(path=rows_file(*rows), prompt_template="Q: {source}", **ALPACA))
-    assert [example.prompt for example in examples] == ["Q: Sort.\nb, a", "Q: Sing.", "Q: Hum."]
+    prompts = ["Q: Sort.\nb, a", "Q: Sing.", "Q: Hum.", "Q: Rest."]
+    assert [example.prompt for example in examples] == prompts
     assert examples[0].source == "Sort.\nb, a"
 
 
@@ -258,7 +263,9 @@ REFUSED = {  # the rows, what is asked of them, and what the message names
 }
 
 
-def test_all_reference_columns_count_and_the_first_is_shown_as_solved(rows_file) -> None:
+def test_all_reference_columns_count_and_the_first_is_shown_as_solved(
+    rows_file, tmp_path: Path
+) -> None:
     rows = [
         {"de": "a", "en": "b", "also": ["c", "d"]},
         {"de": "e", "en": None, "also": ["f"]},
@@ -266,6 +273,16 @@ def test_all_reference_columns_count_and_the_first_is_shown_as_solved(rows_file)
     ]
     examples = load_examples(spec(path=rows_file(*rows), reference_column=["en", "also"]))
     assert [one.references for one in examples] == [("b", "c", "d"), ("f",), ("h",)]
+    folder = tmp_path / "splits"
+    folder.mkdir()
+    for split, content in (("train", rows[:2]), ("test", [{"de": "i", "en": "j", "also": "k"}])):
+        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, content)))
+    solved = {"shot_split": "train", "shot_template": "{source} is {reference}. "}
+    asked = spec(path=str(folder), reference_column=["en", "also"], shots=2, **solved)
+    (example,) = load_examples(asked)
+    assert example.prompt == "a is b. e is f. i"
+    with pytest.raises(UserError, match=r"dataset.shots=3, but split 'train' has 2 examples"):
+        load_examples(replace(asked, shots=3))
 
 
 def test_a_blank_reference_beside_another_one_is_none(rows_file) -> None:
@@ -276,6 +293,38 @@ def test_a_blank_reference_beside_another_one_is_none(rows_file) -> None:
     ]
     examples = load_examples(spec(path=rows_file(*rows), reference_column=["en", "also"]))
     assert [one.references for one in examples] == [("b",), ("d",), ("", "")]
+
+
+def test_of_the_hub_another_split_has_other_rows_unless_a_file_serves_as_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str | None, str | None]] = []
+
+    def rows(hub_id: str, split: str, **options: str | None) -> Iterator[tuple[str, dict]]:
+        asked.append((options["revision"], options["data_dir"]))
+        yield ("a file" if options["data_dir"] == "one" else f"{split} file"), {}
+
+    monkeypatch.setattr(examples_module, "hub_rows", rows)
+    hub = spec(hub_id="me/data", split="validation", hub_revision="old")
+    assert same_rows(hub, "dev") and not same_rows(hub, "test") and not asked
+    assert same_rows(replace(hub, hub_data_dir="one"), "test")
+    assert not same_rows(replace(hub, hub_data_dir="many"), "test")
+    assert set(asked) == {("old", "one"), ("old", "many")}
+
+
+def test_a_decimal_number_is_written_without_an_exponent(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"de": "Wie viel?", "en": [Decimal("1E+3"), Decimal("0.50")]}]
+    given = [("a file of tables", row) for row in rows]
+    monkeypatch.setattr(examples_module, "hub_rows", lambda *_, **__: iter(given))
+    (example,) = load_examples(spec(hub_id="me/data"))
+    assert example.references == ("1000", "0.50")
+
+
+def test_a_turn_in_the_middle_of_a_question_keeps_the_spaces_around_it() -> None:
+    turns = [" first ", " last "]
+    assert trimmed(turns, ("Asked:", "."), True) == (["first", " last "], ("Asked:", "."))
+    assert trimmed(turns, ("Asked:", "."), False) == ([" first ", "last"], ("Asked:", "."))
+    assert trimmed(turns, ("", " . "), True) == (["first", "last "], ("", " ."))
 
 
 @pytest.mark.parametrize(

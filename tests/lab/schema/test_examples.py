@@ -7,14 +7,16 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.measure.certificate import TIE, Certificate
 from bild_lab.lab.measure.score import measured_examples, measured_round, with_trace
 from bild_lab.lab.measure.timing import Timed
-from bild_lab.lab.schema.examples import MeasuredExample, read_examples
-from tests.report.sample import sample_example
+from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound, read_examples
+from bild_lab.lab.store.records import Sweep
+from tests.report.sample import sample_example, sample_result
 
 STATS = {"fallback": True, "confidence": (0.91234567, 0.4), "distance": (0.12, math.inf)}
 ROUND = Round((3, 4), 1, 9, 2, stats=STATS)
@@ -30,6 +32,13 @@ def test_a_round_keeps_what_was_recorded_to_four_digits() -> None:
     ).statistics == {"exit_layer": 3}
     whole = {"latency_units": 123456, "lane": "second"}
     assert measured_round(replace(ROUND, stats={**whole, "matched": None})).statistics == whole
+
+
+def test_a_round_is_read_as_it_is_stored() -> None:
+    stored = measured_round(ROUND).to_json()
+    assert stored["fallback"] is True and stored["confidence"] == [0.9123, 0.4]
+    again = MeasuredRound.from_json(json.loads(json.dumps(stored)))
+    assert again == replace(measured_round(ROUND), drafted=[3, 4])
 
 
 def test_examples_are_stored_with_the_baselines_and_their_certificates() -> None:
@@ -84,3 +93,16 @@ def test_a_traced_example_has_the_text_of_every_token_emitted_or_drafted() -> No
 
 def test_a_result_that_lies_in_no_folder_has_no_examples() -> None:
     assert read_examples(None) == []
+
+
+def test_a_text_that_an_engine_failed_to_give_failed_whosever_it_is() -> None:
+    told = ({"error": None}, {"error": "timed out"})
+    assert not sample_example(reports=told[:1], baseline_reports=told[:1]).failed
+    assert sample_example(reports=told).failed and sample_example(baseline_reports=told).failed
+
+
+def test_signs_that_end_a_line_elsewhere_stay_in_a_text(tmp_path: Path) -> None:
+    example = sample_example(prediction="one\u2028two\x85three\n")
+    folder = Sweep(tmp_path).write_point("p", "", sample_result("bild", {}, 1.5), [example])
+    (again,) = read_examples(folder)
+    assert again.prediction == example.prediction

@@ -34,6 +34,7 @@ from bild_lab.report.trackers.wandb_panels import (
     flat_metrics,
     front_key,
     front_lines,
+    logged_points,
     point_panels,
     run_title,
 )
@@ -42,6 +43,7 @@ from tests.report.sample import (
     sample_baseline,
     sample_drafted,
     sample_example,
+    sample_failure,
     sample_log_probability,
     sample_result,
     sample_sweep,
@@ -151,6 +153,7 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
     }
     given = run.about["config"]
     assert (given["pair"]["name"], given["point"]) == ("t5-large drafted by t5-tiny", point.point)
+    assert "logger" not in given  # where it was logged is no part of a point
     assert given["composition"] == point.composition and given["dataset"]["name"] == "multi30k"
     assert (run.summary["relative_latency"], run.summary["speedup/value"]) == (1 / 1.6, 1.6)
     panel = "multi30k test, BLEU"
@@ -183,6 +186,7 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
     ]
     assert run.about["settings"].x_disable_stats
     assert run.finished and whole.finished
+    assert run.about["resume"] == "allow"  # measured again, it takes the place of itself
     assert online.closing() == [
         f"logged to Weights & Biases: 2 runs in group my sweep. {GivenRun.url}"
     ]
@@ -199,16 +203,90 @@ def test_the_alias_of_a_small_loss_allows_a_hundredth_of_a_nat(
     assert run.artifacts == [(1.4, ["best"]), (1.6, ["best-within-one-point"])]
 
 
+def test_points_of_few_examples_are_called_best_by_no_alias(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WandbLogger, "_files", lambda _, result: result.policy)
+    for examples, named in ((10, []), (100, ["best", "best-within-one-point"])):
+        setting = {"n_examples": examples}
+        point = replace(sample_result("bild", {}, 1.5, setting=setting), folder=tmp_path)
+        (group,), run = by_setting([point]), GivenRun()
+        logger(tmp_path, "offline")._name_best_points(run, group)
+        assert run.artifacts == [("bild", [alias]) for alias in named]
+
+
+def test_a_sweep_has_as_its_setting_what_all_of_its_points_share(
+    runs: list[GivenRun], tmp_path: Path
+) -> None:
+    sweep = Sweep(tmp_path / "first")
+    config = OmegaConf.to_yaml(compose_config(["policy=bild"]))
+    for draft in ("t5-tiny", "t5-small"):
+        result = sample_result("bild", {}, 1.5, setting={"draft": draft})
+        sweep.write_point(result.point, config, result, [])
+    sweep.write_failure(sample_failure("no memory"), "")
+    logger(sweep.folder, "online").log_sweep(sweep)
+    setting, summary = runs[-1].about["config"]["setting"], runs[-1].summary
+    assert setting["target"] == "t5-large" and "draft" not in setting
+    assert (summary["points"], summary["failed"]) == (2, 1)
+
+
+def test_runs_of_a_folder_that_is_named_from_here_are_written_here(
+    runs: list[GivenRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service of wandb has a working directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    logger("outputs/first", "offline").begin("one", "one", {}, "point")
+    assert runs[0].about["dir"] == str(tmp_path / "outputs" / "first")
+
+
+def test_the_id_of_a_run_is_short_and_its_own_also_in_a_group_with_a_long_name(
+    runs: list[GivenRun], tmp_path: Path
+) -> None:
+    for group in ("g" * 60, "g" * 61, "g" * 62):
+        WandbLogger("ours", None, group, "offline", [], str(tmp_path)).begin("0" * 12, "", {}, "")
+    ids = [run.about["id"] for run in runs]
+    assert ids[0] == f"{'g' * 60}-{'0' * 12}" and len(set(ids)) == 3
+    assert [len(one) for one in ids] == [60 + 13] * 3
+
+
 def test_texts_with_and_without_a_trace_are_rows_of_one_table() -> None:
     """Of a text that was not traced the prompt comes from the dataset, which knows its source."""
-    examples = [sample_example("a", prompt="German: eins"), sample_example("b")]
+    examples = [
+        sample_example("a", prompt="German: eins"),
+        sample_example("b"),
+        sample_example("b", turn=2),
+    ]
     known = {
-        (name, 1): Example(name, name, SourcePrompt(name, ("German: ", "")), ("one",))
-        for name in ("a", "b")
+        (name, turn): Example(name, source, SourcePrompt(source, ("German: ", "")), ("one",))
+        for name, turn, source in (("a", 1, "a"), ("b", 1, "b"), ("b", 2, "later"))
     }
     table = point_panels(sample_result("bild", {}, 1.5), examples, known)["examples"]
-    assert [row[1] for row in table.data] == ["German: eins", "German: b"]
+    assert [row[1] for row in table.data] == ["German: eins", "German: b", "German: later"]
     assert {type(row[1]) for row in table.data} == {str}
+
+
+def test_a_row_of_a_text_has_its_numbers_beside_the_baselines() -> None:
+    example = replace(
+        sample_example("a"),
+        token_ids=[1, 2],
+        baseline_token_ids=[1, 3],
+        latency_s=[3.0, 1.0, 2.0],
+        baseline_latency_s=[6.0, 4.0, 5.0],
+        prediction="x",
+        baseline_prediction="x",
+    )
+    table = point_panels(sample_result("bild", {}, 1.5), [example], {})["examples"]
+    row = dict(zip(table.columns, table.data[0], strict=True))
+    assert (row["latency_s"], row["baseline_latency_s"], row["tokens"]) == (2.0, 5.0, 2)
+    assert row["same_output"] is False  # other tokens, though the same words
+
+
+def test_tables_of_points_with_different_knobs_have_the_same_columns() -> None:
+    bild, plain = (
+        logged_points([sample_result(policy, knobs, 1.5)])
+        for policy, knobs in (("bild", {"fallback": 0.5}), ("speculative", {"window": 4}))
+    )
+    assert bild.columns == plain.columns and bild.data[0][:2] == ["bild", "fallback 0.5"]
 
 
 def test_what_a_point_does_not_have_is_no_panel():
@@ -241,6 +319,18 @@ def test_a_panel_has_a_line_for_each_policy_and_one_for_the_baseline_and_no_pane
         "bild, s, draft small",
         "bild, s, draft tiny",
     ]
+    # which differ in what means nothing to a reader
+    pairs = [sample_result("bild", {}, 2.0, setting={"weights": hash_}) for hash_ in ("a1", "b2")]
+    assert [
+        line for line in front_lines(pairs, "s")["multi30k test, BLEU"] if "baseline" not in line
+    ] == ["bild, s, setting 1", "bild, s, setting 2"]
+    lone = sample_result("bild", {}, None, setting={"baseline": None})
+    in_seconds = front_lines([lone], "first")
+    assert {panel: list(lines) for panel, lines in in_seconds.items()} == {
+        "multi30k test, BLEU, in seconds": ["bild, first"]
+    }
+    unscored = replace(good, quality=replace(good.quality, value=None))  # it has no place
+    assert front_lines([good, unscored], "first").keys() == {"multi30k test, BLEU"}
     impossible = replace(fast, counts=replace(fast.counts, drafted=9), tokens_per_s_ratio=2.0)
     assert impossible.impossible  # one token a call
     (panel,) = front_lines([sample_baseline(), good, impossible], "first").values()
@@ -371,6 +461,7 @@ def test_a_run_after_a_line_that_was_cut_short_is_recorded(
 ) -> None:
     online = logger(tmp_path, "offline")
     online.log_point(sample_baseline(), {})
+    assert online.closing()[0].startswith("logged offline: 1 run. Send with: wandb sync ")
     with (tmp_path / "wandb" / "logged.jsonl").open("ab") as file:
         file.write(b'{"run": "first-\xc3')
     online.log_point(sample_result("bild", {}, 1.5), {})

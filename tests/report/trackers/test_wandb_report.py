@@ -15,7 +15,7 @@ from bild_lab.lab.config.command_line import words_as_list
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.trackers.wandb import LoggedRun, record_run
 from bild_lab.report.trackers.wandb_panels import front_key
-from bild_lab.report.trackers.wandb_report import group_report, logged_panels
+from bild_lab.report.trackers.wandb_report import group_report, logged_panels, publish
 from scripts import wandb_report as script
 from tests.report.sample import sample_result
 
@@ -164,3 +164,10 @@ def test_a_title_names_the_sweeps_or_counts_them_and_fits() -> None:
     ):
         with pytest.raises(UserError, match=told):
             group_report(groups, [], "mine", None, given)
+
+
+def test_a_report_is_published_for_the_owner_that_was_given_or_who_is_logged_in() -> None:
+    for entity, expected in (("team", "team"), ("", "me")):
+        report = SimpleNamespace(entity=entity, save=lambda: SimpleNamespace(url="there"))
+        assert publish(report, SimpleNamespace(default_entity="me")) == ("there", "")
+        assert report.entity == expected

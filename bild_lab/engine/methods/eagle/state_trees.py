@@ -65,7 +65,7 @@ class StateSession(Protocol):
     @property
     def ready(self) -> bool:
         """Whether there are states of the target to draft from."""
-        return self.length > 1 or bool(self._received)
+        return bool(self._received)
 
     @property
     def length(self) -> int:
@@ -136,7 +136,7 @@ class StateTreeDrafter(Drafter):
     def propose(self, tokens: list[int]) -> Draft:
         session, device = self._session, self._target.device
         tree_spec = tree_spec_of_round(self._tree_spec, self._request, tokens)
-        if not session.ready or tree_spec.depth < 1:
+        if not session.ready:
             return empty_draft(device)
         feed = tokens[session.length :]
         if self._static is not None:
@@ -147,22 +147,19 @@ class StateTreeDrafter(Drafter):
         """Pass on the states of the prompt, of the last committed token and of the accepted
         ones.
         """
-        states = self.target_states(scores)
-        self._session.receive(states_of_text(states, draft, verdict, self.required_outputs.prompt))
+        self._session.receive(states_of_text(self.target_states(scores), draft, verdict))
 
 
 def states_of_text(
-    states: Float[Tensor, "n states"], draft: Draft, verdict: Verdict, prompt: bool
+    states: Float[Tensor, "n states"], draft: Draft, verdict: Verdict
 ) -> Float[Tensor, "m states"]:
-    """Of all rows of a target's forward, those of the text: of the prompt, if it is asked for, of
-    the last committed token and of the accepted ones.
+    """Of all rows of a target's forward, those of the text: of the prompt, in a first one, of the
+    last committed token and of the accepted ones.
     """
     # another drafter's probes come after its draft
     probe_count = 0 if draft.probes is None else len(draft.probes)
-    # the rows of the prompt, which another drafter may have asked for
     prompt_rows = states.shape[0] - probe_count - len(draft) - 1
-    rows = list(range(prompt_rows)) if prompt else []
-    rows += [prompt_rows + row for row in verdict.rows]
+    rows = [*range(prompt_rows), *(prompt_rows + row for row in verdict.rows)]
     return states if len(rows) == states.shape[0] else states[on_device(rows, states.device)]
 
 

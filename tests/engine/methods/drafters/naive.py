@@ -12,7 +12,7 @@ from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
 from bild_lab.engine.draft import ROOT
-from bild_lab.engine.methods.eagle.module import EAGLE, Eagle
+from bild_lab.engine.methods.eagle.module import APART, EAGLE, JOINED, Eagle
 from bild_lab.engine.methods.eagle.state_trees import named_nodes
 from bild_lab.engine.methods.speculative.draft_tree import grow_tree
 from bild_lab.engine.sampling import Sampling
@@ -40,23 +40,36 @@ def turned(x: Tensor) -> Tensor:
     )
 
 
+def fused(eagle: Eagle, states: Tensor) -> Tensor:
+    """The target's states of one token, as wide as the layer."""
+    config = eagle.config
+    if config.variant == EAGLE:
+        return states
+    if config.state_norm == JOINED:
+        states = norm(states, eagle.input_norm)
+    elif config.state_norm == APART:
+        parts = zip(states.split(config.target_size), eagle.fc_norm, strict=True)
+        states = torch.cat([norm(part, weight) for part, weight in parts])
+    return eagle.fc(states)
+
+
 def layer(eagle: Eagle, tokens: list[int], states: list[Tensor]) -> Tensor:
     """The papers' layer over pairs, without a cache: the last pair's output."""
     config, m = eagle.config, len(tokens)
     heads, kept = config.layer.num_attention_heads, config.layer.num_key_value_heads
-    embedded, state = eagle._target[0][torch.tensor(tokens)], torch.stack(states)
+    table = eagle.embed_tokens if config.embeds else eagle._target[0]
+    embedded, state = table[torch.tensor(tokens)], torch.stack(states)
     if config.variant == EAGLE:
         residual = read = eagle.fc(torch.cat([embedded, state], -1))
     else:
-        residual = state
-        read = torch.cat(
-            [norm(embedded, eagle.input_layernorm), norm(state, eagle.hidden_norm)], -1
-        )
-    keys, values = (
-        turned(eagle.k_proj(read).view(m, kept, -1)),
-        eagle.v_proj(read).view(m, kept, -1),
-    )
-    query = turned(eagle.q_proj(read).view(m, heads, -1))[-1]
+        normed = norm(state, eagle.hidden_norm)
+        residual = normed if config.normed_residual else state
+        read = torch.cat([norm(embedded, eagle.input_layernorm), normed], -1)
+    queries = eagle.q_proj(read).view(m, heads, -1)
+    keys, values = (part(read).view(m, kept, -1) for part in (eagle.k_proj, eagle.v_proj))
+    if config.head_norms:
+        queries, keys = norm(queries, eagle.q_norm), norm(keys, eagle.k_norm)
+    query, keys = turned(queries)[-1], turned(keys)
     mixed = []
     for head in range(heads):
         own = head // (heads // kept)
@@ -64,7 +77,21 @@ def layer(eagle: Eagle, tokens: list[int], states: list[Tensor]) -> Tensor:
         mixed.append(scores.softmax(0) @ values[:, own])
     x = residual[-1] + eagle.o_proj(torch.cat(mixed))
     fed = norm(x, eagle.post_attention_layernorm)
-    return x + eagle.down_proj(silu(eagle.gate_proj(fed)) * eagle.up_proj(fed))
+    output = x + eagle.down_proj(silu(eagle.gate_proj(fed)) * eagle.up_proj(fed))
+    return norm(output, eagle.norm) if config.feeds_normed else output
+
+
+def head_scores(eagle: Eagle, output: Tensor) -> Tensor:
+    """The scores of the target's tokens behind a pair with this output."""
+    config = eagle.config
+    if config.variant == EAGLE:
+        scores = eagle._target[1] @ output
+    else:
+        scores = torch.full((config.vocabulary,), -torch.inf, dtype=output.dtype)
+        read = output if config.feeds_normed else norm(output, eagle.norm)
+        for own, score in enumerate(eagle.lm_head(read)):
+            scores[own + eagle.d2t[own]] = score
+    return scores if eagle.bias is None else scores + eagle.bias
 
 
 @torch.inference_mode()
@@ -78,7 +105,7 @@ def target_states(eagle: Eagle, module: PreTrainedModel, tokens: list[int]) -> l
         scaled = getattr(module.config, "scale_decoder_outputs", False)
         return list(ran.last_hidden_state[0] * (module.config.d_model**-0.5 if scaled else 1.0))
     return [
-        eagle.fc(row)
+        fused(eagle, row)
         for row in torch.cat([ran.hidden_states[at] for at in eagle.config.target_layers], -1)[0]
     ]
 
@@ -95,7 +122,7 @@ def eagle_behind(eagle: Eagle, module: PreTrainedModel, text: list[int]) -> Behi
             tokens.append(token)
             states.append(output)
             output = layer(eagle, tokens, states)
-        return eagle.logits(output)
+        return head_scores(eagle, output)
 
     return behind
 

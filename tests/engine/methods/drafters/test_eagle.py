@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.methods.eagle.drafter import EagleDrafter
+from bild_lab.engine.draft import Tree
+from bild_lab.engine.methods.eagle.drafter import EagleDrafter, EagleSession
 from bild_lab.engine.methods.eagle.module import EAGLE, EAGLE3
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import TreeSpec
+from bild_lab.engine.session import OutputSpec, Rows, TreeSpec
 from bild_lab.engine.trace import Trace
 from tests.engine.methods.drafters.naive import drafted, eagle_behind, grown, texts_before
 from tests.engine.methods.modules.tiny import random_eagle
@@ -62,6 +67,46 @@ def test_proposals_are_those_of_the_papers_layer_without_a_cache(
             assert list(each.drafted) == drafted(behind, tree, 2, 4, depth)
     # of random layers, by chance
     assert trace.accepted > 0 or tree == "chain" or (variant, family) == (EAGLE, "t5")
+
+
+@pytest.mark.parametrize("room", range(1, 6))
+def test_the_cache_grows_where_rows_have_no_room(room: int) -> None:
+    module = tiny_llama(4)
+    eagle = random_eagle(EAGLE, module.config).requires_grad_(False)
+    eagle.attach(module.model.embed_tokens.weight.detach(), module.lm_head.weight.detach())
+    states = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    found = []
+    for spare in (100, room - SPARE_ROWS):
+        session = EagleSession(eagle, spare, [])
+        session.receive(states)
+        session.extend([5, 9, 12])
+        found.append(session.extend(Rows([7, 8], Tree(torch.tensor([-1, -1])))).logits)
+    torch.testing.assert_close(*found)
+
+
+def test_no_id_without_a_token_is_drafted() -> None:
+    module = tiny_llama(4, layers=3)
+    eagle = random_eagle(EAGLE, module.config).requires_grad_(False)
+    request = Request(Source((START, 5, 9)), Limits(3, LENGTH, NEVER))
+    half = tuple(range(20))
+    for without in ((), half):
+        target, trace = in_memory(module, "native"), Trace()
+        vars(target.checkpoint)["ids_without_token"] = without
+        drafter = EagleDrafter(target, eagle, "dynamic", 4)
+        DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
+        drafted = {token for one in trace.rounds for token in one.drafted}
+        assert drafted and drafted.isdisjoint(half) == bool(without)
+
+
+def test_only_states_that_the_variant_reads_are_asked_of_the_target() -> None:
+    module = tiny_llama(4, layers=3)
+    for variant, expected in (
+        (EAGLE, OutputSpec(head_input=True, prompt=True)),
+        (EAGLE3, OutputSpec(prompt=True)),
+    ):
+        eagle = random_eagle(variant, module.config)
+        drafter = EagleDrafter(in_memory(module, "native"), eagle, "chain", 4)
+        assert drafter.required_outputs == replace(expected, hidden=eagle.config.target_layers)
 
 
 def test_forwards_of_the_layer_are_counted() -> None:

@@ -33,6 +33,7 @@ TREE_BUILDERS = {
     "a chain": replace(PLAIN, nodes=3, width=1, children=1),
     "few of many leaves": replace(PLAIN, nodes=60, width=2, children=3, end_tokens=frozenset()),
     "likely leaves": replace(PLAIN, min_prob=0.1, depth=6, nodes=20),
+    "more children than tokens": replace(PLAIN, children=VOCABULARY + 1),
 }
 
 
@@ -95,11 +96,16 @@ def test_the_tree_holds_the_most_likely_branches(name: str, sampling: Sampling) 
         assert len(tree.forwards) <= tree_spec.depth and sum(tree.forwards) == len(model.fed)
 
 
-def test_the_cache_keeps_the_accepted_branch() -> None:
-    """So the drafter runs no token of the text twice."""
+@pytest.mark.parametrize("window", [2, 4])
+def test_the_cache_keeps_the_accepted_branch(window: int) -> None:
+    """So the drafter runs no token of the text twice, and drafts as one without a cache."""
+
+    def started(model: StubModel) -> ModelTreeDrafter:
+        drafter = ModelTreeDrafter(model, nodes=9, window=window, width=2, children=2)
+        return drafter.start(Request(Source((0, 1)), Limits(2, 40)), SESSION)
+
     model = StubModel(table(3))
-    drafter = ModelTreeDrafter(model, nodes=9, window=4, width=2, children=2)
-    drafter = drafter.start(Request(Source((0, 1)), Limits(2, 40)), SESSION)
+    drafter = started(model)
     text = [0, 1]
     for _ in range(5):
         draft = drafter.propose(text)
@@ -114,9 +120,10 @@ def test_the_cache_keeps_the_accepted_branch() -> None:
         drafter.observe(draft, Scores(torch.zeros(len(draft) + 1, VOCABULARY)), verdict)
         text += [*(draft.token_list[node] for node in path), 5]
         model.fed.clear()
-        drafter.propose(text)
-        # the deepest token has not run, nor the target's own; then three levels
-        assert len(model.fed) - 2 <= 2 * 3
+        draft = drafter.propose(text)
+        assert draft.token_list == started(StubModel(table(3))).propose(text).token_list
+        # the deepest token has not run, nor the target's own; then a level less than the window
+        assert len(model.fed) - 2 <= 2 * (window - 1)
         drafter.observe(draft, Scores(torch.zeros(1, VOCABULARY)), Verdict((), 5))
 
 

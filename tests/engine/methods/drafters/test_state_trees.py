@@ -11,21 +11,29 @@ import pytest
 import torch
 from torch import Tensor
 
+from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT
-from bild_lab.engine.methods.candidate_trees import CandidateNode, ProbedTree, trees_to_content
+from bild_lab.engine.methods.candidate_trees import (
+    CandidateNode,
+    ProbedTree,
+    branch_nodes,
+    trees_to_content,
+)
 from bild_lab.engine.methods.eagle.state_trees import (
     StateTreeDrafter,
     StaticTree,
     named_nodes,
 )
+from bild_lab.engine.methods.speculative.block_verification import BlockVerification
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.speculative.typical_acceptance import TypicalAcceptance
 from bild_lab.engine.protocols import Acceptance
-from bild_lab.engine.request import Request
+from bild_lab.engine.request import Request, Source
 from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Rows, Scores, Session, as_rows
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from tests.engine.lossless.toy import FIRST, TableModel, own_law, p_value, sampled_texts
+from tests.stubs import StubModel
 
 TARGET = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.1, 0.3], [0.25, 0.35, 0.4]], dtype=torch.float64)
 # after each last token
@@ -98,6 +106,13 @@ def test_a_rule_that_favours_what_is_drafted_is_noticed() -> None:
     assert values("chain", 6000, TypicalAcceptance(epsilon=0.1, delta=0.3)) < FAIR
 
 
+def test_a_chain_can_be_verified_by_a_rule_that_takes_no_trees() -> None:
+    heads, target = SimpleNamespace(config=SimpleNamespace(vocabulary=3)), TableModel(TARGET)
+    DraftThenVerify(target, TableTree(target, heads, "chain", 2), BlockVerification())
+    with pytest.raises(UserError, match="accepts chains of tokens, but TableTree drafts trees"):
+        DraftThenVerify(target, TableTree(target, heads, "dynamic", 2), BlockVerification())
+
+
 def test_the_published_tree_has_25_nodes_and_is_5_deep() -> None:
     nodes = named_nodes("eagle_tree", top_k=4, window=5, vocabulary=40)
     assert [sum(node.depth == depth for node in nodes) for depth in range(6)] == [4, 8, 8, 3, 2, 0]
@@ -130,6 +145,48 @@ def test_levels_run_only_nodes_with_children() -> None:
     assert layout.shape.parents.tolist() == [-1, 0, 0, 1, 3]
 
 
+def branches(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
+    """The tokens from the root to each node."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        found.append((*(() if parent == ROOT else found[parent]), token))
+    return found
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_node_is_the_candidate_of_its_rank_after_its_branch(depth: int) -> None:
+    """Also where nodes are not sorted by depth, and ranks are larger below than above."""
+    ranks = "1 13 132 14 0 02 025 04 041 2".split()
+    table = torch.randn(50, 7, generator=torch.Generator().manual_seed(1)).double()
+
+    def next_logits(tokens: list[int]) -> Tensor:
+        return table[sum((at + 1) * (token + 1) for at, token in enumerate(tokens)) % 50]
+
+    expected = set()
+    for branch in (branch for branch in ranks if len(branch) <= depth):
+        text = [0, 1, 3]
+        for rank in map(int, branch):
+            text.append(int(next_logits(text).argsort(descending=True)[rank]))
+        expected.add(tuple(text[3:]))
+    tree = StaticTree(branch_nodes(ranks), torch.device("cpu"))
+    model = StubModel(next_logits)
+    draft = tree.draft(model.start(Source((0,)), 40), [0, 1, 3], depth, chain=False)
+    assert set(branches(draft.token_list, draft.parent_list)) == expected
+    assert draft.calls == depth
+    assert len(model.fed) == 3 + [0, 2, 5][depth - 1]  # the nodes with children
+
+
+def test_a_chain_is_the_most_likely_continuation_as_long_as_the_window() -> None:
+    tree = StaticTree(named_nodes("chain", 3, 4, 40), torch.device("cpu"))
+    model = StubModel(lambda tokens: torch.eye(40)[tokens[-1] + 1])
+    draft = tree.draft(model.start(Source((0,)), 40), [0, 1], 4, chain=True)
+    assert (draft.token_list, draft.calls, draft.parents) == ([2, 3, 4, 5], 4, None)
+
+
+EMPTY = {"parents": [], "ranks": [], "probes": [0]}
+PROBED = {"parents": [-1], "ranks": [0], "probes": [1, 0]}
+
+
 def test_a_fitted_file_is_a_static_tree(tmp_path: Path) -> None:
     trees = [
         ProbedTree((), (0,)),
@@ -140,6 +197,9 @@ def test_a_fitted_file_is_a_static_tree(tmp_path: Path) -> None:
     assert list(named_nodes(str(file), 3, 4, 40)) == list(trees[1].nodes)
     write_atomically(file, json.dumps({"trees": trees_to_content(trees[:1])}).encode())
     with pytest.raises(UserError, match="has no tree with nodes"):
+        named_nodes(str(file), 3, 4, 40)
+    write_atomically(file, json.dumps({"trees": [EMPTY, PROBED]}).encode())
+    with pytest.raises(UserError, match="must have 0 to 0 probes below a row, got 1"):
         named_nodes(str(file), 3, 4, 40)
 
 

@@ -17,6 +17,7 @@ from bild_lab.engine.methods.candidate_trees import (
     CandidateNode,
     ProbedTree,
     TreeBuilder,
+    candidate_widths,
     efficient_tree,
     full_tree,
     medusa_trees,
@@ -171,6 +172,29 @@ def written(path: Path, *trees: ProbedTree) -> str:
 def test_trees_are_read_as_they_were_written(tmp_path: Path) -> None:
     trees = (FIRST, SECOND, THIRD, FOURTH)
     assert read_trees(written(tmp_path / "tree.json", *trees), 3, 3, 40) == trees
+    # where a rank comes twice at a depth, below two nodes
+    trees = trees_by_depth(full_tree, (2, 2))
+    assert read_trees(written(tmp_path / "full.json", *trees), 3, 3, 40) == trees
+
+
+def test_a_file_has_at_most_as_many_nodes_as_a_full_tree(tmp_path: Path) -> None:
+    for ranks, refused in ((1024, False), (1025, True)):
+        nodes = tuple(CandidateNode(0, rank, ROOT) for rank in range(ranks))
+        trees = (ProbedTree((), (0,)), ProbedTree(nodes, (0,) * (1 + ranks)))
+        path = written(tmp_path / f"{ranks}.json", *trees)
+        if refused:
+            with pytest.raises(UserError, match="lengths that do not fit"):
+                read_trees(path, 1, 0, 2000)
+        else:
+            assert read_trees(path, 1, 0, 2000) == trees
+
+
+def test_a_number_of_candidates_for_each_depth_is_for_no_more_depths_than_there_are() -> None:
+    assert candidate_widths([3, 2], 2, 40) == (3, 2)
+    assert candidate_widths([3], 2, 40) == (3,)
+    for top_k in ([3, 2, 1], []):
+        with pytest.raises(UserError, match="top_k must give a width for 1 to 2 depths, got"):
+            candidate_widths(top_k, 2, 40)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +209,10 @@ def test_trees_are_read_as_they_were_written(tmp_path: Path) -> None:
         (
             '{"trees": [{"parents": [-1], "ranks": [0.5], "probes": [0, 0]}]}',
             "0.5 is not a whole number",
+        ),
+        (
+            '{"trees": [{"parents": [-1], "ranks": [true], "probes": [0, 0]}]}',
+            "True is not a whole number",
         ),
         ('{"trees": [{"parents": [-1], "ranks": [0], "probes": [0]}]}', "lengths that do not fit"),
         (
@@ -282,6 +310,7 @@ def test_medusas_tree_is_the_list_of_its_authors() -> None:
     assert [len(tree.nodes) for tree in trees] == [0, 10, 38, 61, 63]
     assert trees[-1].rows == 64 and not any(trees[-1].probes)
     assert medusa_trees(4, 3, 32000)[-1].rows == 64 * 4  # a row's masks follow it, as in BiTA
+    assert medusa_trees(6, 6, 32000)[-1].rows == 64 * 5  # no more of them than it is deep
 
 
 def sorted_as_theirs(choice: list[int]) -> tuple[int, list[int]]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import silu
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.dflash import DFlash, DFlashDrafter, read_dflash
@@ -23,7 +24,7 @@ from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from tests.engine.methods.drafters.naive import texts_before
+from tests.engine.methods.drafters.naive import norm, texts_before, turned
 from tests.engine.methods.modules.tiny import random_dflash, save_package_model, write_dflash
 from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory, load
@@ -48,6 +49,68 @@ def block_states(dflash: DFlash, states: Tensor, block: Tensor) -> Tensor:
     shape = (layers.num_hidden_layers, layers.num_key_value_heads, room, layers.head_dim)
     cache = KeyValueCache(shape, states.dtype, states.device)
     return dflash(dflash.context(states), block, cache, 0)
+
+
+def naive_block(dflash: DFlash, states: Tensor, block: Tensor) -> Tensor:
+    """The same as the paper has it: row by row, head by head."""
+    config, layers = dflash.config, dflash.config.layers
+    heads, kept = layers.num_attention_heads, layers.num_key_value_heads
+    context, start = norm(dflash.fc(states), dflash.hidden_norm), len(states)
+    x = dflash._target[0][block]
+    for layer, window in zip(dflash.layers, config.windows, strict=True):
+        rows = torch.cat([context, norm(x, layer.input_layernorm)])
+        queries = turned(norm(layer.q_proj(rows).unflatten(-1, (heads, -1)), layer.q_norm))
+        keys = turned(norm(layer.k_proj(rows).unflatten(-1, (kept, -1)), layer.k_norm))
+        values = layer.v_proj(rows).unflatten(-1, (kept, -1))
+        mixed = []
+        for place in range(start, len(rows)):
+            seen = [
+                other
+                for other in range(len(rows))
+                if window is None
+                or (other >= start - window and (other <= place or not config.causal))
+            ]
+            for head in range(heads):
+                own = head // (heads // kept)
+                scores = keys[seen, own] @ queries[place, head] / layers.head_dim**0.5
+                mixed.append(scores.softmax(0) @ values[seen, own])
+        x = x + layer.o_proj(torch.stack(mixed).view(len(block), -1))
+        fed = norm(x, layer.post_attention_layernorm)
+        x = x + layer.down_proj(silu(layer.gate_proj(fed)) * layer.up_proj(fed))
+    return x
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"windows": (3, 5), "causal": False},
+        {"windows": (3, None), "bias": True},
+    ],
+)
+@torch.no_grad()
+def test_a_block_is_filled_as_it_is_defined(form: dict[str, Any]) -> None:
+    module = tiny_llama(4, layers=3).double()
+    dflash = random_dflash(module.config, **form).double()
+    dflash.attach(module.model.embed_tokens.weight, module.lm_head.weight)
+    states = torch.randn(7, 3 * 32, generator=torch.Generator().manual_seed(0)).double()
+    block = torch.tensor([9, 39, 39, 39, 39])
+    found, expected = block_states(dflash, states, block), naive_block(dflash, states, block)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    own = dflash.lm_head(norm(expected, dflash.norm)).argmax(-1)
+    assert dflash.most_likely(found).tolist() == (2 * own).tolist()  # it knows every second token
+
+
+@torch.no_grad()
+def test_no_id_without_a_token_is_drafted() -> None:
+    module = tiny_llama(4, layers=3)
+    dflash = random_dflash(module.config, known=None)
+    states = torch.randn(20, 32, generator=torch.Generator().manual_seed(0))
+    scores = norm(states, dflash.norm) @ module.lm_head.weight.mT
+    without = torch.zeros(40).index_fill(0, scores.argmax(-1)[:3], -torch.inf)
+    for bias, expected in ((None, scores), (without, scores + without)):
+        dflash.attach(module.model.embed_tokens.weight, module.lm_head.weight, bias)
+        assert dflash.most_likely(states).tolist() == expected.argmax(-1).tolist()
 
 
 def expected_draft(dflash: DFlash, states: Tensor, last_token: int) -> list[int]:
@@ -82,13 +145,79 @@ def test_proposals_are_those_of_a_block_without_a_cache_and_the_text_is_the_targ
         assert list(drafted.drafted) == expected and drafted.draft_calls == 1
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"known": None, "windows": (3, None), "bias": True},
+        {"first_row": 0, "causal": False, "windows": (4, 4)},
+    ],
+)
+def test_each_form_is_read_from_its_folder(form: dict[str, Any], tmp_path: Path) -> None:
+    made = random_dflash(tiny_llama(0).config, **form)
+    others = {"attention_bias": True} if made.config.bias else {}
+    again = read_dflash(write_dflash(made, tmp_path / "dflash", layer=others))
+    for name, value in made.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value)
+    for name in ("target_layers", "block", "mask_token", "draft_vocabulary"):
+        assert getattr(again.config, name) == getattr(made.config, name)
+    for name in ("first_row", "windows", "causal", "bias"):
+        assert getattr(again.config, name) == getattr(made.config, name)
+
+
+def test_a_copy_of_the_targets_head_is_not_read(tmp_path: Path) -> None:
+    made = random_dflash(tiny_llama(0).config, known=None)
+    folder = write_dflash(made, tmp_path / "dflash")
+    copies = {"lm_head.weight": torch.zeros(40, 32), "d2t": torch.zeros(40, dtype=torch.long)}
+    save_file({**load_file(folder / "model.safetensors"), **copies}, folder / "model.safetensors")
+    assert set(read_dflash(folder).state_dict()) == set(made.state_dict())
+
+
+def test_a_bias_that_the_configuration_denies_is_refused(tmp_path: Path) -> None:
+    folder = write_dflash(random_dflash(tiny_llama(0).config, bias=True), tmp_path / "dflash")
+    with pytest.raises(UserError, match="attention_bias=False"):
+        read_dflash(folder)
+
+
+def test_forwards_of_the_drafter_are_counted() -> None:
+    module = tiny_llama(4, layers=3)
+    dflash = random_dflash(module.config).requires_grad_(False)
+    target, trace = in_memory(module, "native"), Trace()
+    request = Request(Source((START, 5, 9)), Limits(3, 6, NEVER))
+    DraftThenVerify(target, DFlashDrafter(target, dflash), ExactMatch()).decode(request, trace)
+    ours = [one for one in trace.forwards if one.config is dflash.config.layers]
+    # a block of five rows after the text but its last token; four masks predict
+    lengths = [text - 1 for text in lengths_before(trace, 3)]
+    assert [(one.rows, one.cached) for one in ours] == [(5, length) for length in lengths]
+    assert [one.scored for one in ours] == [min(4, 9 - length - 1) for length in lengths]
+
+
+def lengths_before(trace: Trace, prompt: int) -> list[int]:
+    """The lengths of the text before every round but the first."""
+    return [
+        prompt + sum(one.accepted + 1 for one in trace.rounds[:place])
+        for place in range(1, len(trace.rounds))
+    ]
+
+
+def test_the_cache_grows_where_a_block_has_no_room() -> None:
+    module = tiny_llama(4, layers=3)
+    dflash = random_dflash(module.config, block=80, windows=(None, None)).requires_grad_(False)
+    target, source = in_memory(module, "native"), Source((START, 5, 9))
+    request = Request(source, Limits(3, LENGTH, NEVER))
+    drafter = DFlashDrafter(target, dflash)
+    text = DraftThenVerify(target, drafter, ExactMatch()).decode(request, Trace())
+    assert text == autoregressive(
+        uncached(module, source), source.prompt, finished(source, LENGTH, NEVER)
+    )
+
+
 def test_a_folder_is_read_and_its_window_may_be_shorter(tmp_path: Path, checkpoints: Path) -> None:
     made = random_dflash(tiny_llama(0).config)
     folder = write_dflash(made, tmp_path / "dflash")
     again = read_dflash(folder)
     for name, value in made.state_dict().items():
         assert torch.equal(again.state_dict()[name], value)
-    assert again.config.windows == (None, 3) and again.config.causal
     decoder = load(checkpoints, "llama", "dflash", heads=str(folder), window=2)
     rounds = decoder.generate("w5 w9 w12", 8).trace.rounds
     assert {len(one.drafted) for one in rounds[1:-1]} == {2}
@@ -112,6 +241,7 @@ REFUSED = [
     ({"aux_hidden_state_layer_ids": [-1, 0, 1]}, r"aux_hidden_state_layer_ids=\[-1, 0, 1\]"),
     ({"aux_hidden_state_layer_ids": ["0", 1, 1]}, r"aux_hidden_state_layer_ids=\['0', 1, 1\]"),
     ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids=None"),
+    ({"aux_hidden_state_layer_ids": []}, r"aux_hidden_state_layer_ids=\[\]"),
     ({"target_hidden_size": 64}, "target_hidden_size=64"),
     ({"aux_hidden_state_layer_ids": [0, 1, 9]}, r"after the layers \[0, 1, 9\]"),
 ]
@@ -131,6 +261,7 @@ def test_what_is_not_known_is_refused_by_its_field(
     [
         {"hidden_act": "gelu"},
         {"layer_types": ["linear"] * 2},
+        {"layer_types": ["full_attention"]},  # of two layers
         {"sliding_window": None},
         {"sliding_window": 0},
         {"sliding_window": "3"},

@@ -15,13 +15,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bild_lab.engine.methods.eagle.module import (
+    APART,
     EAGLE,
     EAGLE3,
+    JOINED,
+    STATE_NORMS,
     Eagle,
     read_eagle,
     spread_layers,
 )
 from bild_lab.errors import UserError
+from tests.engine.methods.drafters.naive import fused, head_scores, layer
 from tests.engine.methods.modules.tiny import random_eagle
 from tests.loopback_hub import REPOSITORY, loopback_hub
 from tests.policies import load
@@ -50,22 +54,65 @@ NAMES = {
 }
 
 
+TOKENS = [5, 9, 12, 30]
+
+
+def random_states(eagle: Eagle) -> torch.Tensor:
+    """Of the target, a row for each of TOKENS."""
+    width = eagle.config.target_size * max(1, len(eagle.config.target_layers))
+    return torch.randn(4, width, generator=torch.Generator().manual_seed(0))
+
+
 def scores(eagle: Eagle) -> torch.Tensor:
     """Of a few pairs, so that every weight matters."""
     eagle.attach(MODEL.model.embed_tokens.weight, MODEL.lm_head.weight)
-    generator = torch.Generator().manual_seed(0)
-    width = eagle.config.target_size * max(1, len(eagle.config.target_layers))
-    states = eagle.fused(torch.randn(1, 4, width, generator=generator))
     mask = torch.ones(4, 4, dtype=torch.bool).tril()[None, None]
     with torch.no_grad():
         outputs = eagle(
-            eagle.embed(torch.tensor([[5, 9, 12, 30]])),
-            states,
+            eagle.embed(torch.tensor([TOKENS])),
+            eagle.fused(random_states(eagle)[None]),
             torch.arange(4),
             lambda keys, values: (keys, values),
             mask,
         )
         return eagle.logits(outputs)
+
+
+@pytest.mark.parametrize(
+    ("variant", "form"),
+    [
+        (EAGLE, {}),
+        (EAGLE, {"bias": (True, True), "embeds": True}),
+        (EAGLE3, {}),
+        (EAGLE3, {"state_norm": JOINED, "embeds": True}),
+        (EAGLE3, {"state_norm": APART, "feeds_normed": True}),
+        (EAGLE3, {"head_norms": True, "normed_residual": True, "bias": (True, True)}),
+    ],
+)
+@torch.no_grad()
+def test_each_form_of_the_layer_scores_as_it_is_defined(variant: str, form: dict) -> None:
+    eagle = random_eagle(variant, MODEL.config, known=20 if variant == EAGLE3 else None, **form)
+    eagle.bias = torch.zeros(40).index_fill(0, torch.tensor([6]), -torch.inf)
+    found = scores(eagle)[0]
+    states = [fused(eagle, row) for row in random_states(eagle)]
+    for pairs in (1, 4):
+        expected = head_scores(eagle, layer(eagle, TOKENS[:pairs], states[:pairs]))
+        torch.testing.assert_close(found[pairs - 1], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", [None, JOINED, APART])
+def test_the_configuration_says_what_the_releases_read_in_it(
+    norm: str | None, tmp_path: Path
+) -> None:
+    fusion_alone = random_eagle(EAGLE, MODEL.config, bias=(True, False))
+    fusion_alone.save(tmp_path / "eagle")
+    assert json.loads((tmp_path / "eagle/config.json").read_text())["bias"] is True
+    form = {"normed_residual": norm is None, "feeds_normed": norm == APART, "state_norm": norm}
+    random_eagle(EAGLE3, MODEL.config, known=20, **form).save(tmp_path / "eagle3")
+    written = json.loads((tmp_path / "eagle3/config.json").read_text())
+    assert written["norm_before_residual"] is (norm is None)
+    assert written["norm_output"] is (norm == APART)
+    assert [flag in written for flag in STATE_NORMS.values()] == [norm == JOINED, norm == APART]
 
 
 @pytest.mark.parametrize("variant", [EAGLE, EAGLE3])
@@ -160,6 +207,7 @@ def test_eagles_in_speculators_files_score_as_they_did_when_saved(tmp_path: Path
     third.save(tmp_path / "own3")
     tensors = load_file(tmp_path / "own3" / "model.safetensors")
     renamed = {name.replace("midlayer.", "layers.0."): tensors[name] for name in tensors}
+    renamed["verifier_norm.weight"] = torch.ones(32)  # a copy of the target's
     config = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
@@ -213,9 +261,12 @@ def test_what_is_no_eagle_or_does_not_fit_is_refused(tmp_path: Path, checkpoints
     ):
         load(checkpoints, "llama", "eagle3", heads=str(tmp_path / "deep"))
     tensors = load_file(tmp_path / "eagle" / "model.safetensors")
-    two = written(tmp_path / "two", released_config(num_hidden_layers=2), tensors)
-    with pytest.raises(UserError, match="an EAGLE has one layer, got .* with 2"):
-        load(checkpoints, "llama", "eagle", heads=str(two))
+    deeper = released_config(num_hidden_layers=2)
+    speculators = {"speculators_model_type": "eagle", "transformer_layer_config": deeper}
+    for name, released in (("two", deeper), ("speculators", speculators)):
+        two = written(tmp_path / name, released, tensors)
+        with pytest.raises(UserError, match="an EAGLE has one layer, got .* with 2"):
+            load(checkpoints, "llama", "eagle", heads=str(two))
     del tensors["layers.0.self_attn.o_proj.weight"]
     with pytest.raises(UserError, match=r"must hold o_proj.weight \[32, 24\], got nothing"):
         read_eagle(written(tmp_path / "cut", released_config(), tensors), 2)

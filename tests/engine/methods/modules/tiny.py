@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -157,8 +158,12 @@ def save_package_model(package: torch.nn.Module, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, default=str))
 
 
-def write_dflash(dflash: DFlash, folder: Path, **others: object) -> Path:
-    """In the layout of vLLM's speculators. others: further keys of the configuration."""
+def write_dflash(
+    dflash: DFlash, folder: Path, layer: Mapping[str, object] | None = None, **others: object
+) -> Path:
+    """In the layout of vLLM's speculators. layer, others: further keys of its layers'
+    configuration, and of its own.
+    """
     config, tensors = dflash.config, {}
     for name, value in dflash.state_dict().items():
         block = name.split(".")[-2 if name.endswith(("weight", "bias")) else -1]
@@ -168,14 +173,15 @@ def write_dflash(dflash: DFlash, folder: Path, **others: object) -> Path:
         suffix = ".weight" if "norm" in block else ""
         tensors[name.replace(block, f"{prefix}{block}", 1) + suffix] = value.contiguous()
     sliding = [window is not None for window in config.windows]
-    layer = {
+    layers = {
         **config.layers.to_dict(),
         "layer_types": ["sliding_attention" if slides else "full_attention" for slides in sliding],
         "sliding_window": next(filter(None, config.windows), None),
+        **(layer or {}),
     }
     values = {
         "speculators_model_type": "dflash",
-        "transformer_layer_config": layer,
+        "transformer_layer_config": layers,
         "draft_vocab_size": config.draft_vocabulary or config.vocabulary,
         "block_size": config.block,
         "aux_hidden_state_layer_ids": list(config.target_layers),
