@@ -130,7 +130,7 @@ class MtpDrafter(Drafter):
     def propose(self, tokens: list[int]) -> Draft:
         device = self._target.device
         count = min(self._window, self._request.limits.room(tokens))
-        if count < 1 or not (self._states[0] or self._lengths[0]):
+        if not self._states[0]:
             return empty_draft(device)
         committed, last_layer = len(tokens), min(count, len(self._lengths)) - 1
         text = on_device(tokens, device)
@@ -145,8 +145,7 @@ class MtpDrafter(Drafter):
         return Draft(text[committed:], calls=count)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        states = states_of_text(scores.head_input, draft, verdict, self.required_outputs.prompt)
-        self._states[0].append(states)
+        self._states[0].append(states_of_text(scores.head_input, draft, verdict))
 
     def _run_layer(
         self,
