@@ -116,7 +116,7 @@ def expected_draft(heads: MtpHeads, states: Tensor, text: list[int], count: int)
             MtpCache(config=heads.config),
             input_ids=torch.tensor([text[-rows:]]),
         )
-        drafted.append(int((outputs[0, -1] @ heads.head.mT).argmax()))
+        drafted.append(int(heads.model.shared_head(outputs[0, -1]).argmax()))
         text.append(drafted[-1])
     return drafted
 
@@ -207,6 +207,15 @@ def test_the_targets_own_layers_and_those_of_another_checkpoint_draft_alike(
     assert {len(one.drafted) for one in rounds[0][1:-2]} == {3}
     vanilla = load(checkpoints, "llama", "vanilla").generate("w5 w9 w12", 12)
     assert own.generate("w5 w9 w12", 12).token_ids == vanilla.token_ids
+
+
+def test_the_targets_weights_are_read_for_the_first_text_not_for_the_check(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    decoder = bild_lab.load(str(with_layers(checkpoints, tmp_path / "own")), policy="mtp")
+    assert "decoder" not in vars(decoder.target)
+    decoder.generate("w5 w9", 2)
+    assert "decoder" in vars(decoder.target)
 
 
 @torch.inference_mode()
