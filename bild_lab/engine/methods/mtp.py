@@ -208,6 +208,11 @@ def load_mtp(target: LoadedModel, path: FilePath | None = None) -> MtpHeads:
     source = checkpoint if path is None else Checkpoint(str(path))
     _require_same_sizes(checkpoint, source)
     stored = source.weight_files
+    if stored is None:
+        raise UserError(
+            f"{source.path} has no safetensors files, from which layers of multi-token prediction"
+            f" are read; {REMEDY}"
+        )
     names, depth = layer_names(stored, checkpoint.depth)
     if not names:
         raise UserError(f"{source.path} has no layers of multi-token prediction; {REMEDY}")
@@ -228,13 +233,13 @@ def _require_same_sizes(checkpoint: Checkpoint, source: Checkpoint) -> None:
             )
 
 
-def layer_names(stored: StoredWeights | None, target_depth: int) -> tuple[list[str], int]:
+def layer_names(stored: StoredWeights, target_depth: int) -> tuple[list[str], int]:
     """The names of the layers' weights in a checkpoint's files, and how many layers there are.
 
     target_depth: how many layers the target has; those after them are the ones that draft.
     """
     names, layers = [], {-1}
-    for name in () if stored is None else stored.shapes:
+    for name in stored.shapes:
         if apart := APART.match(name):
             names.append(name)
             layers.add(int(apart[1] or 0))

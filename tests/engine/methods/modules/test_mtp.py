@@ -270,6 +270,11 @@ def test_what_is_not_there_or_does_not_fit_is_refused(checkpoints: Path, tmp_pat
     refused("whose hidden_size is 64, but that of .* is 32", layers)
     with pytest.raises(UserError, match="needs a decoder-only target"):
         load(checkpoints, "t5", "mtp")
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(tensors, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="own has no safetensors files, from which layers"):
+        load(checkpoints, "llama", "mtp", heads=str(folder))
     scaled = AutoConfig.from_pretrained(checkpoints / "gemma3")
     heads = write_mtp(scaled, tmp_path / "scaled")
     with pytest.raises(UserError, match="are no plain table"):
