@@ -19,7 +19,7 @@ from bild_lab.lab.measure.certificate import DEFECT, TIE
 from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.schema.formatting import counted, point_label
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.groups import telling_knobs_among
+from bild_lab.lab.store.groups import telling_knobs
 from bild_lab.lab.store.records import Sweep
 from bild_lab.screening.cost_model import CostModel, TimedText, fit_cost_model
 from bild_lab.screening.guarantee import guarantee, order_of_testing
@@ -164,7 +164,7 @@ def row_label(row: Any, rows: Sequence[Any]) -> str:
     """A screened point as a report names it, by the knobs that tell it from the others of its
     policy: `bild (fallback 0.5, rollback 2)`. row, rows: with a policy and its knobs.
     """
-    return point_label(row, telling_knobs_among(rows)(row), rows)
+    return point_label(row, telling_knobs(rows)(row), rows)
 
 
 def in_words(guarantee: Mapping[str, Any], row: Row, point: str, mean: float) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,15 +53,23 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class MtpHeads:
-    """The layers of a checkpoint, and the target's embedding and head, which they share.
-
-    bias: −inf for ids without a token (`head_bias`).
-    """
+    """The layers of a checkpoint, and the target whose embedding and head they share."""
 
     model: MtpModel
-    embedding: Float[Tensor, "vocab dim"]
-    head: Float[Tensor, "vocab dim"]
-    bias: Float[Tensor, " vocab"] | None
+    target: LoadedModel
+
+    @cached_property
+    def vocabulary(
+        self,
+    ) -> tuple[
+        Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"], Float[Tensor, " vocab"] | None
+    ]:
+        """The embedding, the head, and −inf for ids without a token (`head_bias`). Loads the target's
+        weights, so it is asked for before a text, not when the parts are checked.
+        """
+        target = self.target
+        bias = head_bias(target.checkpoint, target.dtype, target.device)
+        return *target.vocabulary_weights(), bias
 
     @property
     def config(self) -> PreTrainedConfig:
@@ -84,6 +93,7 @@ class MtpHeads:
         start: the slot of the first row in the cache, whose rows from there on are dropped. A row's
         position is that of its token.
         """
+        embedding, _, _ = self.vocabulary
         first = start + layer + 1
         positions = torch.arange(first, first + len(tokens), device=tokens.device)
         with following(Plan(start=start)):
@@ -92,12 +102,13 @@ class MtpHeads:
                 states[None],
                 positions[None],
                 cache,
-                inputs_embeds=self.embedding[tokens][None],
+                inputs_embeds=embedding[tokens][None],
             )[0]
 
     def most_likely(self, state: Float[Tensor, " dim"]) -> Int[Tensor, "1"]:
         """The token with the largest score after this state."""
-        return biased(state[None] @ self.head.mT, self.bias).argmax(-1)
+        _, head, bias = self.vocabulary
+        return biased(state[None] @ head.mT, bias).argmax(-1)
 
 
 class MtpDrafter(Drafter):
@@ -116,6 +127,9 @@ class MtpDrafter(Drafter):
     def __init__(self, target: LoadedModel, heads: MtpHeads, window: int = 1) -> None:
         require_whole("policy.window", window, 1)
         self._target, self._heads, self._window = target, heads, window
+
+    def prepare(self, request: Request) -> None:
+        _ = self._heads.vocabulary  # made of blocks where weights are rounded
 
     def begin(self, request: Request, target: Session) -> None:
         self._request, self._forwards = request, target.forwards
@@ -193,16 +207,17 @@ def load_mtp(target: LoadedModel, path: FilePath | None = None) -> MtpHeads:
     source = checkpoint if path is None else Checkpoint(str(path))
     _require_same_sizes(checkpoint, source)
     stored = source.weight_files
+    if stored is None:
+        raise UserError(
+            f"{source.path} has no safetensors files, from which layers of multi-token prediction"
+            f" are read; {REMEDY}"
+        )
     names, depth = layer_names(stored, checkpoint.depth)
     if not names:
         raise UserError(f"{source.path} has no layers of multi-token prediction; {REMEDY}")
     model = _read_model(checkpoint, source, names, depth, target.dtype, target.device)
     _require_all_numbers(model, stored, names, source.path)
-    return MtpHeads(
-        model,
-        *target.vocabulary_weights(),
-        head_bias(checkpoint, target.dtype, target.device),
-    )
+    return MtpHeads(model, target)
 
 
 def _require_same_sizes(checkpoint: Checkpoint, source: Checkpoint) -> None:
@@ -217,13 +232,13 @@ def _require_same_sizes(checkpoint: Checkpoint, source: Checkpoint) -> None:
             )
 
 
-def layer_names(stored: StoredWeights | None, target_depth: int) -> tuple[list[str], int]:
+def layer_names(stored: StoredWeights, target_depth: int) -> tuple[list[str], int]:
     """The names of the layers' weights in a checkpoint's files, and how many layers there are.
 
     target_depth: how many layers the target has; those after them are the ones that draft.
     """
     names, layers = [], {-1}
-    for name in () if stored is None else stored.shapes:
+    for name in stored.shapes:
         if apart := APART.match(name):
             names.append(name)
             layers.add(int(apart[1] or 0))

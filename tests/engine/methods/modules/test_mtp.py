@@ -116,7 +116,7 @@ def expected_draft(heads: MtpHeads, states: Tensor, text: list[int], count: int)
             MtpCache(config=heads.config),
             input_ids=torch.tensor([text[-rows:]]),
         )
-        drafted.append(int((outputs[0, -1] @ heads.head.mT).argmax()))
+        drafted.append(int(heads.model.shared_head(outputs[0, -1]).argmax()))
         text.append(drafted[-1])
     return drafted
 
@@ -209,6 +209,15 @@ def test_the_targets_own_layers_and_those_of_another_checkpoint_draft_alike(
     assert own.generate("w5 w9 w12", 12).token_ids == vanilla.token_ids
 
 
+def test_the_targets_weights_are_read_for_the_first_text_not_for_the_check(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    decoder = bild_lab.load(str(with_layers(checkpoints, tmp_path / "own")), policy="mtp")
+    assert "decoder" not in vars(decoder.target)
+    decoder.generate("w5 w9", 2)
+    assert "decoder" in vars(decoder.target)
+
+
 @torch.inference_mode()
 def test_a_layer_that_passes_the_token_on_drafts_what_the_target_says(tmp_path: Path) -> None:
     """Where neither model nor layer mixes tokens, what comes next depends on the last one alone."""
@@ -261,6 +270,11 @@ def test_what_is_not_there_or_does_not_fit_is_refused(checkpoints: Path, tmp_pat
     refused("whose hidden_size is 64, but that of .* is 32", layers)
     with pytest.raises(UserError, match="needs a decoder-only target"):
         load(checkpoints, "t5", "mtp")
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(tensors, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="own has no safetensors files, from which layers"):
+        load(checkpoints, "llama", "mtp", heads=str(folder))
     scaled = AutoConfig.from_pretrained(checkpoints / "gemma3")
     heads = write_mtp(scaled, tmp_path / "scaled")
     with pytest.raises(UserError, match="are no plain table"):
