@@ -230,8 +230,12 @@ class OwnModel(LlamaForCausalLM):
 
 
 def test_layers_of_another_checkpoint_with_its_own_code_are_read_where_it_is_trusted(
-    checkpoints: Path, tmp_path: Path
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
+    monkeypatch.syspath_prepend(tmp_path / "modules")
     folder = with_layers(checkpoints, tmp_path / "own")
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
