@@ -39,8 +39,8 @@ class ScreenedPoint:
 
     @property
     def certified(self) -> str:
-        """What is certified of it, in words; empty for nothing."""
-        return self.row["certified"] if isinstance(self.row["certified"], str) else ""
+        """What is certified of it, in words; empty for nothing, and in a table of an older version."""
+        return self.row["certified"] if isinstance(self.row.get("certified"), str) else ""
 
 
 def was_screened(folder: Path) -> bool:

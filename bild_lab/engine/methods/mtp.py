@@ -204,7 +204,9 @@ def load_mtp(target: LoadedModel, path: FilePath | None = None) -> MtpHeads:
     checkpoint = target.checkpoint
     if checkpoint.encoder_decoder:
         raise UserError(f"policy mtp needs a decoder-only target, got {checkpoint.path}; {REMEDY}")
-    source = checkpoint if path is None else Checkpoint(str(path))
+    source = checkpoint
+    if path is not None:
+        source = Checkpoint(str(path), trust_remote_code=checkpoint.trust_remote_code)
     _require_same_sizes(checkpoint, source)
     stored = source.weight_files
     if stored is None:

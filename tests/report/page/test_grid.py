@@ -12,7 +12,7 @@ from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.page.grid import grids, knob_maps
 from bild_lab.report.screened_points import screened_points
 from bild_lab.report.style import marks
-from bild_lab.screening.rows import Row, write_rows
+from bild_lab.screening.rows import TABLE, Row, read_table, write_rows
 from tests.report.sample import (
     sample_baseline,
     sample_log_probability,
@@ -190,6 +190,14 @@ def test_a_certified_point_has_a_ring_and_a_mark_in_the_maps(folder: Path) -> No
     assert [one for trace in grid.maps[0]["data"] for one in trace["text"] if "✓" in one] == [
         "1.90<br>✓"
     ]
+
+
+def test_a_table_from_before_certificates_and_hashes_is_drawn(folder: Path) -> None:
+    table = read_table(folder / TABLE).drop(columns=["certified", "code", "data"])
+    table.to_csv(folder / TABLE, index=False)
+    (grid,) = grids(screened_points(folder, []), marks(["bild", "speculative"]))
+    assert grid.count == len(ROWS)
+    assert not [one for one in grid.cloud["data"] if one["name"].startswith("certified")]
 
 
 def test_a_confirmed_point_has_the_numbers_of_its_live_run(folder: Path) -> None:

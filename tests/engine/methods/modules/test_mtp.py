@@ -218,6 +218,36 @@ def test_the_targets_weights_are_read_for_the_first_text_not_for_the_check(
     assert "decoder" in vars(decoder.target)
 
 
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_layers_of_another_checkpoint_with_its_own_code_are_read_where_it_is_trusted(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    folder = with_layers(checkpoints, tmp_path / "own")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own"}))
+    (folder / "own.py").write_text(OWN_CODE)
+    knobs = {"policy": "mtp", "heads": str(folder)}
+    decoder = bild_lab.load(str(folder), trust_remote_code=True, **knobs)
+    assert {len(one.drafted) for one in decoder.generate("w5 w9", 8).trace.rounds[1:-1]} == {1}
+    with pytest.raises(UserError, match="trust_remote_code=true"):
+        bild_lab.load(str(folder), **knobs)
+
+
 @torch.inference_mode()
 def test_a_layer_that_passes_the_token_on_drafts_what_the_target_says(tmp_path: Path) -> None:
     """Where neither model nor layer mixes tokens, what comes next depends on the last one alone."""
