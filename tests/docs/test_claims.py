@@ -93,13 +93,18 @@ def compose_line(line: str, tmp_path: Path) -> None:
 
 
 def reader_folder(tmp_path: Path) -> Path:
-    """`DIR` of docs/results/real.md: `speculative8` as the page describes it."""
+    """`DIR` of docs/results/real.md: `speculative8` and `copying` as the page describes them."""
     policy = tmp_path / "policy"
     policy.mkdir(exist_ok=True)
     text = (config_dir() / "policy/speculative.yaml").read_text()
     text = re.sub(r"^name: speculative$", "name: speculative8", text, flags=re.M)
     changed = re.sub(r"^window: \d+", "window: 8", text, flags=re.M)
     (policy / "speculative8.yaml").write_text(changed)
+    hybrid = (config_dir() / "policy/hybrid.yaml").read_text()
+    copying = re.sub(r"^name: hybrid$", "name: copying", hybrid, flags=re.M)
+    (policy / "copying.yaml").write_text(
+        re.sub(r"^second: \w+", "second: speculative", copying, flags=re.M)
+    )
     return tmp_path
 
 
