@@ -280,6 +280,8 @@ class SweepCallback(Callback):
             refusing_points(lambda: require_gpus(config, points))
             share_graph_regime(config, points)
         self._start(config, total)
+        if not launched_by(config.hydra, IN_PROCESS_LAUNCHER):
+            command_progress().report_lost = partial(self._report_lost, config)
         record_command(sweep_folder(config))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
@@ -314,8 +316,6 @@ class SweepCallback(Callback):
         folder = sweep_folder(config)
         self._error_before = sys.exc_info()[1]
         begin_progress(total, folder)
-        if not launched_by(config.hydra, IN_PROCESS_LAUNCHER):
-            command_progress().report_lost = partial(self._report_lost, config)
         self._failed_before = _failures(Sweep(folder))
         if current_thread() is main_thread():  # Python allows handlers there alone
             self._handlers = {
@@ -348,8 +348,9 @@ class SweepCallback(Callback):
         raise AssertionError("unreachable: a code ends the process")
 
     def _restore(self) -> None:
-        """From now on a signal ends the process."""
+        """From now on a signal ends the process, and an error is not the launcher's."""
         self._going = False
+        command_progress().report_lost = None
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}

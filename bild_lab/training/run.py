@@ -21,7 +21,7 @@ from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
 
 from bild_lab.engine.models.checkpoint.hub import commits_read, no_progress_bars
-from bild_lab.engine.models.device import within_memory
+from bild_lab.engine.models.device import default_threads, within_memory
 from bild_lab.errors import UserError
 from bild_lab.files import holding
 from bild_lab.lab.config.console import progress_bar, status_line
@@ -206,8 +206,8 @@ class TrainingRun:
 
 @contextmanager
 def isolated(seed: int, threads: int | None) -> Iterator[None]:
-    """Seed the global generators and set PyTorch's threads (None: keep them) inside the block;
-    restore both after it.
+    """Seed the global generators and set PyTorch's threads (None: `default_threads`) inside the
+    block; restore both after it.
 
     Transformers' messages and progress bars are off inside the block, because they would disturb
     ours.
@@ -217,7 +217,7 @@ def isolated(seed: int, threads: int | None) -> Iterator[None]:
     logging.set_verbosity_error()
     try:
         with no_progress_bars(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.set_num_threads(threads_before if threads is None else threads)
+            torch.set_num_threads(default_threads() if threads is None else threads)
             torch.manual_seed(seed)
             yield
     finally:

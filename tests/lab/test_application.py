@@ -34,7 +34,7 @@ from bild_lab.lab.measure import runner
 from bild_lab.lab.point.prepare import Point
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
-from bild_lab.lab.store.progress import SweepProgress, read_commands
+from bild_lab.lab.store.progress import SweepProgress, command_progress, read_commands
 from bild_lab.lab.store.records import Sweep
 from tests.tiny import save, tiny_llama
 
@@ -112,6 +112,19 @@ def test_a_launcher_that_loses_a_job_ends_in_a_report_of_what_is_finished(
     assert "finished points are kept, the same command runs the rest" in printed
     assert table.is_file() and "vanilla" in table.read_text()
     assert printed.count("the rest is in outputs/mine") == 2  # one a command
+    # planted: an error of a later command was told as this launcher's
+    assert command_progress().report_lost is None
+
+
+def test_an_error_of_a_single_run_is_not_the_launchers(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: it was told as the launcher's, though a single run has none."""
+    monkeypatch.setattr(sweeps, "SIGNALS", ())  # those of the tests stay
+    monkeypatch.setattr(application, "update_numbers", lambda *_: {}["our own"])
+    monkeypatch.setattr(sys, "argv", ["run.py", *base, "policy=vanilla", "hydra/launcher=joblib"])
+    with pytest.raises(KeyError, match="our own"):
+        run_application(application.measure_and_report)
 
 
 def test_a_sweep_that_ends_early_says_that_jobs_of_slurm_go_on() -> None:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel, TrainerCallback
 
 import bild_lab
+from bild_lab.engine.models import device
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training import finetune as finetuning
@@ -489,6 +490,25 @@ def test_nothing_to_train_on_is_refused_before_anything_is_written(tmp_path: Pat
             )
         )
     assert not (tmp_path / "new" / "checkpoint").exists()
+
+
+def test_a_training_that_is_told_no_threads_takes_those_of_its_container(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Planted: as many as PyTorch counts on the machine."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(device, "usable_cores", lambda: 2)
+    before = torch.get_num_threads()
+    try:
+        for threads, taken in ((5, 2), (1, 1)):
+            torch.set_num_threads(threads)
+            with runs.isolated(0, None):
+                assert torch.get_num_threads() == taken
+            with runs.isolated(0, 3):
+                assert torch.get_num_threads() == 3
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_training_leaves_global_state_alone(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ virtual machine.
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import subprocess
@@ -44,7 +43,10 @@ _FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})([^`\r\n]*)\r?\n?", re.MULTILINE)
 _DEEPER = 3
 # a block whose fences stand anywhere, such as behind words
 _LOOSELY_FENCED = re.compile(r"```[ \t]*[\w+-]*[ \t]*\r?\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
-_FUTURE = re.compile(r"^from __future__ import [^\r\n]*", re.MULTILINE)
+# on one line, or on several, in brackets or with backslashes
+_FUTURE = re.compile(
+    r"^from +__future__ +import +(?:\([^)]*\)[^\r\n]*|(?:\\\r?\n|[^\r\n])*)", re.MULTILINE
+)
 _HEAD = re.compile(r"^(?:async +)?def +(\w+)", re.MULTILINE)
 
 
@@ -56,6 +58,8 @@ def passes(answers: Sequence[str], references: Sequence[Sequence[str]]) -> list[
     fenced blocks of code one block counts (`code_of`). Raises UserError for another reference, and
     where no program runs.
     """
+    from bild_lab.engine.models.device import usable_cores  # late: torch takes seconds to load
+
     programs = []
     for answer, (program_head, program_tail) in zip(
         answers, map(_parts, range(len(references)), references), strict=True
@@ -63,7 +67,8 @@ def passes(answers: Sequence[str], references: Sequence[Sequence[str]]) -> list[
         code = code_of(answer, program_head)
         programs.append(_future_first(program_head + code + program_tail))
     _require_running()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    # more at once would wait for each other while their clocks run
+    with ThreadPoolExecutor(usable_cores()) as pool:
         return [100.0 * ended for ended in pool.map(ends_well, programs)]
 
 

@@ -114,7 +114,9 @@ def warn_of_what_is_left_out(
             f"{checkpoint.path} sets {', '.join(unsupported)} for `generate`, which is left out: one"
             " text is decoded, up to decoding.max_new_tokens and decoding.stop"
         )
-    if sampled and (of_sampling := list(sampling_settings(checkpoint.generation))):
+    # a list is chosen, with them or without
+    of_sampling = list(sampling_settings(checkpoint.generation)) if sampled else []
+    if of_sampling and isinstance(processors, str):
         warn_once(
             f"{checkpoint.path} asks for {', '.join(of_sampling)} where it samples, which is left"
             " out; a list of decoding.processors may have it, such as"

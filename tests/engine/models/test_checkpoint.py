@@ -11,11 +11,11 @@ import pytest
 import torch
 from jinja2 import UndefinedError
 from tokenizers import Tokenizer, decoders
-from tokenizers.models import WordLevel
+from tokenizers.models import BPE, WordLevel
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
-from bild_lab.engine.models.checkpoint.chat import CompleteText
+from bild_lab.engine.models.checkpoint.chat import ChatSettings, CompleteText, chat_text
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.errors import UserError, warn_once
@@ -230,6 +230,53 @@ def test_an_end_token_that_a_tokenizer_writes_behind_prompts_is_named(
     warn_once.cache_clear()
     Checkpoint(str(folder)).source(prompt)
     assert ("writes an end token behind every prompt" in caplog.text) is told
+
+
+def test_an_end_token_that_tokenizer_config_asks_for_is_switched_off_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Planted: told to correct tokenizer.json, where Transformers asks that file alone, and there is
+    none.
+    """
+    folder = save(tiny_llama(0), tmp_path / "llama")
+    (folder / "tokenizer.json").unlink()
+    BPE({"<|endoftext|>": END, "a": 5, "b": 6}, []).save(str(folder))
+
+    def told(adds: bool) -> str:
+        settings = {"tokenizer_class": "GPT2Tokenizer", "add_eos_token": adds}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        warn_once.cache_clear()
+        caplog.clear()
+        Checkpoint(str(folder)).source("b")
+        return caplog.text
+
+    assert "set add_eos_token to false in its tokenizer_config.json" in told(True)
+    assert "end token" not in told(False)
+
+
+SYSTEM_APART = (
+    "{% for one in messages %}{% if one['role'] == 'system' %}{{ one['content'] + ' ' }}{% else %}"
+    "{% for part in one['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }} {% endif %}"
+    "{% endfor %}{% endif %}{% endfor %}w8"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        (SYSTEM_APART, "w9 w7 w8"),
+        (SYSTEM_APART.replace("+ ' ' ", ""), "w9w7 w8"),  # planted: parts as Python shows them
+        ("{{ messages[1]['content'] | capitalize }} w8", "W7 w8"),
+        ("{{ messages[1]['content'][:1] }} w8", "w w8"),
+    ],
+)
+def test_parts_are_never_written_as_python_shows_them(
+    template: str, written: str, tmp_path: Path
+) -> None:
+    tokenizer = Checkpoint(str(save(tiny_llama(0), tmp_path / "llama"))).tokenizer
+    tokenizer.chat_template = template
+    messages = [{"role": "system", "content": "w9"}, {"role": "user", "content": "w7"}]
+    assert chat_text(tokenizer, "it", messages, ChatSettings()) == written
 
 
 def test_a_template_that_takes_a_content_as_parts_alone_gets_parts(tmp_path: Path) -> None:

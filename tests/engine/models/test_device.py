@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
+from bild_lab.engine.models import device
 from bild_lab.engine.models.device import few_cores, visible_gpus
 
 
@@ -38,8 +37,8 @@ def test_the_gpus_that_are_seen_have_the_names_of_the_variable(
 def test_two_cores_for_each_of_several_processes_are_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(device, "usable_cores", lambda: 7)
     assert few_cores(3) == ""
     assert "7 CPU cores for 4 processes" in few_cores(4) and "such as 3," in few_cores(4)
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(device, "usable_cores", lambda: 1)
     assert few_cores(1) == ""  # which waits for no other

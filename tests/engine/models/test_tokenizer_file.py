@@ -8,12 +8,20 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE, WordLevel
+from tokenizers.models import BPE, Unigram, WordLevel
 from tokenizers.normalizers import NFC, Lowercase
-from tokenizers.pre_tokenizers import ByteLevel, Metaspace, Sequence, Split, Whitespace
+from tokenizers.pre_tokenizers import (
+    ByteLevel,
+    Metaspace,
+    Sequence,
+    Split,
+    Whitespace,
+    WhitespaceSplit,
+)
 from tokenizers.trainers import BpeTrainer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from bild_lab.engine.models.checkpoint.chat import ChatSettings
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import warn_once
 
@@ -147,3 +155,61 @@ def test_a_word_behind_a_special_token_begins_as_the_file_says(
     assert (alike == expected) is ((scheme == "always") is legacy)
     found = Checkpoint(str(folder)).tokenizer
     assert found.encode("ab</s>cd", add_special_tokens=False) == expected
+
+
+def test_special_tokens_that_the_class_has_by_default_stay(tmp_path: Path) -> None:
+    """Planted: a file read by itself has none, and a chat's template wrote none."""
+    folder = stored(words(), tmp_path, "llama", "LlamaTokenizerFast")
+    template = "{{ bos_token }} {{ messages[0]['content'] }}"
+    settings = {"tokenizer_class": "LlamaTokenizerFast", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    found = Checkpoint(str(folder))
+    assert type(found.tokenizer) is PreTrainedTokenizerFast
+    special_tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert found.tokenizer.special_tokens_map == special_tokens
+    messages = [{"role": "user", "content": "In 2023"}]
+    assert found.chat_tokens(messages, ChatSettings()) == [SPECIAL["<s>"], 4, 5]
+    # a class without any of its own: what the file's architecture has is another's
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert Checkpoint(str(folder)).tokenizer.bos_token is None
+
+
+def test_a_special_token_that_the_file_does_not_know_is_not_added(tmp_path: Path) -> None:
+    tokenizer = bytes_with("single", lower=True)  # without <|endoftext|>
+    folder = stored(tokenizer, tmp_path, "gpt2", "GPT2TokenizerFast")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2TokenizerFast"}')
+    found = Checkpoint(str(folder)).tokenizer
+    assert found.bos_token is None and len(found) == tokenizer.get_vocab_size()
+
+
+@pytest.mark.parametrize("joins", [False, True], ids=["around", "joined"])
+def test_special_tokens_around_a_text_and_how_tokens_are_joined_are_the_files_too(
+    joins: bool, tmp_path: Path
+) -> None:
+    """Planted: only the cuts were compared."""
+    if joins:
+        tokenizer, model_type = bytes_with("single"), "qwen2"
+        tokenizer.normalizer = NFC()
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("e", "a"), decoders.ByteLevel()])
+    else:  # T5's class writes an end token whatever the file says
+        pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -1.0)]
+        pieces += [(letter, -2.0) for letter in "abcdefghijklmnopqrstuvwxyz"]
+        tokenizer, model_type = Tokenizer(Unigram(pieces, unk_id=2)), "t5"
+        tokenizer.pre_tokenizer = Sequence([WhitespaceSplit(), Metaspace()])
+        tokenizer.decoder = decoders.Metaspace()
+        tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    folder = stored(tokenizer, tmp_path, model_type, None)
+    rebuilt, found = AutoTokenizer.from_pretrained(folder), Checkpoint(str(folder)).tokenizer
+    ids = tokenizer.encode("the cat").ids
+    assert found("the cat")["input_ids"] == ids
+    assert found.decode(ids) == tokenizer.decode(ids)
+    assert (rebuilt("the cat")["input_ids"], rebuilt.decode(ids)) != (ids, tokenizer.decode(ids))
+
+
+def test_code_of_a_checkpoints_own_that_fails_is_not_passed_over(tmp_path: Path) -> None:
+    """Planted: its tokenizer.json was read in its place, without a word."""
+    folder = stored(words(), tmp_path, "t5", None)
+    Checkpoint(str(folder)).tokenizer  # noqa: B018
+    with pytest.raises(TypeError):
+        Checkpoint(str(folder), trust_remote_code=True).tokenizer  # noqa: B018

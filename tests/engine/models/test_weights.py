@@ -172,7 +172,15 @@ def test_two_values_of_one_weight_are_refused(engine: str, tmp_path: Path) -> No
 
     store(weights[names[0]].clone())
     load()
-    store(weights[names[0]] + 1)
+    first = weights[names[0]].clone()
+    weights[names[0]].flatten()[0] = torch.nan  # planted: equal to nothing
+    store(weights[names[0]].clone())
+    load()
+    weights[names[0]] = first
+    store(first.half())  # planted: a traceback, as PyTorch compares no two types
+    with pytest.raises(UserError, match=f"both store {names[0]}, with different values"):
+        load()
+    store(first + 1)
     message = rf"{shards[0]} and {shards[1]} in {tmp_path} both store {names[0]}, with different"
     with pytest.raises(UserError, match=f"^{message} values; remove the one that the index"):
         load()
@@ -191,6 +199,16 @@ def test_embeddings_that_encoder_and_decoder_have_apart_are_read_apart(tmp_path:
     assert torch.equal(model.decoder.embedding, module.decoder.embed_tokens.weight)
     assert torch.equal(model.decoder.encoder.embedding, module.encoder.embed_tokens.weight)
     assert not torch.equal(model.decoder.embedding, model.decoder.encoder.embedding)
+
+
+def test_embeddings_that_a_file_stores_twice_are_one_in_memory(tmp_path: Path) -> None:
+    save(TINY["t5"](3), tmp_path)
+    weights = load_file(tmp_path / ONE_FILE)
+    for part in ("encoder", "decoder"):
+        weights[f"{part}.embed_tokens.weight"] = weights["shared.weight"].clone()
+    save_file(weights, tmp_path / ONE_FILE)
+    decoder = load_model(str(tmp_path), None, "cpu", torch.float32, "native").decoder
+    assert decoder.embedding is decoder.encoder.embedding
 
 
 def storages(stack: Stack) -> set[int]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import textwrap
 from pathlib import Path
+from threading import Lock
+from time import sleep
 
 import pytest
 
+from bild_lab.engine.models import device
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import programs
 from bild_lab.lab.metrics.programs import code_of, ends_well, passes
@@ -62,6 +65,42 @@ def test_imports_from_the_future_come_before_the_programs_head() -> None:
     program = head + "{answer}\n\nassert double(2) == 4\n"
     right, wrong = answer, answer.replace("2 * x", "x")
     assert passes([right, wrong, "    return 2 * x\n"], [[program]] * 3) == [100, 0, 100]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "from __future__ import (\n    annotations,  # late\n    generators,\n)  # all",
+        "from __future__ import annotations, \\\n    generators",
+        "from  __future__  import annotations",
+    ],
+)
+def test_an_import_from_the_future_on_several_lines_stays_whole(lines: str) -> None:
+    """Planted: its first line alone came first, and no such program ran."""
+    for begins in ("", "import math\n\n"):
+        program = f"{begins}{lines}\n\n{TESTED}"
+        assert passes(["    return 2 * x", "    return x"], [[program]] * 2) == [100, 0]
+
+
+def test_no_more_programs_run_at_once_than_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: as many as the machine of a container has, which then run out of time."""
+    running, most, lock = 0, 0, Lock()
+
+    def counted(_: str) -> bool:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        sleep(0.02)
+        with lock:
+            running -= 1
+        return True
+
+    monkeypatch.setattr(programs, "ends_well", counted)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(device, "usable_cores", lambda: 2)
+    passes([f"    return {number}" for number in range(8)], [[TESTED]] * 8)
+    assert most == 2
 
 
 def test_files_can_be_read_but_not_changed(tmp_path: Path) -> None:

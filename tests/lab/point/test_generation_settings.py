@@ -150,6 +150,10 @@ def test_what_a_checkpoint_samples_with_is_named_where_texts_are_sampled(
     warn_of_what_is_left_out("checkpoint", Languages(), said, sampled=True)
     (message,) = caplog.messages
     assert message.startswith("some/bart asks for min_p, epsilon_cutoff where it samples, which is")
+    warn_once.cache_clear()
+    chosen = [{"_target_": "transformers.MinPLogitsWarper", "min_p": 0.3}]
+    warn_of_what_is_left_out(chosen, Languages(), said, sampled=True)  # planted: told to add it
+    assert len(caplog.messages) == 1
 
 
 def test_a_checkpoints_stop_strings_are_followed_with_its_processors() -> None:

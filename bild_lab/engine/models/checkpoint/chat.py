@@ -109,11 +109,17 @@ def chat_text(
         refusal = error
     if refusal is None and _holds_last(messages, text):
         return text
-    parts = [_in_parts(message) for message in messages]
-    with suppress(TemplateError, TypeError):  # it takes no parts either
-        text_of_parts = tokenizer.apply_chat_template(parts, **options, **chat.values)
-        if _holds_last(messages, text_of_parts):
-            return text_of_parts
+    in_parts = [_in_parts(message) for message in messages]
+    # some take the system's content as text alone
+    system_apart = [
+        message if message.get("role") == "system" else parts
+        for message, parts in zip(messages, in_parts, strict=True)
+    ]
+    for partly in (in_parts, system_apart):
+        with suppress(TemplateError, TypeError):  # it takes no parts either
+            text_of_parts = tokenizer.apply_chat_template(partly, **options, **chat.values)
+            if _holds_last(messages, text_of_parts) and not _shows_parts(partly, text_of_parts):
+                return text_of_parts
     if refusal is not None:
         raise UserError(
             f"the chat template of {path} refuses these messages: {refusal}; correct them"
@@ -125,6 +131,12 @@ def _holds_last(messages: Sequence[Mapping[str, Any]], text: str) -> bool:
     """Whether the last message's content is in the text."""
     content = messages[-1].get("content")
     return not isinstance(content, str) or content.strip() in text
+
+
+def _shows_parts(messages: Sequence[Mapping[str, Any]], text: str) -> bool:
+    """Whether a template that takes a content as text has written parts as Python shows them."""
+    contents = [message.get("content") for message in messages]
+    return any(isinstance(content, list) and str(content) in text for content in contents)
 
 
 def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -48,6 +48,7 @@ from bild_lab.engine.models.checkpoint.pieces import METASPACE, Pieces, piece_of
 from bild_lab.engine.models.checkpoint.tokenizer_file import (
     TOKENIZER_JSON,
     cut_alike,
+    default_tokens,
     may_be_rebuilt,
     set_prefix_space,
 )
@@ -168,19 +169,25 @@ class Checkpoint:
             tokenizer = self._read(
                 "tokenizer", AutoTokenizer, trust_remote_code=self.trust_remote_code
             )
-        except TypeError:  # the class is of another kind than the file
-            if not (self.files / TOKENIZER_JSON).is_file():
+        except TypeError:  # the class is of another kind than the file, or code of its own fails
+            if self.trust_remote_code or not (self.files / TOKENIZER_JSON).is_file():
                 raise
             return self._read("tokenizer", PreTrainedTokenizerFast)
         if not may_be_rebuilt(tokenizer) or not (self.files / TOKENIZER_JSON).is_file():
             return tokenizer
         own = self._read("tokenizer", PreTrainedTokenizerFast)
         set_prefix_space(own, tokenizer)
-        if cut_alike(tokenizer, own):
+        alike = cut_alike(tokenizer, own)
+        if not alike and (added := default_tokens(own, tokenizer, self.files)):
+            own = self._read("tokenizer", PreTrainedTokenizerFast, **added)
+            set_prefix_space(own, tokenizer)
+            alike = cut_alike(tokenizer, own)
+        if alike:
             return tokenizer
         warn_once(
-            f"{self.path}: texts are cut into tokens as its {TOKENIZER_JSON} says; AutoTokenizer of"
-            f" transformers takes it for a {type(tokenizer).__name__}, which cuts them otherwise"
+            f"{self.path}: texts are cut into tokens, and tokens joined, as its {TOKENIZER_JSON}"
+            f" says; AutoTokenizer of transformers takes it for a {type(tokenizer).__name__}, which"
+            " does so otherwise"
         )
         return own
 
@@ -405,10 +412,12 @@ class Checkpoint:
                 one_vocabulary=self.one_vocabulary,
             )
         if isinstance(prompt, str) and lacks_special_tokens(prompt) and self._ends_prompts:
+            remedy = f"take it out of the post_processor in its {TOKENIZER_JSON}"
+            if getattr(self.tokenizer, "add_eos_token", False):
+                remedy = "set add_eos_token to false in its tokenizer_config.json"
             warn_once(
                 f"{self.path}: its tokenizer writes an end token behind every prompt, as for a"
-                " training, so that texts may be empty or begin anew; take it out of the"
-                f" post_processor in its {TOKENIZER_JSON}"
+                f" training, so that texts may be empty or begin anew; {remedy}"
             )
         return Source(prompt=tuple(ids))
 

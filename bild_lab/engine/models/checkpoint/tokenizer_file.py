@@ -1,11 +1,18 @@
-"""Whether a tokenizer of Transformers cuts texts as the file that it was read from says."""
+"""Whether a tokenizer of Transformers cuts texts as the file that it was read from says, and what
+it knows that the file does not say.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 TOKENIZER_JSON = "tokenizer.json"
+# names of classes that have no special tokens of their own
+CLASSES_OF_FILES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # what rules of cutting differ in: digits, case, spaces, line ends, marks, letters of many scripts
 PROBE = (
     "The year 2023, isn't it?  Two  spaces\n\n\tdef f(x):\n        return x_1 + 12345678  # NaOH"
@@ -27,21 +34,38 @@ def may_be_rebuilt(tokenizer: PreTrainedTokenizerBase) -> bool:
     )
 
 
-def cut_alike(tokenizer: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers cut texts alike: one with all that rules differ in, and words behind
-    special tokens, where some write a space that is not there, as in every chat of Llama 2.
+def cut_alike(tokenizer: PreTrainedTokenizerFast, own: PreTrainedTokenizerFast) -> bool:
+    """Whether two tokenizers make the same tokens of a text, and the same text of these tokens.
+
+    The text has all that rules differ in, and words behind special tokens, where some write a space
+    that is not there, as in every chat of Llama 2. Special tokens around it count, too.
     """
     specials = dict.fromkeys(filter(None, (own.bos_token, own.eos_token)))
     text = PROBE + "".join(f"{special}word{special} word" for special in specials)
-    ids, own_ids = (
-        one(text, add_special_tokens=False, verbose=False)["input_ids"] for one in (tokenizer, own)
-    )
-    return ids == own_ids
+    ids, own_ids = (one(text, verbose=False)["input_ids"] for one in (tokenizer, own))
+    joined, own_joined = (one.backend_tokenizer.decode(ids) for one in (tokenizer, own))
+    return ids == own_ids and joined == own_joined
+
+
+def default_tokens(
+    own: PreTrainedTokenizerFast, tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> dict[str, str]:
+    """The special tokens that `own` lacks, as tokenizer_config.json names none, and that the class
+    of `tokenizer` has by default, such as `<s>`; those that the file knows.
+
+    None where tokenizer_config.json names no class that has such tokens. folder: of both files.
+    """
+    if get_tokenizer_config(str(folder)).get("tokenizer_class") in CLASSES_OF_FILES:
+        return {}
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    tokens = {name: getattr(tokenizer, name) for name in names if getattr(own, name) is None}
+    known = own.backend_tokenizer.token_to_id
+    return {name: token for name, token in tokens.items() if token and known(token) is not None}
 
 
 def set_prefix_space(own: PreTrainedTokenizerFast, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Have bytes begin with a space where tokenizer_config.json, which `tokenizer` was read with,
-    asks for it: the one rule that is not in the file alone.
+    """Have bytes begin with a space where tokenizer_config.json, which `tokenizer` was read with, or
+    else its class asks for it: the one rule that is not in the file alone.
     """
     asked, stored = tokenizer.init_kwargs.get("add_prefix_space"), own.backend_tokenizer
     if asked is not None and isinstance(stored.pre_tokenizer, ByteLevel):

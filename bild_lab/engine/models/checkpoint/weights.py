@@ -171,7 +171,10 @@ def _require_equal(name: str, *paths: str) -> None:
     for path in paths:
         with safe_open(path, framework="pt") as file:
             tensors.append(file.get_tensor(name))
-    if not torch.equal(*tensors):
+    kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
+    # in bytes, as some types cannot be compared, and NaN equals nothing
+    stored_bytes = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
+    if kinds[0] != kinds[1] or not torch.equal(*stored_bytes):
         first, second = (Path(path).name for path in paths)
         raise UserError(
             f"{first} and {second} in {Path(paths[0]).parent} both store {name}, with different"

@@ -65,6 +65,8 @@ class T5Decoder(Stack):
         # both are `shared` in most checkpoints; those that train them apart store each
         embedding = weights["decoder.embed_tokens.weight"]
         source_embedding = weights["encoder.embed_tokens.weight"]
+        if torch.equal(embedding, source_embedding):  # stored twice
+            source_embedding = embedding
         gated = config.is_gated_act
         # the bias is constant from there on
         self._farthest = config.relative_attention_max_distance
