@@ -432,7 +432,7 @@ def test_a_timed_tree_has_no_more_probes_below_a_row_than_it_is_deep(
 
     monkeypatch.setattr(tree_fitting, "round_times", seconds)
     method = SimpleNamespace(drafter=SimpleNamespace(max_probes=2))
-    measured_costs(method, ["text"], table(0, 3, 4), 8, lambda: None)
+    measured_costs(method, ["text"], table(0, 3, 4), lambda: None)
     assert {(depth, max(tree.probes)) for depth, tree in timed} == {(0, 0), (1, 1), (2, 2), (3, 2)}
 
 

@@ -82,10 +82,10 @@ def test_counts_switches_and_layers() -> None:
 
 
 def test_each_token_of_a_drafter_is_one_of_the_targets() -> None:
-    require_tokens_of(10, torch.tensor([0, 3, 7]), PLACE, KIND)  # the tokens 0, 4 and 9
+    require_tokens_of(10, torch.tensor([0, 3, 7]), None, PLACE, KIND)  # the tokens 0, 4 and 9
     for difference, tokens in (([0, 3, 8], "0 to 10"), ([-1, 3, 7], "-1 to 9")):
         with pytest.raises(UserError, match=f"whose d2t gives tokens from {tokens} is not known"):
-            require_tokens_of(10, torch.tensor(difference), PLACE, KIND)
+            require_tokens_of(10, torch.tensor(difference), None, PLACE, KIND)
 
 
 def target_of(depth: int = 3, width: int = 32, vocabulary: int = 40) -> SimpleNamespace:

@@ -91,7 +91,7 @@ def head_scores(eagle: Eagle, output: Tensor) -> Tensor:
         read = output if config.feeds_normed else norm(output, eagle.norm)
         for own, score in enumerate(eagle.lm_head(read)):
             scores[own + eagle.d2t[own]] = score
-    return scores if eagle.bias is None else scores + eagle.bias
+    return scores if eagle._bias is None else scores + eagle._bias
 
 
 @torch.inference_mode()

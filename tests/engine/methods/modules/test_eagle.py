@@ -63,9 +63,9 @@ def random_states(eagle: Eagle) -> torch.Tensor:
     return torch.randn(4, width, generator=torch.Generator().manual_seed(0))
 
 
-def scores(eagle: Eagle) -> torch.Tensor:
+def scores(eagle: Eagle, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Of a few pairs, so that every weight matters."""
-    eagle.attach(MODEL.model.embed_tokens.weight, MODEL.lm_head.weight)
+    eagle.attach(MODEL.model.embed_tokens.weight, MODEL.lm_head.weight, bias)
     mask = torch.ones(4, 4, dtype=torch.bool).tril()[None, None]
     with torch.no_grad():
         outputs = eagle(
@@ -92,8 +92,7 @@ def scores(eagle: Eagle) -> torch.Tensor:
 @torch.no_grad()
 def test_each_form_of_the_layer_scores_as_it_is_defined(variant: str, form: dict) -> None:
     eagle = random_eagle(variant, MODEL.config, known=20 if variant == EAGLE3 else None, **form)
-    eagle.bias = torch.zeros(40).index_fill(0, torch.tensor([6]), -torch.inf)
-    found = scores(eagle)[0]
+    found = scores(eagle, torch.zeros(40).index_fill(0, torch.tensor([6]), -torch.inf))[0]
     states = [fused(eagle, row) for row in random_states(eagle)]
     for pairs in (1, 4):
         expected = head_scores(eagle, layer(eagle, TOKENS[:pairs], states[:pairs]))
