@@ -3,7 +3,7 @@
 python -m tests.triton_compiler CAPABILITY [NAME …], such as 90 qwen2.5-1.5b
 
 It prints one line of JSON for each kernel: registers, bytes of stack and of shared memory, how
-often some instructions occur, and how it adds up.
+often some instructions occur, and how often it multiplies.
 """
 
 from __future__ import annotations
@@ -42,9 +42,12 @@ from bild_lab.engine.models.native.stack import Layer, Stack, Weight
 # of one kernel these differ between forwards: whether rows may stop or are a tree, whether only keys
 # and values are wanted, and when it begins
 VARIED = {"STOPPABLE", "TREE", "FILLS", "launch_pdl"}
-# machine instructions that add numbers: where a product is taken into a sum, one more of the first
-# and one less of the second
-ADDITIONS = re.compile(r"\b(FFMA2?|FADD2?|DFMA|DADD|HMMA|HGMMA|IMMA|IGMMA|UTCHMMA|UTCIMMA)\b")
+# instructions of the machine, and of what the assembler is given, that multiply: where a product is
+# taken into a sum, one more that also adds. Plain sums are not counted, as they are repeated, joined
+# with a conversion, or move a number
+MULTIPLYING = re.compile(
+    r"\b(FFMA|DFMA|HMMA|HGMMA|IMMA|IGMMA|UTCHMMA|UTCIMMA|fma(?=\.\S*f32)|mul(?=\.\S*f32))(\S*)"
+)
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,7 @@ def resources(launch: Launch) -> dict[str, Any]:
         "wide_copies": ptx.count("cp.async.cg"),
         "narrow_copies": ptx.count("cp.async.ca"),
         "waits": ptx.count("griddepcontrol.wait"),
-        "additions": Counter(ADDITIONS.findall(instructions)),
+        "products": products_in(instructions + ptx),
         "same_kernel": str(
             sorted((key, launch.constants[key]) for key in launch.constants.keys() - VARIED)
         ),
@@ -229,6 +232,14 @@ def resources(launch: Launch) -> dict[str, Any]:
             for name in ("WAYS", "RESIDENT", "STOPPABLE", "TYPE", "BLOCK_N")
         },
     }
+
+
+def products_in(code: str) -> dict[str, int]:
+    """How often each kind of instruction multiplies; of two numbers at once counts twice."""
+    products: Counter[str] = Counter()
+    for kind, modifiers in MULTIPLYING.findall(code):
+        products[kind] += 2 if modifiers.endswith("x2") or modifiers.startswith("2") else 1
+    return products
 
 
 def output_of(*command: str | Path) -> str:

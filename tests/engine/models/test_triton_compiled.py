@@ -71,12 +71,12 @@ def test_kernels_compile_without_spills(capability: int) -> None:
     assert all(kernel["whole_mma"] for kernel in in_blocks)
     # a row has the same bits in a chain, in a tree and before an exit: no variant of a kernel takes
     # a product into a sum where another does not
-    additions: dict[tuple[str, ...], set[str]] = {}
+    products: dict[tuple[str, ...], set[str]] = {}
     for kernel in kernels:
         one = tuple(kernel[key] for key in ("model", "kernel", "same_kernel"))
-        additions.setdefault(one, set()).add(str(sorted(kernel["additions"].items())))
-    assert {one: found for one, found in additions.items() if len(found) > 1} == {}
-    assert len(additions) < len(kernels)
+        products.setdefault(one, set()).add(str(sorted(kernel["products"].items())))
+    assert {one: found for one, found in products.items() if len(found) > 1} == {}
+    assert len(products) < len(kernels)
     if capability >= 90:
         assert all(kernel["waits"] for kernel in kernels)
         instruction = SHARED_SUMS[capability]
