@@ -411,7 +411,7 @@ def end_local_jobs() -> None:
     its next start. What was stored stays, as a point is stored whole or not at all.
     """
     jobs = local_jobs()
-    for process in [*jobs, *(each for job in jobs for each in _descendants(job))]:
+    for process in [*jobs, *(descendant for job in jobs for descendant in _descendants(job))]:
         with suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(jobs)

@@ -158,8 +158,8 @@ def _keep_plan(job: CalibrationJob) -> None:
     """
     file = job.folder / "plan.json"
     if file.is_file():
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        require_same_settings(job.folder, "answers", kept, job.plan, _MOVED)
+        stored_plan = json.loads(file.read_text(encoding="utf-8"))
+        require_same_settings(job.folder, "answers", stored_plan, job.plan, _MOVED)
     else:
         write_json(file, job.plan)
 

@@ -224,7 +224,8 @@ def load_mtp(target: LoadedModel, path: FilePath | None = None) -> MtpHeads:
 
 def _require_same_sizes(checkpoint: Checkpoint, source: Checkpoint) -> None:
     """Raise UserError unless the layers come from a checkpoint like the target's."""
-    ours, theirs = (one.config.get_text_config(decoder=True) for one in (checkpoint, source))
+    ours = checkpoint.config.get_text_config(decoder=True)
+    theirs = source.config.get_text_config(decoder=True)
     for name in SIZES:
         if getattr(theirs, name) != getattr(ours, name):
             raise UserError(

@@ -175,13 +175,13 @@ class Checkpoint:
             return self._read("tokenizer", PreTrainedTokenizerFast)
         if not may_be_rebuilt(tokenizer) or not (self.files / TOKENIZER_JSON).is_file():
             return tokenizer
-        own = self._read("tokenizer", PreTrainedTokenizerFast)
-        set_prefix_space(own, tokenizer)
-        alike = cut_alike(tokenizer, own)
-        if not alike and (added := default_tokens(own, tokenizer, self.files)):
-            own = self._read("tokenizer", PreTrainedTokenizerFast, **added)
-            set_prefix_space(own, tokenizer)
-            alike = cut_alike(tokenizer, own)
+        file_tokenizer = self._read("tokenizer", PreTrainedTokenizerFast)
+        set_prefix_space(file_tokenizer, tokenizer)
+        alike = cut_alike(tokenizer, file_tokenizer)
+        if not alike and (added := default_tokens(file_tokenizer, tokenizer, self.files)):
+            file_tokenizer = self._read("tokenizer", PreTrainedTokenizerFast, **added)
+            set_prefix_space(file_tokenizer, tokenizer)
+            alike = cut_alike(tokenizer, file_tokenizer)
         if alike:
             return tokenizer
         warn_once(
@@ -189,7 +189,7 @@ class Checkpoint:
             f" says; AutoTokenizer of transformers takes it for a {type(tokenizer).__name__}, which"
             " does so otherwise"
         )
-        return own
+        return file_tokenizer
 
     @cached_property
     def generation(self) -> GenerationConfig:
