@@ -20,6 +20,7 @@ from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Prefix
 from tests.policies import in_memory
+from tests.triton_races import MemoryWatch, watch_memory
 
 if TYPE_CHECKING:
     from bild_lab.engine.models.native.gpu.tilings import Tiling
@@ -53,8 +54,8 @@ def tilings(tiling: Tiling, head_tiling: Tiling | None = None) -> Iterator[None]
         plan.tiling_of = plan_tiling
 
 
-@pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@contextmanager
+def interpreted_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Triton's interpreter, faster, and with matrix products whose numbers do not depend on where a
     row stands, as NumPy's do.
     """
@@ -100,6 +101,14 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
     for scope in reversed(scopes.values()):
         scope.restore()
+
+
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryWatch]:
+    """Kernels are interpreted. Whatever a test is about, accesses to memory must have an order."""
+    with interpreted_kernels(monkeypatch), watch_memory() as watch:
+        yield watch
+    assert not watch.conflicts, "\n".join(watch.conflicts)
 
 
 def triton_session(

@@ -1,13 +1,11 @@
 """Launches of Triton kernels on the pretended GPU: Triton's interpreter runs them on the held values.
 
 The interpreter's loads and stores say which memory a kernel uses, whatever address leads there: an
-argument, or a number in a table. What is not alive is refused, as `compute-sanitizer` would, and so
-is what a program reads while another one of the same launch may write it.
+argument, or a number in a table. What is not alive is refused, as `compute-sanitizer` would.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -45,21 +43,16 @@ def interpreted_kernels(machine: Machine) -> Iterator[None]:
 
 class Touched:
     """What a kernel has read and written so far: of each allocation its first byte, and the one
-    behind its last; and what each of its programs did there.
+    behind its last.
     """
 
     def __init__(self, machine: Machine, kernel: str) -> None:
         self.machine, self.kernel = machine, kernel
         self.read: dict[int, Extent] = {}
         self.written: dict[int, Extent] = {}
-        self._programs = ProgramUses()
 
-    def touch(
-        self, program: int, addresses: np.ndarray, mask: np.ndarray, size: int, writes: bool
-    ) -> None:
-        """Note that a program uses numbers of `size` bytes. Raises CudaFault for one that is not
-        there.
-        """
+    def touch(self, addresses: np.ndarray, mask: np.ndarray, size: int, writes: bool) -> None:
+        """Note a use of numbers of `size` bytes. Raises CudaFault for one that is not there."""
         addresses, mask = np.broadcast_arrays(addresses, mask.astype(bool))
         touched = addresses[mask]
         while touched.size:
@@ -74,25 +67,7 @@ class Touched:
                     f"the kernel {self.kernel} {doing} where there is no memory, or none any more"
                 )
             self._note(memory, first, end, writes)
-            self._programs.note(program, memory.first, touched[inside] - memory.first, writes)
             touched = touched[~inside]
-
-    def update(self, program: int, addresses: np.ndarray, mask: np.ndarray, size: int) -> None:
-        """Note that a program updates numbers at once, as `touch` does for a use.
-
-        Kernels take turns by such an update: what a program reads after it, others wrote before
-        theirs.
-        """
-        self.touch(program, addresses, mask, size, writes=True)
-        self._programs.took_turns.add(program)
-
-    def require_no_race(self) -> None:
-        """Raise CudaFault if a program read what another one may write at any time."""
-        if self._programs.race:
-            raise CudaFault(
-                f"a program of the kernel {self.kernel} reads what another one of the same launch"
-                " writes"
-            )
 
     def _note(self, memory: Memory, first: int, end: int, writes: bool) -> None:
         noted = self.written if writes else self.read
@@ -101,51 +76,6 @@ class Touched:
             _, earlier_start, earlier_stop = noted[memory.first]
             start, stop = min(start, earlier_start), max(stop, earlier_stop)
         noted[memory.first] = memory, start, stop
-
-
-class ProgramUses:
-    """Which numbers of each allocation every program of a launch reads and writes.
-
-    took_turns: the programs that have updated a number at once; what they read from then on counts
-    no more.
-    """
-
-    def __init__(self) -> None:
-        self.took_turns: set[int] = set()
-        # of each allocation, by its first byte: where the numbers begin, and the programs
-        self._reads: dict[int, list[np.ndarray]] = defaultdict(list)
-        self._writes: dict[int, list[np.ndarray]] = defaultdict(list)
-
-    def note(self, program: int, allocation: int, numbers: np.ndarray, writes: bool) -> None:
-        if writes or program not in self.took_turns:
-            uses = self._writes if writes else self._reads
-            uses[allocation].append(np.stack([numbers, np.full_like(numbers, program)]))
-
-    @property
-    def race(self) -> bool:
-        """Whether a program reads a number that another one writes."""
-        both = self._reads.keys() & self._writes.keys()
-        return any(
-            reads_of_others(
-                np.concatenate(self._reads[allocation], 1),
-                np.concatenate(self._writes[allocation], 1),
-            )
-            for allocation in both
-        )
-
-
-def reads_of_others(reads: np.ndarray, writes: np.ndarray) -> bool:
-    """Whether a program reads a number that another one writes.
-
-    reads, writes: [2, uses], each a number and a program.
-    """
-    programs = 1 + max(reads[1].max(initial=0), writes[1].max(initial=0))
-    # one whole number for a number and a program
-    reads, writes = (np.unique(uses[0] * programs + uses[1]) for uses in (reads, writes))
-    written, writers = np.unique(writes // programs, return_counts=True)
-    reads = reads[np.isin(reads // programs, written)]
-    others = writers[np.searchsorted(written, reads // programs)] - np.isin(reads, writes)
-    return bool((others > 0).any())
 
 
 class Launches:
@@ -216,7 +146,6 @@ class Launches:
             raise cause_of(error) from error
         finally:
             self.touched = None
-        touched.require_no_race()
         reads, writes = list(touched.read.values()), list(touched.written.values())
         self.machine.current.launch(reads, writes, allocates=False)
 
@@ -226,8 +155,7 @@ class Launches:
         def load(builder: InterpreterBuilder, pointers: Any, mask: Any, *rest: Any) -> Any:
             if self.touched is not None:
                 size = np.dtype(_get_np_dtype(pointers.get_element_ty())).itemsize
-                program = program_of(builder)
-                self.touched.touch(program, pointers.data, mask.data, size, writes=False)
+                self.touched.touch(pointers.data, mask.data, size, writes=False)
             return plain(builder, pointers, mask, *rest)
 
         return load
@@ -237,8 +165,8 @@ class Launches:
             builder: InterpreterBuilder, pointers: Any, value: Any, mask: Any, *rest: Any
         ) -> Any:
             if self.touched is not None:
-                size, program = value.data.itemsize, program_of(builder)
-                self.touched.touch(program, pointers.data, mask.data, size, writes=True)
+                size = value.data.itemsize
+                self.touched.touch(pointers.data, mask.data, size, writes=True)
             return plain(builder, pointers, value, mask, *rest)
 
         return store
@@ -248,17 +176,11 @@ class Launches:
             builder: InterpreterBuilder, kind: Any, pointer: Any, value: Any, mask: Any, *rest: Any
         ) -> Any:
             if self.touched is not None:
-                size, program = value.data.itemsize, program_of(builder)
-                self.touched.update(program, pointer.data, mask.data, size)
+                size = value.data.itemsize
+                self.touched.touch(pointer.data, mask.data, size, writes=True)
             return plain(builder, kind, pointer, value, mask, *rest)
 
         return update
-
-
-def program_of(builder: InterpreterBuilder) -> int:
-    """The number of the program that runs."""
-    (x, y, z), (_, columns, layers) = builder.grid_idx, builder.grid_dim
-    return (x * columns + y) * layers + z
 
 
 def require_grid(kernel: InterpretedFunction, grid: tuple[int, ...]) -> None:

@@ -279,14 +279,16 @@ def choose(
     end_token = tl.load(end_tokens + text * END_TOKENS + end_at, cache_modifier=".cg")
     ends = tl.sum((end_token == chosen).to(tl.int32), 0) > 0
     goes_on = (remaining > 1) & (falls_back == 0) & (ends == 0)
+    if ADVANCES:
+        slot = tl.load(row_table + ROW_SLOT * MAX_ROWS + text, cache_modifier=".cg") + 1
+        position = tl.load(row_table + ROW_POSITION * MAX_ROWS + text, cache_modifier=".cg") + 1
+    tl.debug_barrier()  # all threads have read these tables
     tl.store(chain_table + text, tl.where(goes_on, remaining - 1, 0))
     if goes_on:
         # 3. the next forward's row of this text
         tl.store(row_table + ROW_TOKEN * MAX_ROWS + text, chosen)
         if ADVANCES:
             fields = text_table + text * TEXT_FIELDS
-            slot = tl.load(row_table + ROW_SLOT * MAX_ROWS + text, cache_modifier=".cg") + 1
-            position = tl.load(row_table + ROW_POSITION * MAX_ROWS + text, cache_modifier=".cg") + 1
             tl.store(row_table + ROW_SLOT * MAX_ROWS + text, slot)
             tl.store(row_table + ROW_POSITION * MAX_ROWS + text, position)
             tl.store(fields + TEXT_FRESH, slot)

@@ -1,0 +1,100 @@
+"""Triton kernels of a few numbers, whose accesses to memory have an order or lack it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def write_first(numbers):
+    """Each program writes its number in one place. Grid: (programs)."""
+    tl.store(numbers, tl.program_id(0))
+
+
+@triton.jit
+def write_own(numbers, WIDTH: tl.constexpr):
+    """Each program writes WIDTH numbers of its own. Grid: (programs)."""
+    tl.store(numbers + tl.program_id(0) * WIDTH + tl.arange(0, WIDTH), tl.program_id(0))
+
+
+@triton.jit
+def write_twice(numbers, WIDTH: tl.constexpr):
+    """One store gives a place several numbers. Grid: (1)."""
+    tl.store(numbers + tl.arange(0, WIDTH) // 2, tl.arange(0, WIDTH))
+
+
+@triton.jit
+def sum_in_turn(numbers, tickets, total, programs, BARRIER: tl.constexpr, SEMANTICS: tl.constexpr):
+    """The program that takes the last ticket adds what all have written. Grid: (programs)."""
+    program = tl.program_id(0)
+    tl.store(numbers + program, program + 1)
+    if BARRIER:
+        tl.debug_barrier()
+    if tl.atomic_add(tickets, 1, sem=SEMANTICS) == programs - 1:
+        result = 0
+        for index in range(programs):
+            result += tl.load(numbers + index)
+        tl.store(total, result)
+
+
+@triton.jit
+def sum_by_several_tickets(
+    numbers, tickets, total, programs, WIDTH: tl.constexpr, BARRIER: tl.constexpr
+):
+    """The same with WIDTH tickets, each of which a thread takes for itself. Grid: (programs)."""
+    program = tl.program_id(0)
+    lane = tl.arange(0, WIDTH)
+    tl.store(numbers + program * WIDTH + lane, program + 1)
+    tl.debug_barrier()
+    ended = tl.atomic_add(tickets + lane, 1, sem="acq_rel")
+    if tl.max(ended, 0) == programs - 1:
+        if BARRIER:
+            tl.debug_barrier()
+        result = tl.zeros((WIDTH,), tl.int64)
+        for index in range(programs):
+            result += tl.load(numbers + index * WIDTH + (lane + 1) % WIDTH)
+        tl.store(total + lane, result)
+
+
+@triton.jit
+def count_up(numbers, BARRIER: tl.constexpr):
+    """A number that all threads read, and one of them writes. Grid: (1)."""
+    number = tl.load(numbers)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(numbers, number + 1)
+
+
+@triton.jit
+def add_one(numbers, WIDTH: tl.constexpr):
+    """Each thread reads and writes its own number. Grid: (1)."""
+    lane = tl.arange(0, WIDTH)
+    tl.store(numbers + lane, tl.load(numbers + lane) + 1)
+
+
+@triton.jit
+def copy_next(
+    source,
+    target,
+    EARLY: tl.constexpr,
+    WAITS: tl.constexpr,
+    FIRST_WAITS: tl.constexpr,
+    SIGNALS: tl.constexpr,
+):
+    """A number, which is read before this kernel waits if EARLY. Grid: (1).
+
+    WAITS: whether it waits at all. SIGNALS: whether it lets the next kernel begin before it ends;
+    FIRST_WAITS: after it has waited.
+    """
+    if SIGNALS and not FIRST_WAITS:
+        tl.extra.cuda.gdc_launch_dependents()
+    if EARLY:
+        number = tl.load(source)
+    if WAITS:
+        tl.extra.cuda.gdc_wait()
+    if SIGNALS and FIRST_WAITS:
+        tl.extra.cuda.gdc_launch_dependents()
+    if not EARLY:
+        number = tl.load(source)
+    tl.store(target, number)
