@@ -448,16 +448,9 @@ def test_line_breaks_of_the_command_line_are_line_breaks(word: str, wanted: obje
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["policy", "=", "bild"], "write them together: policy=bild"),
-        (["policy=", "bild"], "write them together: policy=bild"),
-        (["policy", "=bild"], "write them together: policy=bild"),
+        (["policy", "=", "bild"], "'policy' is no KEY=VALUE, such as policy=bild"),
         (["name=a", "b"], "a value with spaces needs quotes: 'name=a b'"),
-        (["policy=bild,"], "ends with a comma; values have no space between them: policy=bild"),
-        (["policy.fallback=0.5,", "0.7"], "no space between them: policy.fallback=0.5,0.7"),
-        (["\u2014m", "policy=bild"], "begins with a long dash; write it with a hyphen: -m"),
-        (["policy=\u201cbild\u201d"], "has curled quotes"),
-        (["--policy=bild"], "keys have no hyphens before them: policy=bild"),
-        (["--multirn", "policy=bild"], "there is no option '--multirn'; did you mean --multirun?"),
+        (["\u2014m", "policy=bild"], "'\u2014m' is no KEY=VALUE"),
         (["bild"], "'bild' is no KEY=VALUE, such as policy=bild"),
         (["bild", "name=a"], "'bild' is no KEY=VALUE, such as policy=bild"),
     ],
