@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from bild_lab.lab.store.hashing import content_hash
-from bild_lab.screening.record_store import write_at
 from bild_lab.screening.replay import ReplayedText
 
 log = logging.getLogger(__name__)
@@ -107,8 +107,8 @@ class TextLog:
         """Add an example, and have it survive a kill and a power cut."""
         if not self._end:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            self._end = write_at(self.file, 0, [self._head()])
-        self._end = write_at(self.file, self._end, [logged.to_line()])
+            self._end = write_at(self.file, 0, self._head())
+        self._end = write_at(self.file, self._end, logged.to_line())
 
     def _head(self) -> bytes:
         return (json.dumps(self._key, sort_keys=True, default=str) + "\n").encode()
@@ -122,3 +122,17 @@ def texts_of_points(file: Path, count: int) -> Iterator[tuple[int, list[TokenIds
             logged = LoggedExample.from_line(line)
             if logged is not None and logged.example < count:
                 yield logged.example, [text.token_ids for text in logged.texts]
+
+
+def write_at(file: Path, start: int, content: bytes) -> int:
+    """Write from this position on, drop what else was there, and wait for the disk.
+
+    Returns the new end.
+    """
+    with file.open("r+b" if file.is_file() else "wb") as stream:
+        stream.seek(start)
+        stream.truncate()
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+        return stream.tell()
