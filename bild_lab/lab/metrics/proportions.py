@@ -78,20 +78,6 @@ def two_sided_p_value(gained: int, lost: int, examples: int) -> float:
     return min(1.0, 2 * exact_p_value(more, fewer, examples, 0.0))
 
 
-def least_difference(gained: int, lost: int, examples: int, level: float) -> float:
-    """The smallest difference of shares, from -1 to 1, that the exact one-sided test at this level
-    does not reject, to 1e-6.
-    """
-    rejected, kept = -1.0, (gained - lost) / examples
-    while kept - rejected > 1e-6:
-        middle = (rejected + kept) / 2
-        if exact_p_value(gained, lost, examples, middle) <= level:
-            rejected = middle
-        else:
-            kept = middle
-    return rejected
-
-
 @lru_cache(maxsize=4096)
 def exact_p_value(gained: int, lost: int, examples: int, difference: float) -> float:
     """How often, at most, the statistic would be at least as large where the difference of shares is
