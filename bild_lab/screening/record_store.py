@@ -2,8 +2,8 @@
 block of rows that was saved of a text.
 
 A file appears whole, so a process that is killed loses only the text that it was decoding. Its
-metadata say which row is which, how many forwards they took, and a checksum. `record.json` says
-whose rows they are.
+metadata say which row is which, how many forwards they took, and a checksum, which goes on from that
+of the block before, as its rows do. `record.json` says whose rows they are.
 """
 
 from __future__ import annotations
@@ -56,14 +56,11 @@ class RecordStore:
         self.folder, self._key, self._limit_bytes = folder, dict(key), limit_bytes
         self._blocks: dict[str, list[Path]] = {}  # of each text, in their order
         self._sizes: dict[Path, int] = {}  # in bytes
+        # of the blocks of each text that was read or is new, after a 0
+        self._checksums: dict[str, list[int]] = {}
         for file in sorted(folder.glob(BLOCKS)):
-            text, place, _ = file.name.split(".")
-            blocks = self._blocks.setdefault(text, [])
-            if int(place) == len(blocks):
-                blocks.append(file)
-                self._sizes[file] = file.stat().st_size
-            else:  # its rows follow those of a block that is lost
-                file.unlink()
+            self._blocks.setdefault(file.name.partition(".")[0], []).append(file)
+            self._sizes[file] = file.stat().st_size
 
     @property
     def bytes(self) -> int:
@@ -89,18 +86,22 @@ class RecordStore:
         return counts
 
     def read(self, text: str) -> list[list[RecordedRow]]:
-        """The saved rows of a text, block by block.
+        """The saved rows of a text, block by block, up to one that is damaged, or does not go on from
+        the one before it.
 
         They are read from the disk when they are used.
         """
-        rows_of_blocks = []
+        rows_of_blocks, checksums = [], [0]
         for file in self._blocks.get(text, ()):
             try:
-                rows_of_blocks.append(rows_of(file))
+                rows, summed = read_block(file, checksums[-1])
             except (SafetensorError, OSError, ValueError, KeyError, TypeError):
                 log.warning("%s is damaged: the rows of one text are recorded anew", file)
                 self._forget_from(text, len(rows_of_blocks))
                 break
+            rows_of_blocks.append(rows)
+            checksums.append(summed)
+        self._checksums[text] = checksums
         return rows_of_blocks
 
     def read_newest(self, text: str) -> list[RecordedRow]:
@@ -108,16 +109,21 @@ class RecordStore:
 
         They are read from the disk when they are used.
         """
-        return rows_of(self._blocks[text][-1])
+        rows, _ = read_block(self._blocks[text][-1], self._checksums[text][-2])
+        return rows
 
     def append(self, text: str, rows: Sequence[RecordedRow], forwards: Mapping[str, int]) -> None:
-        """Save new rows of a text, and have them survive a kill and a power cut."""
+        """Save new rows of a text that was read or is new, and have them survive a kill and a power
+        cut.
+        """
         values_of_kinds: dict[str, list[Tensor]] = defaultdict(list)
         for row in rows:
             values_of_kinds[row.kind].append(row.values)
         tensors = {kind: torch.cat(values) for kind, values in values_of_kinds.items()}
         order = [(row.parent, row.token, row.kind) for row in rows]
-        metadata = {"order": order, "forwards": forwards, "checksum": checksum(order, tensors)}
+        checksums = self._checksums.setdefault(text, [0])
+        summed = checksum(order, tensors, checksums[-1])
+        metadata = {"order": order, "forwards": forwards, "checksum": summed}
         if not (self.folder / KEY).is_file():
             write_json(self.folder / KEY, self._key)
         file = self.folder / f"{text}.{self.block_count(text):06}.safetensors"
@@ -125,6 +131,7 @@ class RecordStore:
         write_atomically(file, content)
         self._blocks.setdefault(text, []).append(file)
         self._sizes[file] = len(content)
+        checksums.append(summed)
 
     def _forget_from(self, text: str, place: int) -> None:
         """Remove this block of a text, and those after it, the last one first."""
@@ -134,25 +141,29 @@ class RecordStore:
         del self._blocks[text][place:]
 
 
-def rows_of(file: Path) -> list[RecordedRow]:
-    """The rows of a block, which share the file's memory. Raises ValueError for others than were
-    saved, and the errors of `safetensors` for a file that is cut short.
+def read_block(file: Path, before: int) -> tuple[list[RecordedRow], int]:
+    """The rows of a block, which share the file's memory, and their checksum.
+
+    before: the checksum of the block before. Raises ValueError for other rows than were saved there,
+    and the errors of `safetensors` for a file that is cut short.
     """
     with safe_open(file, "pt") as block:
         metadata = {name: json.loads(value) for name, value in block.metadata().items()}
         tensors = {kind: block.get_tensor(kind) for kind in block.keys()}  # noqa: SIM118
-    if checksum(metadata["order"], tensors) != metadata["checksum"]:
+    summed = checksum(metadata["order"], tensors, before)
+    if summed != metadata["checksum"]:
         raise ValueError(f"{file} does not hold the rows that were saved")
     values_of_kinds = {kind: iter(tensor.split(1)) for kind, tensor in tensors.items()}
-    return [
+    rows = [
         RecordedRow(parent, token, kind, next(values_of_kinds[kind]))
         for parent, token, kind in metadata["order"]
     ]
+    return rows, summed
 
 
-def checksum(order: Sequence[Sequence[Any]], tensors: Mapping[str, Tensor]) -> int:
-    """A checksum of a block's rows, and of what they are."""
-    summed = zlib.crc32(json.dumps([list(row_key) for row_key in order]).encode())
+def checksum(order: Sequence[Sequence[Any]], tensors: Mapping[str, Tensor], before: int) -> int:
+    """A checksum of a block's rows, and of what they are. before: that of the block before."""
+    summed = zlib.crc32(json.dumps([list(row_key) for row_key in order]).encode(), before)
     for kind in sorted(tensors):
         summed = zlib.crc32(tensors[kind].view(torch.uint8).numpy(), summed)
     return summed

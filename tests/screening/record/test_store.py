@@ -96,8 +96,18 @@ def test_blocks_after_one_that_is_lost_are_not_read(store: RecordStore) -> None:
         store.append("two", entries(first), {})
     block_of(store, "two", 1).unlink()
     again = RecordStore(store.folder, KEY)
+    assert len(again.read("two")) == again.block_count("two") == 1
     again.append("two", entries(60), {})
     assert read(store.folder, "two") == [20.0, 21.0, 22.0, 60.0, 61.0, 62.0]
+
+
+def test_a_block_that_goes_on_from_another_commands_rows_is_not_read(store: RecordStore) -> None:
+    """Two commands record a text at once: rows are numbered from the blocks that each has seen."""
+    first, second = (RecordStore(store.folder, KEY) for _ in range(2))
+    first.append("four", entries(40), {})
+    second.append("four", entries(50), {})
+    first.append("four", entries(60), {})
+    assert read(store.folder, "four") == [50.0, 51.0, 52.0]
 
 
 def test_rows_after_a_damaged_block_are_recorded_anew_too(store: RecordStore) -> None:
