@@ -85,7 +85,7 @@ toy: setup ## Train the toy pair that is shipped anew, into bild_lab/toy; ten mi
 	done
 
 figures: setup ## Run the small experiments that are missing, and draw every table and figure of the papers into outputs/figures
-	$(BIN)/python scripts/figures.py all scale=small run=true
+	$(BIN)/python scripts/paper_run.py all scale=small run=true
 
 docs: .venv/.docs-installed ## Build the site of all pages: open build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -19,8 +19,6 @@ Other engines take part after `make peers`, in each precision; a peer's policy t
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -35,7 +33,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bild_lab.errors import UserError, require_choice
-from bild_lab.files import write_atomically, write_json
+from bild_lab.files import write_json
 from bild_lab.lab.config.command_line import key_of
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.config.console import console, output, status_line
@@ -437,7 +435,10 @@ def show_and_keep(
     gb_per_s: float,
 ) -> None:
     """Print the table; write it, the machine and the forwards' costs to outputs/NAME."""
+    import pandas as pd
+
     from bild_lab.lab.point.environment import environment
+    from bild_lab.lab.store.table import write_csv
 
     machine = {**environment(device), "busy_percent": busy, "read_gb_per_s": gb_per_s}
     content = {"environment": machine, "rows": rows} | ({} if long else {"forwards": costs})
@@ -446,7 +447,7 @@ def show_and_keep(
     output.print(long_table(rows) if long else table(rows))
     output.print(f"the machine reads {gb_per_s:.1f} GB/s")
     if long:
-        write_atomically(path.with_suffix(".csv"), csv_text(rows).encode())
+        write_csv(path, pd.DataFrame(rows))
     what = "long.csv too" if long else "and the cost of a forward by query and context length"
     output.print(f"{path} contains these rows, {what}")
 
@@ -476,15 +477,6 @@ def say_what_it_takes(bench: Bench, rounds: int, gb_per_s: float) -> None:
     seconds = decoding_seconds(weight_bytes(bench), tokens, rounds, len(bench.methods), gb_per_s)
     texts = counted(len(bench.requests), "text")
     console.print(escape(f"{bench.shape}: {texts}, about {roughly(seconds)}"))
-
-
-def csv_text(rows: Sequence[dict]) -> str:
-    """The rows as CSV, with the keys of the first as its columns."""
-    lines = io.StringIO(newline="")
-    writer = csv.DictWriter(lines, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return lines.getvalue()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
     python scripts/figures.py bild_fig4 scale=small outputs=DIR
     python scripts/figures.py all                    # every figure with at least one finished point
     python scripts/figures.py bild_fig4 format=pdf,svg   # png is for a screen, the others are 8 cm wide for a paper
-    python scripts/figures.py all scale=small run=true   # runs the missing small experiments first
 
 Each figure is written to outputs/figures/FIGURE.png and .pdf, its numbers and verdicts to FIGURE.md. At small scale
 the name is FIGURE_small. What a paper draws by equations alone is FIGURE_theory.png, without any results.
@@ -31,12 +30,11 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class FigureOptions:
-    """What the command line asks for. run: run the missing small experiments first."""
+    """What the command line asks for."""
 
     figures: list[str]
     outputs: Path
     scale: str | None
-    run: bool
     kinds: list[str]
 
 
@@ -44,43 +42,20 @@ def parse(words: Sequence[str]) -> FigureOptions:
     """Read figures, and settings as key=value. Raises UserError for anything else."""
     settings = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
-    if unknown := sorted(set(settings) - {"outputs", "scale", "run", "format"}):
-        known = "outputs=DIR, scale=paper|small, format=png,pdf,svg and run=true"
-        meant = suggestion(unknown[0], ("outputs", "scale", "run", "format")) or "; leave it out"
+    if unknown := sorted(set(settings) - {"outputs", "scale", "format"}):
+        known = "outputs=DIR, scale=paper|small and format=png,pdf,svg"
+        meant = suggestion(unknown[0], ("outputs", "scale", "format")) or "; leave it out"
         raise UserError(f"settings are {known}, got {unknown[0]}{meant}")
     kinds = picture_kinds(settings.get("format", PICTURE_KINDS))
-    if settings.get("run", "false") not in ("true", "false"):
-        raise UserError(f"run must be true or false, got {settings['run']!r}")
     if not names:
         raise UserError(
             f"a figure is needed, got none; choose from {', '.join(published_names())}, or {ALL}"
         )
-    run = settings.get("run") == "true"
     outputs = Path(settings.get("outputs", "outputs"))
-    if run and (settings.get("scale") != "small" or outputs != Path("outputs")):
-        raise UserError(
-            "run=true runs the small experiments, which write to outputs; give scale=small and no"
-            " outputs=DIR with it"
-        )
     figures = published_names() if names == [ALL] else [name.replace("/", "_") for name in names]
     for name in figures:
         require_choice("figure", name, published_names())
-    return FigureOptions(figures, outputs, settings.get("scale"), run, kinds)
-
-
-def run_missing(name: str) -> None:
-    """Run the steps of a figure that are not done.
-
-    Raises UserError if one was not; the output says why.
-    """
-    from bild_lab.papers.runs.machine import machine_of
-    from bild_lab.papers.runs.step_runs import run_steps
-    from bild_lab.papers.runs.steps import steps_of
-
-    status_line.leave()
-    steps = [step for step in steps_of(name, "small") if step.figure is None]
-    if not run_steps(steps, machine_of(None, tries=False), console.print):
-        raise UserError(f"{name}: a step failed, and the figure needs its results")
+    return FigureOptions(figures, outputs, settings.get("scale"), kinds)
 
 
 def draw(options: FigureOptions) -> list[str]:
@@ -96,8 +71,6 @@ def draw(options: FigureOptions) -> list[str]:
     for name in options.figures:
         curves: list[Path] = []
         try:
-            if options.run:
-                run_missing(name)
             status_line.enter(f"drawing {name}")
             curves = draw_theory(name, options.outputs / "figures", options.kinds[0])
             drawn = draw_figure(
@@ -144,8 +117,8 @@ def main() -> None:
         console.print(f"[dim]{escape(message)}[/dim]")
     if failed:
         console.print(
-            "[dim]A figure alone says what makes it; `scale=small run=true` runs the small"
-            " experiments.[/dim]"
+            "[dim]A figure alone says what makes it; `python scripts/paper_run.py FIGURE scale=small"
+            " run=true` runs its small experiments.[/dim]"
         )
     if failed and len(failed) == len(options.figures) > 1:
         raise UserError("no figure was drawn; the messages above say what each one needs")

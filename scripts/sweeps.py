@@ -23,8 +23,6 @@ trace draws when the models ran in one traced example: the one of median length,
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +35,6 @@ from rich.table import Table
 from rich.text import Text
 
 from bild_lab.errors import UserError, require_flag, suggestion
-from bild_lab.files import write_atomically
 from bild_lab.lab.config.command_line import words_as_list
 from bild_lab.lab.config.compose import hydra_main
 from bild_lab.lab.config.console import console, output, status_line
@@ -105,8 +102,11 @@ def predict(cfg: DictConfig) -> None:
 
     Raises UserError for bad input.
     """
+    import pandas as pd
+
     from bild_lab.lab.schema.formatting import knob_label
     from bild_lab.lab.store.groups import telling_knobs
+    from bild_lab.lab.store.table import write_csv
 
     for sweep in given_sweeps(cfg):
         titles = [
@@ -118,10 +118,7 @@ def predict(cfg: DictConfig) -> None:
             "best_window",
             "its_gain",
         ]
-        text = io.StringIO(newline="")
-        table = Table(*(title.replace("_", " ") for title in titles))
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(titles)
+        rows, table = [], Table(*(title.replace("_", " ") for title in titles))
         results = sweep.results()
         telling = telling_knobs(results)
         for result in results:
@@ -129,7 +126,7 @@ def predict(cfg: DictConfig) -> None:
                 continue
             knobs = " ".join(f"{knob} {value}" for knob, value in result.knobs.items())
             numbers = predicted_numbers(result)
-            writer.writerow([result.policy, knobs, *numbers])
+            rows.append([result.policy, knobs, *numbers])
             label = knob_label(result, telling(result), " ")
             table.add_row(
                 result.policy,
@@ -137,7 +134,7 @@ def predict(cfg: DictConfig) -> None:
                 *("–" if number is None else f"{number:.2f}" for number in numbers),
             )
         file = sweep.folder / "predicted.csv"
-        write_atomically(file, text.getvalue().encode())
+        write_csv(file, pd.DataFrame(rows, columns=titles, dtype=object))  # a window stays whole
         output.print(table)
         output.print(f"{file} contains these rows; predicted, not measured")
 

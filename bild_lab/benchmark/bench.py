@@ -459,13 +459,18 @@ def decoding_seconds(
 
 def shape_seconds(shape: Shape, dtype: torch.dtype, gb_per_s: float) -> float:
     """About how long the benchmark of a shape takes."""
-    config = AutoConfig.for_model(**shape.target)
-    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     with torch.device("meta"):  # nothing is computed
-        parameters = auto.from_config(config).num_parameters()
+        parameters = random_model(shape.target).num_parameters()
     return decoding_seconds(
         parameters * dtype.itemsize, shape.new_tokens, shape.rounds, METHODS, gb_per_s
     )
+
+
+def random_model(values: Mapping[str, Any]) -> PreTrainedModel:
+    """A model with random weights. values: of a configuration in Transformers."""
+    config = AutoConfig.for_model(**values)
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    return auto.from_config(config)
 
 
 def weight_bytes(bench: Bench) -> int:

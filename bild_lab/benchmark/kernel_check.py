@@ -13,25 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import PreTrainedModel
 
+from bild_lab.benchmark.bench import random_model
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.methods.early_exit.calm import leave_layer_by_layer, saturation
@@ -72,93 +63,9 @@ MOST_OF_ERROR = 2000  # the last characters of its traceback
 MOST_ERROR = 1.3
 
 
-def t5(**sizes: Any) -> Callable[[], PreTrainedModel]:
-    return lambda: T5ForConditionalGeneration(T5Config(vocab_size=32128, **sizes))
-
-
-def decoder_only(
-    model: type[PreTrainedModel], config: type, **sizes: Any
-) -> Callable[[], PreTrainedModel]:
-    return lambda: model(config(max_position_embeddings=4096, **sizes))
-
-
-MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "t5-small": t5(d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8),
-    "t5-large": t5(d_model=1024, d_kv=64, d_ff=4096, num_layers=24, num_heads=16),
-    "t5-3b": t5(d_model=1024, d_kv=128, d_ff=16384, num_layers=24, num_heads=32),
-    "t5-v1.1-large": t5(
-        d_model=1024,
-        d_kv=64,
-        d_ff=2816,
-        num_layers=24,
-        num_heads=16,
-        feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
-    ),
-    "qwen2.5-0.5b": decoder_only(
-        Qwen2ForCausalLM,
-        Qwen2Config,
-        vocab_size=151936,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
-    "qwen2.5-1.5b": decoder_only(
-        Qwen2ForCausalLM,
-        Qwen2Config,
-        vocab_size=151936,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_hidden_layers=28,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
-    "qwen3-0.6b": decoder_only(
-        Qwen3ForCausalLM,
-        Qwen3Config,
-        vocab_size=151936,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        tie_word_embeddings=True,
-    ),
-    "gemma3-270m": decoder_only(
-        Gemma3ForCausalLM,
-        Gemma3TextConfig,
-        vocab_size=262144,
-        hidden_size=640,
-        intermediate_size=2048,
-        num_hidden_layers=18,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        head_dim=256,
-        sliding_window=512,
-    ),
-    "llama-68m": decoder_only(
-        LlamaForCausalLM,
-        LlamaConfig,
-        vocab_size=32000,
-        hidden_size=768,
-        intermediate_size=3072,
-        num_hidden_layers=2,
-        num_attention_heads=12,
-    ),
-    "llama-7b": decoder_only(
-        LlamaForCausalLM,
-        LlamaConfig,
-        vocab_size=32000,
-        hidden_size=4096,
-        intermediate_size=11008,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-    ),
+_STORED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+MODELS: dict[str, Mapping[str, Any]] = {
+    name: values for name, values in _STORED.items() if not name.startswith(".")
 }
 # models with weights in blocks, by names such as llama-7b-Q4_K; of Q4_K_M some are in Q6_K
 BLOCKS: dict[str, tuple[str, int, bool]] = {
@@ -235,7 +142,8 @@ class KernelCheck:
     def of(cls, name: str, device: torch.device) -> KernelCheck:
         """The checks of a model of this name, of MODELS or BLOCKS, in bfloat16."""
         plain_name, type, mixed = BLOCKS.get(name, (name, PLAIN, False))
-        return cls(MODELS[plain_name], device, torch.bfloat16, type, mixed)
+        make = partial(random_model, MODELS[plain_name])
+        return cls(make, device, torch.bfloat16, type, mixed)
 
     def findings(self) -> Iterator[Finding]:
         """All checks, one after the other."""

@@ -55,7 +55,8 @@ from bild_lab.lab.schema.formatting import short_name
 from bild_lab.lab.store.hashing import data_hash, file_hash
 from bild_lab.lab.store.inputs import require_same_settings
 from bild_lab.lab.store.records import require_writable
-from bild_lab.report.style import MUTED, add_panel, marks, paper_figure, write_csv
+from bild_lab.lab.store.table import write_csv
+from bild_lab.report.style import MUTED, add_panel, marks, paper_figure
 from bild_lab.training.folder import writing
 
 CSV, METRICS = "match_rates.csv", "metrics.json"

@@ -29,8 +29,9 @@ from bild_lab.engine.methods.speculative.theory import (
     oracle_improvement,
     walltime_improvement,
 )
+from bild_lab.lab.store.table import write_csv
 from bild_lab.papers.published import load_published
-from bild_lab.report.style import MUTED, add_panel, marks, paper_figure, write_csv
+from bild_lab.report.style import MUTED, add_panel, marks, paper_figure
 
 WINDOWS = (1, 3, 5, 7, 10)
 COST_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2)

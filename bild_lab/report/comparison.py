@@ -28,6 +28,7 @@ from bild_lab.lab.schema.numbers import SIGNIFICANT, Speedup, scale_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES
 from bild_lab.lab.store.groups import telling_knobs
+from bild_lab.lab.store.table import write_csv
 from bild_lab.report.matching import identity_columns
 from bild_lab.report.page.base import page_environment, plotly_js
 from bild_lab.report.page.figures import comparison_figures
@@ -249,9 +250,7 @@ def write_comparison(
 
     Everything that came from outside the package is escaped.
     """
-    write_atomically(
-        folder / "compare.csv", comparison_frame(compared).to_csv(index=False).encode()
-    )
+    write_csv(folder / "compare.csv", comparison_frame(compared))
     points = _point_cells(compared)
     page = page_environment().get_template("compare.html.j2")
     text = page.render(

@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from bild_lab.errors import UserError
-from bild_lab.files import write_atomically
 from bild_lab.lab.schema.formatting import (
     MISSING,
     counted,
@@ -22,6 +21,7 @@ from bild_lab.lab.schema.formatting import (
 )
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.groups import flat_setting, telling_knobs, varying_keys
+from bild_lab.lab.store.table import write_csv
 from bild_lab.report.matching import MatchedRuns, identity_columns, match_runs
 from bild_lab.report.provenance import disturbance
 from bild_lab.report.terminal import DISTURBED, narrow_table, speedup_text, widen
@@ -199,7 +199,7 @@ def _frame_row(point: PointRuns, name: str, result: Result) -> dict[str, Any]:
 
 def write_machines(folder: Path, points: Sequence[PointRuns]) -> None:
     """Write `machines.csv` atomically."""
-    write_atomically(folder / TABLE, machines_frame(points).to_csv(index=False).encode())
+    write_csv(folder / TABLE, machines_frame(points))
 
 
 def runs_notes(points: Sequence[PointRuns]) -> list[str]:

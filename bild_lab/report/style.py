@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -234,8 +233,3 @@ def add_panel(
     axes.set_title(title, loc="left", fontsize="medium", color=INK)
     axes.set(**settings)
     return axes
-
-
-def write_csv(figure: Path, table: pd.DataFrame) -> None:
-    """Write the values that a figure shows to a CSV of the same name."""
-    write_atomically(figure.with_suffix(".csv"), table.to_csv(index=False).encode())

@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 
 from bild_lab.errors import UserError
-from bild_lab.files import write_atomically, write_json
+from bild_lab.files import write_json
 from bild_lab.lab.schema.columns import knob_columns
 from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.statistics import pareto_front
 from bild_lab.lab.store.inputs import require_same_settings
+from bild_lab.lab.store.table import write_csv
 
 log = logging.getLogger(__name__)
 TABLE, SUMMARY = "screen.csv", "screen.json"
@@ -130,7 +131,7 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
         speeds = [None if pd.isna(speedup) else speedup for speedup in group.predicted_speedup]
         front = on_front(list(zip(speeds, group.quality, strict=True)))
         table.loc[group.index, "on_front"] = [place in front for place in range(len(group))]
-    write_atomically(file, table[["policy", *knobs, *fixed]].to_csv(index=False).encode())
+    write_csv(file, table[["policy", *knobs, *fixed]])
 
 
 def read_table(file: Path) -> pd.DataFrame:

@@ -225,7 +225,9 @@ class Screening:
         text_log = self.text_log(candidates) if self.keep == TEXTS else None
         # what learns from earlier texts has to decode them
         learns = any(learns_from_texts(decoder.method) for decoder in decoders)
-        if text_log is not None and not learns:
+        if text_log is not None and learns:
+            text_log.file.unlink(missing_ok=True)
+        elif text_log is not None:
             for index, logged in text_log.read(sources).items():
                 texts[index] = logged.texts
                 self.logged_forwards.update(logged.forwards)

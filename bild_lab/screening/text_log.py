@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bild_lab.files import append_line, write_atomically
 from bild_lab.lab.store.hashing import content_hash
-from bild_lab.screening.record_store import write_at
 from bild_lab.screening.replay import ReplayedText
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class LoggedExample:
     texts: list[ReplayedText]
     forwards: Mapping[str, int]
 
-    def to_line(self) -> bytes:
+    def to_line(self) -> str:
         """Its line. Points that wrote the same text share it."""
         distinct = list(dict.fromkeys(text.token_ids for text in self.texts))
         place_of = {tokens: place for place, tokens in enumerate(distinct)}
@@ -49,7 +49,7 @@ class LoggedExample:
                 [place_of[text.token_ids], text.counts, text.features] for text in self.texts
             ],
         }
-        return (json.dumps(content, separators=(",", ":")) + "\n").encode()
+        return json.dumps(content, separators=(",", ":"))
 
     @classmethod
     def from_line(cls, line: bytes) -> LoggedExample | None:
@@ -75,43 +75,40 @@ class TextLog:
     def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
         self._key = dict(key)
         self.file = folder / FOLDER / f"{content_hash(self._key)}.jsonl"
-        self._end = 0
 
     def read(self, sources: Sequence[str]) -> dict[int, LoggedExample]:
         """The examples that are logged, by their places. sources: the prompts of all examples.
 
-        What follows a line that is cut short or damaged is decoded anew.
+        Lines that are cut short or damaged, or of other prompts, are removed: their examples are
+        decoded anew.
         """
         examples: dict[int, LoggedExample] = {}
         if not self.file.is_file():
             return examples
-        with self.file.open("rb") as stream:
-            head = stream.readline()
-            self._end = len(head) if head == self._head() else 0
-            for line in stream if self._end else ():
-                logged = LoggedExample.from_line(line)
-                if logged is None or sources[logged.example : logged.example + 1] != [
-                    logged.source
-                ]:
-                    log.warning(
-                        "%s was cut short or damaged: %d examples are kept",
-                        self.file,
-                        len(examples),
-                    )
-                    break
+        head, *lines = self.file.read_bytes().splitlines(keepends=True) or [b""]
+        kept_lines = [f"{self._head()}\n".encode()]
+        for line in lines if head == kept_lines[0] else ():
+            logged = LoggedExample.from_line(line)
+            if logged is not None and sources[logged.example : logged.example + 1] == [
+                logged.source
+            ]:
                 examples[logged.example] = logged
-                self._end += len(line)
+                kept_lines.append(line)
+        if kept_lines != [head, *lines]:
+            log.warning(
+                "%s was cut short or damaged: %d examples are kept", self.file, len(examples)
+            )
+            write_atomically(self.file, b"".join(kept_lines))
         return examples
 
     def append(self, logged: LoggedExample) -> None:
-        """Add an example, and have it survive a kill and a power cut."""
-        if not self._end:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            self._end = write_at(self.file, 0, [self._head()])
-        self._end = write_at(self.file, self._end, [logged.to_line()])
+        """Add an example, and have it survive a kill."""
+        if not self.file.is_file():
+            append_line(self.file, self._head())
+        append_line(self.file, logged.to_line())
 
-    def _head(self) -> bytes:
-        return (json.dumps(self._key, sort_keys=True, default=str) + "\n").encode()
+    def _head(self) -> str:
+        return json.dumps(self._key, sort_keys=True, default=str)
 
 
 def texts_of_points(file: Path, count: int) -> Iterator[tuple[int, list[TokenIds]]]:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from matplotlib.figure import Figure
@@ -35,7 +34,6 @@ from bild_lab.papers.figures import (
     over_generate,
 )
 from bild_lab.papers.published import AGREES, SCALES, load_published, published_names
-from bild_lab.papers.runs import step_processes
 from tests.papers.samples import RUNS, bild, bita, outputs_of, points, store
 from tests.report.sample import sample_result, with_quality, with_speedup
 
@@ -256,8 +254,7 @@ def test_a_vector_figure_is_as_wide_as_a_column(
         (["bild_fig4", "format=gif"], "got gif"),
         (["bild_fig4", "output=x"], "output"),
         (["bild_fig4", "scale=tiny"], "'tiny'"),
-        (["bild_fig4", "run=maybe"], "'maybe'"),
-        (["all", "run=true"], "scale=small"),
+        (["all", "scale=small", "run=true"], "got run; leave it out"),
         (["bild_fig11"], "'bild_fig11'"),
     ],
 )
@@ -266,28 +263,6 @@ def test_the_script_refuses_what_it_does_not_know(
 ) -> None:
     assert script(words, monkeypatch) == 2
     assert named in " ".join(capsys.readouterr().err.split())
-
-
-def test_only_what_is_missing_is_run_and_a_command_that_fails_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    ran: list[list[str]] = []
-
-    def process(command: list[str], **_: object) -> SimpleNamespace:
-        ran.append(command[4:])
-        if len(ran) > 1:
-            outputs_of("spec_fig2_4", tmp_path / "outputs", "small")
-        status = int(len(ran) == 1)
-        return SimpleNamespace(poll=lambda: status, returncode=status)
-
-    monkeypatch.setattr(step_processes, "subprocess", SimpleNamespace(Popen=process))
-    words = ["spec_fig2_4", "scale=small", "run=true"]
-    assert script(words, monkeypatch) == 2
-    assert "failed with status 1: python run.py experiment=spec/fig2_4" in capsys.readouterr().err
-    assert script(words, monkeypatch) == script(words, monkeypatch) == 0
-    assert ran == [["experiment=spec/fig2_4", "scale=small"]] * 2
-    assert (tmp_path / "outputs" / "figures" / "spec_fig2_4_small.png").is_file()
 
 
 def generate(speedup: float, **setting: object) -> Result:

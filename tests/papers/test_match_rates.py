@@ -31,6 +31,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure.prediction import pipeline_log
 from bild_lab.lab.metrics.bootstrap import central_interval, resample_counts
+from bild_lab.lab.store.table import write_csv
 from bild_lab.papers import match_rates
 from bild_lab.papers.match_rates import (
     TOTAL,
@@ -42,7 +43,6 @@ from bild_lab.papers.match_rates import (
     measure_match_rates,
     read_rates,
 )
-from bild_lab.report.style import write_csv
 from tests.policies import FAMILIES, in_memory
 from tests.tiny import END, PAD, START, VOCABULARY, save, tiny_llama, tiny_t5
 

@@ -447,7 +447,7 @@ def test_steps_side_by_side_have_gpus_of_their_own_and_a_log_each(
     assert {variables["OMP_NUM_THREADS"] for variables in processes.environments.values()} == {"4"}
     assert "step 2 of 7 was not done" in said and "\n  | begun\n  | no such file" in said
     assert re.search(r"step 1 of 7, .*name=a\n  on GPU 0, log in outputs/.steps/a-\w+\.log", said)
-    assert "step 1 of 7 is done after 0 min" in said and "step 7 of 7 was not done" in said
+    assert "step 1 of 7 is done after 0 s" in said and "step 7 of 7 was not done" in said
 
 
 def test_the_largest_step_starts_first_and_smaller_ones_do_not_keep_it_waiting() -> None:

@@ -46,10 +46,21 @@ def test_a_log_that_was_cut_short_keeps_its_whole_examples_and_goes_on(
         assert list(again.read(SOURCES)) == [2]
     assert "was cut short or damaged: 1 examples are kept" in caplog.text
     again.append(example(1))
+    caplog.clear()
     assert TextLog(tmp_path, KEY).read(SOURCES) == {2: example(2), 1: example(1)}
+    assert not caplog.text  # it is told once
 
 
 def test_texts_of_other_points_or_prompts_are_not_taken(log: TextLog, tmp_path: Path) -> None:
     assert TextLog(tmp_path, {**KEY, "code": ["changed"]}).read(SOURCES) == {}
-    assert TextLog(tmp_path, KEY).read(["first", "second", "another"]) == {}
-    assert TextLog(tmp_path, KEY).read(SOURCES[:2]) == {}  # fewer examples
+    for others in (["first", "second", "another"], SOURCES[:2]):  # one changed, one gone
+        assert TextLog(tmp_path, KEY).read(others) == {0: example(0)}
+    assert TextLog(tmp_path, KEY).read(["another", "second", "third"]) == {}
+
+
+def test_a_log_whose_beginning_is_damaged_begins_anew(log: TextLog, tmp_path: Path) -> None:
+    log.file.write_bytes(log.file.read_bytes()[1:])
+    again = TextLog(tmp_path, KEY)
+    assert again.read(SOURCES) == {}
+    again.append(example(1))
+    assert TextLog(tmp_path, KEY).read(SOURCES) == {1: example(1)}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from bild_lab.errors import UserError, did_you_mean
+from bild_lab.errors import UserError
 from bild_lab.files import existing_path
 
 ESCAPES = {"n": "\n", "t": "\t"}
@@ -56,19 +56,7 @@ VALUED_OPTIONS = (
     "--config-dir",
     "-cd",
 )
-FLAGS = (
-    "--hydra-help",
-    "--version",
-    "--resolve",
-    "--run",
-    "-r",
-    "--experimental-rerun",
-    *MULTIRUN,
-    *VALUED_OPTIONS,
-)
 FREE_OPTIONS = ("--info", "-i", "--shell-completion", "-sc")  # words after them are not ours
-LONG_DASHES = ("\u2013", "\u2014", "\u2212")
-CURLED_QUOTES = ("\u201c", "\u201d", "\u2018", "\u2019")
 SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
 SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hub
 
@@ -107,65 +95,14 @@ def options_first(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def require_overrides(words: Sequence[str]) -> None:
-    """Raise UserError for a word that is no KEY=VALUE, by what a shell, a keyboard or another
-    tool's habits make.
-
-    Hydra itself only names the place in its grammar where it stopped.
+    """Raise UserError for a word that is no KEY=VALUE, with what to write: Hydra itself only names
+    the place in its grammar where it stopped.
     """
     if any(key_of(word) in FREE_OPTIONS for word in words):
         return
     for index, word in enumerate(words):
-        _require_hyphens(word)
-        if word[:1] in ("-", "~"):
-            continue
-        _require_joined(word, words[index + 1 :])
-        if "=" not in word:
+        if "=" not in word and word[:1] not in ("-", "~"):
             raise UserError(_no_override(word, words[index - 1] if index else ""))
-        next_word = words[index + 1] if index + 1 < len(words) else ""
-        _require_plain_value(word, next_word)
-
-
-def _require_hyphens(word: str) -> None:
-    """Raise UserError for an option that there is not, or that a keyboard has changed."""
-    if word[:1] in LONG_DASHES:
-        raise UserError(f"{word!r} begins with a long dash; write it with a hyphen: -{word[1:]}")
-    if word[:2] == "--" and "=" in word:
-        raise UserError(
-            f"{word!r} is no option; keys have no hyphens before them: {word.lstrip('-')}"
-        )
-    # an option may be shortened
-    if word[:1] == "-" and not any(flag.startswith(word) for flag in FLAGS):
-        meant = did_you_mean(word, FLAGS) or "keys are KEY=VALUE without hyphens"
-        raise UserError(f"there is no option {word!r}; {meant}")
-
-
-def _require_joined(word: str, next_words: Sequence[str]) -> None:
-    """Raise UserError for a space before or after =, which makes several words of an override."""
-    _, equals, value = word.partition("=")
-    next_word = next_words[0] if next_words else ""
-    space_before_equals = not equals and next_word[:1] == "="
-    space_after_equals = (
-        equals and not value and next_word and "=" not in next_word and next_word[:1] != "-"
-    )
-    if space_before_equals or space_after_equals:
-        joined = "".join([word, *next_words[: 2 if next_word == "=" else 1]])
-        raise UserError(
-            f"a space around = parts the key from its value; write them together: {joined}"
-        )
-
-
-def _require_plain_value(word: str, next_word: str) -> None:
-    """Raise UserError for an override whose value a keyboard has changed, or a space after a comma
-    has cut.
-    """
-    key, _, value = word.partition("=")
-    if key.endswith("template"):  # free text
-        return
-    if value[:1] in CURLED_QUOTES:
-        raise UserError(f"{word!r} has curled quotes; write straight ones, ' or \", or none")
-    if value.endswith(",") and len(value) > 1:
-        remedy = f"{word}{next_word}" if next_word and "=" not in next_word else word.rstrip(",")
-        raise UserError(f"{word!r} ends with a comma; values have no space between them: {remedy}")
 
 
 def _no_override(word: str, previous_word: str) -> str:

@@ -248,13 +248,12 @@ def compose_policy(name: str, knobs: Mapping[str, Any] | None = None) -> DictCon
     folder = _own_folder.get()
     if folder is not None:
         require_not_hidden(folder, "policy", name)
+    overrides = [f"policy={name}"]
+    if folder is not None:
+        quoted_folder = str(folder.absolute()).replace("'", r"\'")
+        overrides.insert(0, f"hydra.searchpath=['file://{quoted_folder}']")
     try:
-        if folder is None:
-            policy = pickle.loads(_with_policy(name, _readers())).policy
-        else:  # read anew each time, as its files may have changed
-            quoted_folder = str(folder.absolute()).replace("'", r"\'")
-            search_path = f"hydra.searchpath=['file://{quoted_folder}']"
-            policy = without_hydra(compose_config([search_path, f"policy={name}"])).policy
+        policy = without_hydra(compose_config(overrides)).policy
     except (HydraException, ValueError) as error:  # a ValueError for a number, such as 3
         folders = [*_search_path(), *([] if folder is None else [folder])]
         files = (file for place in folders for file in Path(place, "policy").glob("*.yaml"))
@@ -311,25 +310,6 @@ def resolved_policy(policy: DictConfig) -> dict[str, Any]:
             raise error.__cause__ from error
         raise UserError(f"policy {policy.get('name')}: {first_line(error)}") from error
     return values
-
-
-@lru_cache
-def _with_policy(name: str, readers: tuple[Any, ...]) -> bytes:
-    """The whole configuration with this policy, pickled. readers: what decides which files are read,
-    so that changed ones are.
-
-    Composing takes a fifth of a second.
-    """
-    return pickle.dumps(without_hydra(compose_config([f"policy={name}"])))
-
-
-def _readers() -> tuple[Any, ...]:
-    """The running command's loader, which reads its files once, and its folders; outside of our
-    commands the state of all files.
-    """
-    if not in_our_application():
-        return _state_of_files()
-    return (GlobalHydra.instance().config_loader(), *_search_path())
 
 
 def override_words(hydra: DictConfig) -> list[str]:

@@ -348,49 +348,15 @@ def plain_message(error: BaseException, config_name: str | None = "config") -> s
         options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
         return unknown_choice(match[1], options)
     if match := re.search(r"Error merging override (.+)\n(.+)", text):
-        return f"{match[1]}: {wrong_type(match[2])}"
+        return f"{match[1]}: {match[2]}"
     if match := re.search(r"LexerNoViableAltException: (.+)", text):
         signs = " ".join(dict.fromkeys(sign for sign in match[1] if not sign.isascii()))
         return (
             f"{match[1]} cannot be read{signs and f' because of {signs}'}; write plain signs, or"
             " quote the value"
         )
-    if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
-        return values_outside_sweep(match[1])
     return " ".join(
         line.strip() for line in str(error).splitlines() if line.strip() and "full_key" not in line
-    )
-
-
-def wrong_type(omegaconf_message: str) -> str:
-    """OmegaConf's words for a value of a wrong type, with the value that was wanted."""
-    match = re.fullmatch(
-        r"Value '(.*)' of type '\w+' could not be converted to (Integer|Float|Boolean)",
-        omegaconf_message.strip(),
-    )
-    if match is None:
-        return omegaconf_message
-    kinds = {
-        "Integer": "a whole number without point or exponent",
-        "Float": "a number",
-        "Boolean": "true or false",
-    }
-    value, kind = match[1], match[2]
-    if kind == "Integer" and re.fullmatch(r"-?\d+\.0", value):  # 1e3 has become 1000.0
-        return f"{kinds[kind]} is wanted: {value.removesuffix('.0')}"
-    return f"{kinds[kind]} is wanted, got {value}"
-
-
-def values_outside_sweep(word: str) -> str:
-    """A message about values with commas outside a sweep."""
-    key, _, values = word.partition("=")
-    if re.fullmatch(r"-?\d+,\d+", values):
-        decimal = f"{key}={values.replace(',', '.')}"
-        return (
-            f"{word} has two values: a decimal has a point, {decimal}; to sweep over both, add -m"
-        )
-    return (
-        f"{word} has several values: add -m to sweep over them, or write a list as {key}=[{values}]"
     )
 
 

@@ -262,12 +262,8 @@ def typed(cls: type[T], node: Any, group: str) -> T:
         )
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     try:
-        if OmegaConf.is_dict(node):
-            values = _literal(OmegaConf.to_container(node, resolve=True))
-            merged = pickle.loads(_merged_values(cls, pickle.dumps(values)))
-        else:
-            merged = OmegaConf.merge(pickle.loads(_schema_of(cls)), _literal(node))
-        spec = OmegaConf.to_object(merged)
+        values = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_dict(node) else node
+        spec = OmegaConf.to_object(OmegaConf.merge(pickle.loads(_schema_of(cls)), _literal(values)))
     except MissingMandatoryValue as error:
         key = error.full_key or error.key
         raise UserError(f"{group} lacks the key {str(key)!r}; it has {', '.join(names)}") from error
@@ -300,14 +296,6 @@ def _literal(values: Any) -> Any:
     if isinstance(values, list | tuple):
         return [_literal(value) for value in values]
     return values
-
-
-@lru_cache(maxsize=256)
-def _merged_values(cls: type, values: bytes) -> bytes:
-    """The pickled configuration of a dataclass with these pickled values: most points of a sweep
-    share most groups.
-    """
-    return pickle.dumps(OmegaConf.merge(pickle.loads(_schema_of(cls)), pickle.loads(values)))
 
 
 @lru_cache

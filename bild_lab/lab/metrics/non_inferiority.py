@@ -32,7 +32,6 @@ from bild_lab.lab.metrics.proportions import (
     are_right_or_wrong,
     exact_p_value,
     gained_and_lost,
-    least_difference,
 )
 from bild_lab.lab.schema.numbers import NON_INFERIORITY_LEVEL, NonInferiority
 from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT
@@ -77,10 +76,7 @@ def score_test(gained: int, lost: int, examples: int, margin: float) -> NonInfer
     gained: examples that only the system has right. lost: those that only the baseline has right.
     margin: in points, above 0; one of 100 or more cannot be exceeded.
     """
-    share = margin / RIGHT
-    p_value = exact_p_value(gained, lost, examples, -share) if share < 1 else 0.0
-    bound = RIGHT * least_difference(gained, lost, examples, NON_INFERIORITY_LEVEL)
-    return NonInferiority(margin=margin, lower_bound=bound, p_value=p_value, test=SCORE)
+    return _tested(lambda share: exact_p_value(gained, lost, examples, -share), margin, SCORE)
 
 
 def betting_test(
@@ -102,16 +98,17 @@ def betting_test(
     most_turns = turns.max()
     order = np.random.default_rng(0).permutation(len(losses))
     losses, turns = losses[order] / most_turns, turns[order] / most_turns
+    return _tested(lambda share: _betting_p_value(losses, turns, share), margin, BETTING)
 
-    def p_value(share: float) -> float:
-        return _betting_p_value(losses, turns, share) if share < 1 else 0.0
 
-    p_value_at_margin = p_value(margin / RIGHT)
+def _tested(p_value: Callable[[float], float], margin: float, test: str) -> NonInferiority:
+    """What a test finds. p_value: given how much may be lost, as a share of the scale below 1."""
+    share = margin / RIGHT
     return NonInferiority(
         margin=margin,
         lower_bound=-RIGHT * _least_share_shown(p_value),
-        p_value=p_value_at_margin,
-        test=BETTING,
+        p_value=p_value(share) if share < 1 else 0.0,
+        test=test,
     )
 
 

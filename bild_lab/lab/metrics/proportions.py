@@ -15,7 +15,6 @@ of five points was called none in 6.9 of 100 cases at 52 examples.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -45,14 +44,11 @@ def gained_and_lost(values: Sequence[float], baseline_values: Sequence[float]) -
 
 def share_interval(values: Sequence[float]) -> tuple[float, float]:
     """Wilson's 95 % interval of the share that is right, in percent."""
-    count, right = len(values), sum(value == RIGHT for value in values)
-    squared = float(ndtri(1 - BEYOND)) ** 2
-    middle = (right + squared / 2) / (count + squared)
-    reach = math.sqrt(squared * (right * (count - right) / count + squared / 4)) / (count + squared)
-    # rounding must not part an end from what all examples have
-    low = 0.0 if right == 0 else middle - reach
-    high = 1.0 if right == count else middle + reach
-    return RIGHT * low, RIGHT * high
+    from scipy.stats import binomtest  # it takes most of a second to import
+
+    right = sum(value == RIGHT for value in values)
+    ends = binomtest(right, len(values)).proportion_ci(method="wilson")
+    return RIGHT * float(ends.low), RIGHT * float(ends.high)
 
 
 def difference_interval(gained: int, lost: int, examples: int) -> tuple[float, float]:
@@ -80,20 +76,6 @@ def two_sided_p_value(gained: int, lost: int, examples: int) -> float:
     """How often a difference at least this large comes by chance where both shares are equal."""
     more, fewer = max(gained, lost), min(gained, lost)
     return min(1.0, 2 * exact_p_value(more, fewer, examples, 0.0))
-
-
-def least_difference(gained: int, lost: int, examples: int, level: float) -> float:
-    """The smallest difference of shares, from -1 to 1, that the exact one-sided test at this level
-    does not reject, to 1e-6.
-    """
-    rejected, kept = -1.0, (gained - lost) / examples
-    while kept - rejected > 1e-6:
-        middle = (rejected + kept) / 2
-        if exact_p_value(gained, lost, examples, middle) <= level:
-            rejected = middle
-        else:
-            kept = middle
-    return rejected
 
 
 @lru_cache(maxsize=4096)

@@ -115,9 +115,11 @@ def _further(result: Result) -> dict[str, float | None]:
 
 def write_table(results: Sequence[Result], path: Path) -> None:
     """Write `sweep.csv` atomically."""
-    write_atomically(path, table_content(results))
+    write_csv(path, to_frame(results))
 
 
-def table_content(results: Sequence[Result]) -> bytes:
-    """The content of `sweep.csv`."""
-    return to_frame(results).to_csv(index=False).encode()
+def write_csv(path: Path, table: pd.DataFrame) -> None:
+    """Write a table as CSV atomically. path: of the file, or of a figure that shows the values: then
+    the file has its name.
+    """
+    write_atomically(path.with_suffix(".csv"), table.to_csv(index=False).encode())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bild_lab.errors import UserError, require_choice, require_whole
 from bild_lab.papers.runs.needs import ASSUMED_GPU, GPUS, Needs, needs
@@ -226,19 +226,14 @@ def _spread_gpus(step_needs: Sequence[Needs], machine: Machine, fewest: int) -> 
     return estimated if fewest <= estimated <= machine.gpus else fewest
 
 
-def fewest_gpus(
-    step_needs: Sequence[Needs], machine: Machine, limit: int | None = None
-) -> int | None:
-    """Over how many of the machine's GPUs the models of a step fit; None: over none of its numbers.
-
-    limit: GPUs that may be taken; None: those of the machine.
-    """
+def fewest_gpus(step_needs: Sequence[Needs], machine: Machine) -> int | None:
+    """Over how many of the machine's GPUs the models of a step fit; None: over none of its numbers."""
     if machine.room_gb is None:  # nothing is known of the memory
         return 1
     return next(
         (
             count
-            for count in range(1, (limit or machine.gpus) + 1)
+            for count in range(1, machine.gpus + 1)
             if all(need.memory_on(count) <= machine.room_gb for need in step_needs)
         ),
         None,
@@ -294,7 +289,7 @@ def _too_large(step: Step, step_needs: Sequence[Needs], machine: Machine) -> str
         remedy = "a training of all weights needs a larger GPU"
     elif step.work is StepKind.DECODING and not spread:
         remedy = "runtime.device_map=auto spreads a model"
-    elif (fewest := fewest_gpus(step_needs, machine, MOST_SPREAD)) is not None:
+    elif (fewest := fewest_gpus(step_needs, replace(machine, gpus=MOST_SPREAD))) is not None:
         remedy = f"{fewest} such GPUs hold it"
     else:
         remedy = "what is not weights fits into none, so lower dataset.max_source_tokens"

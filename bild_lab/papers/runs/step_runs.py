@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.entrypoint import Stopped
+from bild_lab.lab.store.progress import roughly
 from bild_lab.papers.runs.machine import Machine, Placement, blocked_by, needs_of, placement_of
 from bild_lab.papers.runs.needs import hours_of
 from bild_lab.papers.runs.step_processes import (
@@ -182,7 +183,7 @@ class _Runner:
             except UserError as error:
                 status = str(error)
             if running.log is not None and status == DONE:
-                self._say(f"{self._label(running.index)} is done after {duration(seconds)}")
+                self._say(f"{self._label(running.index)} is done after {roughly(seconds)}")
             self._note(running.index, status)
 
     def _ended(self) -> list[_Running]:
@@ -238,11 +239,6 @@ def startable(ready: Mapping[int, int], running: Sequence[int], gpus: int) -> li
     return starting
 
 
-def duration(seconds: float) -> str:
-    """A time in hours, or in minutes."""
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
-
-
 class _RemainingTime:
     """How long the remaining steps will take: their estimates, scaled by the steps that ran.
 
@@ -284,9 +280,7 @@ class _RemainingTime:
         if not self._covered and not known:
             return "time left unknown yet"
         seconds_an_hour = self._spent_s / self._covered if self._covered else 3600
-        return (
-            f"about {duration(sum(self._remaining.values()) * seconds_an_hour / self._gpus)} left"
-        )
+        return f"about {roughly(sum(self._remaining.values()) * seconds_an_hour / self._gpus)} left"
 
 
 def submit_steps(

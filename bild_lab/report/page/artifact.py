@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from io import BytesIO
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,7 @@ from bild_lab.lab.store.groups import by_setting, data_title
 from bild_lab.lab.store.inputs import stored_config
 from bild_lab.lab.store.progress import COMMANDS, read_commands
 from bild_lab.lab.store.records import RESULT, Sweep
-from bild_lab.lab.store.table import table_content, write_table
+from bild_lab.lab.store.table import to_frame, write_table
 from bild_lab.report.headline import headline
 from bild_lab.report.page.base import page_environment
 from bild_lab.report.page.html import environments, write_html
@@ -106,7 +106,8 @@ def faults(folder: Path) -> Iterator[str]:
                 yield f"{result.policy} {result.point}: {numbers}"
     # a table of an earlier version has fewer columns
     stored_table = pd.read_csv(folder / TABLE, dtype=str, keep_default_na=False)
-    table = pd.read_csv(BytesIO(table_content(results)), dtype=str, keep_default_na=False)
+    written = to_frame(results).to_csv(index=False)
+    table = pd.read_csv(StringIO(written), dtype=str, keep_default_na=False)
     if not stored_table.equals(table.reindex(columns=stored_table.columns)):
         yield f"{TABLE} does not hold the numbers of the points"
 

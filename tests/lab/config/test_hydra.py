@@ -40,7 +40,7 @@ def test_ours_are_composed_inside_another_application_which_stays_as_it_was(
     users: dict[type, object],
 ) -> None:
     loaded = users[GlobalHydra].hydra
-    config._with_policy.cache_clear()
+    config._merged_files.cache_clear()
     assert not in_our_application()
     assert compose_policy("speculative", {"window": 3}).window == 3
     assert compose_config(["policy=bild"]).policy.name == "bild"

@@ -15,7 +15,6 @@ from bild_lab.lab.metrics.proportions import (
     difference_interval,
     exact_p_value,
     gained_and_lost,
-    least_difference,
     score_statistic,
     share_interval,
     two_sided_p_value,
@@ -131,12 +130,6 @@ def test_examples_that_are_all_alike_show_what_chance_cannot_hide() -> None:
     assert exact_p_value(0, 0, 59, -0.05) == pytest.approx(0.95**59)
     assert 0.95**59 < 0.05 < 0.95**58
     assert two_sided_p_value(5, 0, 5) == pytest.approx(2 * 0.5**5)
-
-
-@pytest.mark.parametrize("counts", [(0, 0, 10), (0, 1, 44), (6, 16, 161), (5, 0, 5), (3, 3, 7)])
-def test_the_least_difference_is_the_last_that_is_not_shown(counts: tuple[int, int, int]) -> None:
-    bound = least_difference(*counts, level=0.05)
-    assert exact_p_value(*counts, bound - 1e-4) <= 0.05 < exact_p_value(*counts, bound + 1e-4)
 
 
 @pytest.mark.parametrize(("examples", "margin"), [(25, 0.1), (52, 0.05), (100, 0.05)])

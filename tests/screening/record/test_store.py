@@ -6,11 +6,10 @@ import logging
 import resource
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
-from bild_lab.screening.record_store import INDEX, ROWS, RecordedRow, RecordStore
+from bild_lab.screening.record_store import BLOCKS, RecordedRow, RecordStore
 
 KEY = {"weights": "a", "precision": "float32"}
 
@@ -30,6 +29,12 @@ def store(tmp_path: Path) -> RecordStore:
     for text, first in (("one", 10), ("two", 20), ("three", 30)):
         made.append(text, entries(first), {"whole": 2})
     return made
+
+
+def block_of(store: RecordStore, text: str, place: int = 0) -> Path:
+    """The file of a block of a text."""
+    (file,) = store.folder.glob(f"{text}.{place:06}{BLOCKS[1:]}")
+    return file
 
 
 def read(folder: Path, text: str) -> list[float]:
@@ -60,15 +65,6 @@ def test_rows_keep_their_precision_and_their_kinds(tmp_path: Path) -> None:
     assert (one.kind, other.kind) == ("logits", "head_input")
 
 
-def test_a_record_may_be_larger_than_the_memory(store: RecordStore) -> None:
-    """What stands before the fourth text is a hole in the file."""
-    store._end = psutil.virtual_memory().total + psutil.swap_memory().total + 2**30
-    store.append("four", entries(40), {})
-    assert [float(row.values[0, 0]) for row in store.read_newest("four")] == [40.0, 41.0, 42.0]
-    ((first, *_),) = store.read("four")
-    assert float(first.values[0, 0]) == 40.0
-
-
 def test_more_blocks_are_read_than_a_shell_allows_open_files(store: RecordStore) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
@@ -80,33 +76,53 @@ def test_more_blocks_are_read_than_a_shell_allows_open_files(store: RecordStore)
     assert len(held) == 300
 
 
-@pytest.mark.parametrize("file", [INDEX, ROWS])
-def test_a_record_that_was_cut_short_keeps_its_whole_texts_and_goes_on(
-    store: RecordStore, file: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("left", [0, 5, -5], ids=["nothing", "its beginning", "all but its end"])
+def test_a_text_that_was_cut_short_is_recorded_anew_and_the_others_are_kept(
+    store: RecordStore, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = store.folder / file
-    path.write_bytes(path.read_bytes()[:-5])
+    file = block_of(store, "three")
+    file.write_bytes(file.read_bytes()[:left])
+    again = RecordStore(store.folder, KEY)
     with caplog.at_level(logging.WARNING):
-        again = RecordStore(store.folder, KEY)
-    assert "cut short" in caplog.text and len(caplog.records) == 1
-    assert again.read("three") == []
+        assert again.read("three") == []
+    assert "damaged" in caplog.text and len(caplog.records) == 1
     again.append("three", entries(40), {})
     assert [read(store.folder, text)[0] for text in ("one", "two", "three")] == [10.0, 20.0, 40.0]
 
 
-def test_rows_that_a_kill_left_without_their_line_are_written_over(store: RecordStore) -> None:
-    with (store.folder / ROWS).open("ab") as stream:
-        stream.write(b"half a block")
-    RecordStore(store.folder, KEY).append("four", entries(40), {})
-    assert read(store.folder, "four") == [40.0, 41.0, 42.0]
+def test_blocks_after_one_that_is_lost_are_not_read(store: RecordStore) -> None:
+    """Their rows follow those that are lost."""
+    for first in (40, 50):
+        store.append("two", entries(first), {})
+    block_of(store, "two", 1).unlink()
+    again = RecordStore(store.folder, KEY)
+    assert len(again.read("two")) == again.block_count("two") == 1
+    again.append("two", entries(60), {})
+    assert read(store.folder, "two") == [20.0, 21.0, 22.0, 60.0, 61.0, 62.0]
+
+
+def test_a_block_that_goes_on_from_another_commands_rows_is_not_read(store: RecordStore) -> None:
+    """Two commands record a text at once: rows are numbered from the blocks that each has seen."""
+    first, second = (RecordStore(store.folder, KEY) for _ in range(2))
+    first.append("four", entries(40), {})
+    second.append("four", entries(50), {})
+    first.append("four", entries(60), {})
+    assert read(store.folder, "four") == [50.0, 51.0, 52.0]
+
+
+def test_rows_after_a_damaged_block_are_recorded_anew_too(store: RecordStore) -> None:
+    store.append("two", entries(40), {})
+    block_of(store, "two").write_bytes(b"")
+    assert store.read("two") == [] and store.block_count("two") == 0
+    assert read(store.folder, "two") == [] and read(store.folder, "one") == [10.0, 11.0, 12.0]
 
 
 def test_a_changed_row_is_noticed_and_recorded_anew(
     store: RecordStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    content = bytearray((store.folder / ROWS).read_bytes())
-    content[50] ^= 1  # the second text
-    (store.folder / ROWS).write_bytes(content)
+    content = bytearray(block_of(store, "two").read_bytes())
+    content[-5] ^= 1  # its last row
+    block_of(store, "two").write_bytes(content)
     assert read(store.folder, "two") == []
     assert "damaged" in caplog.text
     assert read(store.folder, "three") == [30.0, 31.0, 32.0]
