@@ -30,7 +30,7 @@ from bild_lab.engine.methods.drafter_fields import (
     require_known,
     require_tokens_of,
 )
-from bild_lab.engine.methods.eagle.state_trees import states_of_text
+from bild_lab.engine.methods.eagle.drafter import states_of_text
 from bild_lab.engine.methods.module_folder import (
     FolderKind,
     described_in,
