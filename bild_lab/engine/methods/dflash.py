@@ -39,9 +39,10 @@ from bild_lab.engine.methods.module_folder import (
     released_folder,
 )
 from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
-from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, fused_attention
+from bild_lab.engine.models.native.attention import KeyValueCache, fused_attention
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.models.native.stack import rotate, signed_sines
+from bild_lab.engine.models.placed_rows import PlacedRows
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import OutputSpec, Scores, Session, on_device

@@ -21,8 +21,9 @@ from bild_lab.engine.methods.speculative.draft_tree import (
     tree_spec_of_round,
 )
 from bild_lab.engine.models.checkpoint.vocabulary import head_bias
-from bild_lab.engine.models.native.attention import KeyValueCache, place_rows
+from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.layers import SPARE_ROWS
+from bild_lab.engine.models.placed_rows import place_rows
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import (
