@@ -81,6 +81,12 @@ class Elsewhere(Counting):
     def read(self, request: Request, trace: Trace, answer: int | None) -> list[int]:
         return [*request.source.prompt, *([] if answer is None else [answer])]
 
+    def about(self) -> dict[str, str]:
+        return {}
+
+    def log(self) -> None:
+        return None
+
 
 def test_texts_that_came_from_elsewhere_share_the_seconds_of_all_by_their_waits() -> None:
     """Equal shares leave an interval over texts without a width, and with a text that never came
