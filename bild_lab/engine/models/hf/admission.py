@@ -21,7 +21,7 @@ from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import DraftShape, Rows
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, first_line
 
 WHOLE = "in one forward without a cache"
 ROW_BY_ROW = "row by row"
@@ -142,7 +142,7 @@ def _check(
         failed, problem, refused = session_check.check_name, str(error), True
     except Exception as error:  # whatever a module raises is its answer
         failed = session_check.check_name
-        problem = (str(error).strip().splitlines() or [""])[0][:200]
+        problem = first_line(error)[:200]
         if not isinstance(error, CheckFailed):
             problem = f"it raises {type(error).__name__}: {problem}"
     return Outcome(one_by_one, failed, problem, refused)
