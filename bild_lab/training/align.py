@@ -56,9 +56,9 @@ class Alignment:
     held_out: int  # answers that are not learned but choose the best weights
     recipe: TrainSpec
     folder: Path
-    acceptance: bool = True
-    logger: Any = None  # of `conf/logger`; None: none
-    teaching: Teaching = Teaching()
+    acceptance: bool
+    logger: Any  # of `conf/logger`; None: none
+    teaching: Teaching
 
     @property
     def target(self) -> Checkpoint:
