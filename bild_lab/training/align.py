@@ -198,7 +198,7 @@ def examples(answers: Sequence[TargetAnswer]) -> tuple[AnsweredExample, ...]:
 def _compared(job: Alignment, held_out: Sequence[TargetAnswer]) -> list[dict[str, float]]:
     """The unaligned and the aligned drafter's agreement with the target."""
     device = torch.device("cpu") if job.recipe.on_cpu else resolve_device("auto")
-    dtype = torch.bfloat16 if job.recipe.in_bfloat16 else torch.float32
+    dtype = job.recipe.dtype
     aligned = Checkpoint(str(job.folder / "checkpoint"))
     target = HuggingFaceModel(job.target, device, dtype) if job.acceptance else None
     drafts = [HuggingFaceModel(draft, device, dtype) for draft in (job.unaligned, aligned)]

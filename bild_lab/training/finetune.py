@@ -476,10 +476,9 @@ def _distillation(
     recipe, teaching = job.recipe, job.teaching
     if teaching.loss is None:
         return None
-    dtype = torch.bfloat16 if recipe.in_bfloat16 else torch.float32
     distillation = Distillation(
         teaching=teaching,
-        teacher=on_engine(job.teacher, device, dtype),
+        teacher=on_engine(job.teacher, device, recipe.dtype),
         collate=collate,
         end_tokens=end_tokens,
         longest=recipe.max_target_tokens,
