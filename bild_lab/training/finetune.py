@@ -25,7 +25,7 @@ from transformers import (
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import evaluation_mode
-from bild_lab.engine.models.hf.admission import learned_positions
+from bild_lab.engine.models.hf.positions import learned_positions
 from bild_lab.engine.stop import before_stop
 from bild_lab.errors import UserError
 from bild_lab.lab.config.console import status_line

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.models.checkpoint.weights import Weights, module_weights
-from bild_lab.engine.models.hf.admission import CHANGING, rotations
+from bild_lab.engine.models.hf.positions import CHANGING, rotations
 from bild_lab.engine.models.native.stack import (
     GROWING,
     AttentionView,
