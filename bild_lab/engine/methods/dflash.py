@@ -37,7 +37,7 @@ from bild_lab.engine.methods.module_folder import (
     released_folder,
 )
 from bild_lab.engine.methods.state_layers import BesideTarget, StateLayer
-from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
+from bild_lab.engine.models.checkpoint.vocabulary import biased
 from bild_lab.engine.models.native.attention import KeyValueCache, fused_attention
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.models.native.stack import rotate
@@ -209,10 +209,7 @@ class DFlashDrafter(Drafter):
         self.required_outputs = OutputSpec(hidden=config.target_layers, prompt=True)
 
     def begin(self, request: Request, target: Session) -> None:
-        self._heads.attach(
-            *self._target.vocabulary_weights(),
-            head_bias(self._target.checkpoint, self._target.dtype, self._target.device),
-        )
+        self._heads.attach_to(self._target)
         self._request, self._forwards = request, target.forwards
         layers, weight = self._heads.config.layers, self._heads.fc.weight
         room = request.max_length + SPARE_ROWS

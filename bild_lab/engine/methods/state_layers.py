@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 from transformers import LlamaConfig
 
+from bild_lab.engine.models.checkpoint.vocabulary import head_bias
 from bild_lab.engine.models.native.stack import signed_sines
+from bild_lab.engine.session import LoadedModel
 
 
 class StateLayer(nn.Module):
@@ -76,6 +78,11 @@ class BesideTarget(StateLayer):
         """
         self._target, self._bias = (embedding, head), bias
         return self
+
+    def attach_to(self, target: LoadedModel) -> Self:
+        """Use those of this target, whose weights are loaded."""
+        bias = head_bias(target.checkpoint, target.dtype, target.device)
+        return self.attach(*target.vocabulary_weights(), bias)
 
     def rotation(
         self, x: Float[Tensor, "batch m dim"], positions: Int[Tensor, "*batch m"]

@@ -20,7 +20,6 @@ from bild_lab.engine.methods.speculative.draft_tree import (
     tree_spec_of_policy,
     tree_spec_of_round,
 )
-from bild_lab.engine.models.checkpoint.vocabulary import head_bias
 from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.models.placed_rows import place_rows
@@ -81,10 +80,7 @@ class EagleDrafter(Drafter):
         self.drafts_trees = not self._chain
 
     def begin(self, request: Request, target: Session) -> None:
-        self._heads.attach(
-            *self._target.vocabulary_weights(),
-            head_bias(self._target.checkpoint, self._target.dtype, self._target.device),
-        )
+        self._heads.attach_to(self._target)
         self._request = request
         self._session = EagleSession(self._heads, request.max_length, target.forwards)
 
