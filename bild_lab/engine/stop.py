@@ -5,18 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bild_lab.errors import UserError
 
 if TYPE_CHECKING:
-    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+    from transformers import PreTrainedTokenizerBase
 
 UNFINISHED = "\ufffd"  # what a tokenizer writes for a part of a character
 # tokens by which the part that is decoded grows, so that neighbouring tokens decode the same parts
 STEP = 8
 MARGIN = 8  # characters that a tokenizer may write otherwise at the beginning of a part
 KEPT = 64  # decoded parts that are remembered
+
+
+class Writer(Protocol):
+    """What writes tokens as text: a `Checkpoint`, whose module imports this one through requests."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+
+    @property
+    def silent_special_tokens(self) -> dict[str, int]:
+        """The special tokens that no text shows, with their ids."""
+
+    def continuation(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens add behind a prompt."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +44,7 @@ class StopStrings:
     """
 
     strings: tuple[str, ...]
-    checkpoint: Checkpoint
+    checkpoint: Writer
 
     def __post_init__(self) -> None:
         special = self.checkpoint.silent_special_tokens
