@@ -20,13 +20,13 @@ LONGEST_WAIT = timedelta(days=7)
 class Ranks:
     """The processes of a training.
 
-    rank: this process's rank, from 0. count: how many processes there are, by default one.
+    rank: this process's rank, from 0. count: how many processes there are.
 
     All processes must call every method except `is_main`, in the same order.
     """
 
-    rank: int = 0
-    count: int = 1
+    rank: int
+    count: int
 
     @property
     def is_main(self) -> bool:

@@ -418,7 +418,7 @@ def emission_s(method: Method, request: Request, model: NativeModel) -> list[flo
     note = SimpleNamespace(
         put=lambda _: times.append(time.perf_counter() - started), end=lambda: None
     )
-    generate(model.transformers, request, streamer=note)
+    generate(model.transformers, [request], streamer=note)
     return times[1:]  # the prompt comes first
 
 

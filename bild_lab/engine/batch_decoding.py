@@ -18,7 +18,7 @@ from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.models.device import free_bytes
 from bild_lab.engine.models.native.layers import SPARE_ROWS, cache_bytes
-from bild_lab.engine.protocols import DecodesBatches, Method, WaitsElsewhere, require_text
+from bild_lab.engine.protocols import DecodesBatches, Method, Served, require_text
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
@@ -58,7 +58,7 @@ def decode_batch(
     """
     if isinstance(method, DecodesBatches):
         return _run_batched(method, requests, batch.size, on_end)
-    if isinstance(method, WaitsElsewhere):
+    if isinstance(method, Served):
         return _run_concurrently(method, requests, batch.size, on_end, make_trace)
 
     def loop(request: Request) -> tuple[list[int], Trace]:
@@ -90,7 +90,7 @@ def _run_batched(
 
 
 def _run_concurrently(
-    method: WaitsElsewhere,
+    method: Served,
     requests: Sequence[Request],
     size: int,
     on_end: Callable[[int], None],
@@ -159,7 +159,7 @@ def why_not_in_batches(method: Method, models: Sequence[LoadedModel]) -> str | N
     """Why this method over these models decodes one text at a time, or None if it decodes
     batches.
     """
-    if isinstance(method, DecodesBatches | WaitsElsewhere):
+    if isinstance(method, DecodesBatches | Served):
         return None
     if method.draft_shape is None:
         return f"it is a loop of its own, on {method.engine}"

@@ -91,13 +91,12 @@ class Batch:
     their encoders run together.
 
     synchronize: waits until the device has done its work, so that seconds go to those whose work it
-    was. group_sizes: of every operation that ran, its key and how many texts took part.
+    was.
     """
 
     def __init__(self, size: int, synchronize: Callable[[], None] = lambda: None) -> None:
         require_whole("the batch size", size, 1)
         self.size, self.synchronize = size, synchronize
-        self.group_sizes: list[tuple[Hashable, int]] = []
         self._hub: greenlet.greenlet | None = None
 
     def wait(self, operation: PendingOp) -> Any:
@@ -179,7 +178,6 @@ class _Run:
         """Run one operation for all texts that wait for it, and resume their loops."""
         group = self._next_group()
         operation = group[0].pending
-        self.batch.group_sizes.append((operation.key, len(group)))
         started = time.perf_counter()
         results = operation.run([text.pending.input for text in group])
         self.batch.synchronize()

@@ -1,4 +1,4 @@
-"""The draft-then-verify loop that all drafting methods share: `DraftThenVerify._rounds`.
+"""The draft-then-verify loop that all drafting methods share: `DraftThenVerify.rounds`.
 
 Where the target drafts nothing, an accelerator may decode several tokens in one program: one call of
 its session, in which the device chooses each token itself and the host does not wait for it.
@@ -154,7 +154,7 @@ class DraftThenVerify(TokenLoop):
             and not trace.reads_logits
             and current_batch() is None
         )
-        for new_tokens in self._rounds(request, trace, by_programs):
+        for new_tokens in self.rounds(request, trace, by_programs):
             tokens += new_tokens
         return tokens
 
@@ -168,19 +168,14 @@ class DraftThenVerify(TokenLoop):
             and self.acceptance.lossless(request.sampling)
         )
 
-    def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
-        return self._rounds(request, trace, by_programs=False)
-
-    def rounds_by_programs(self, request: Request, trace: Trace) -> Iterator[list[int]]:
-        """As `rounds`, of a request that `decodes_by_programs`: after the first token yields those
-        of each program, or of each round where the target's session has none.
-        """
-        return self._rounds(request, trace, by_programs=True)
-
-    def _rounds(self, request: Request, trace: Trace, by_programs: bool) -> Iterator[list[int]]:
+    def rounds(
+        self, request: Request, trace: Trace, by_programs: bool = False
+    ) -> Iterator[list[int]]:
         """The loop: yields the tokens that each round adds to the text.
 
         The text's last token is committed but not cached yet, so it runs with the draft.
+        by_programs: of a request that `decodes_by_programs`; after the first token yields those of
+        each program, or of each round where the target's session has none.
         """
         limits = request.limits
         tokens = list(request.source.prompt)

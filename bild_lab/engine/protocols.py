@@ -162,7 +162,20 @@ class External(Protocol):
 
 @runtime_checkable
 class Served(Protocol):
-    """A method of a server, about which a result says more."""
+    """A method of a server: it waits for another machine, so that several texts of a batch can wait
+    at once, and a result says more about it.
+
+    arrival_rate: how many requests a second are sent in a batch, at random times; None: each as
+    soon as one of the batch has ended.
+    """
+
+    arrival_rate: float | None
+
+    def ask(self, request: Request, trace: Trace) -> Any:
+        """Wait for an answer. Several threads may ask."""
+
+    def read(self, request: Request, trace: Trace, answer: Any) -> list[int]:
+        """The prompt's tokens followed by the emitted tokens of an answer. Not timed."""
 
     def about(self) -> Mapping[str, Any]:
         """What answered: its address, model and version."""
@@ -241,23 +254,6 @@ class Streams(Protocol):
 
     def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
         """The emitted tokens, round by round."""
-
-
-@runtime_checkable
-class WaitsElsewhere(Protocol):
-    """A method that waits for another machine, so that several texts of a batch can wait at once.
-
-    arrival_rate: how many requests a second are sent in a batch, at random times; None: each as
-    soon as one of the batch has ended.
-    """
-
-    arrival_rate: float | None
-
-    def ask(self, request: Request, trace: Trace) -> Any:
-        """Wait for an answer. Several threads may ask."""
-
-    def read(self, request: Request, trace: Trace, answer: Any) -> list[int]:
-        """The prompt's tokens followed by the emitted tokens of an answer. Not timed."""
 
 
 @runtime_checkable

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from bild_lab.errors import UserError
@@ -20,7 +20,7 @@ KEPT = 64  # decoded parts that are remembered
 
 
 class Writer(Protocol):
-    """What writes tokens as text: a `Checkpoint`."""
+    """What writes tokens as text: a `Checkpoint`, whose module imports this one through requests."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase: ...
@@ -45,15 +45,8 @@ class StopStrings:
 
     strings: tuple[str, ...]
     checkpoint: Writer
-    _decode: Callable[[tuple[int, ...]], str] = field(init=False, repr=False, compare=False)
-    _special_tokens: frozenset[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        tokenizer = self.checkpoint.tokenizer
-        decode = lru_cache(KEPT)(
-            lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True)
-        )
-        object.__setattr__(self, "_decode", decode)
         special = self.checkpoint.silent_special_tokens
         for stop in set(self.strings) - special.keys():
             if inside := [piece for piece in special if piece in stop]:
@@ -62,10 +55,17 @@ class StopStrings:
                     f" shows the special token {inside[0]}; give {inside[0]} alone, with which a"
                     " text then ends"
                 )
-        object.__setattr__(
-            self,
-            "_special_tokens",
-            frozenset(special[stop] for stop in self.strings if stop in special),
+
+    @cached_property
+    def _special_tokens(self) -> frozenset[int]:
+        special = self.checkpoint.silent_special_tokens
+        return frozenset(special[stop] for stop in self.strings if stop in special)
+
+    @cached_property
+    def _decode(self) -> Callable[[tuple[int, ...]], str]:
+        tokenizer = self.checkpoint.tokenizer
+        return lru_cache(KEPT)(
+            lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True)
         )
 
     def completed(self, tokens: Sequence[int]) -> bool:

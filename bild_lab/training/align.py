@@ -56,9 +56,9 @@ class Alignment:
     held_out: int  # answers that are not learned but choose the best weights
     recipe: TrainSpec
     folder: Path
-    acceptance: bool = True
-    logger: Any = None  # of `conf/logger`; None: none
-    teaching: Teaching = Teaching()
+    acceptance: bool
+    logger: Any  # of `conf/logger`; None: none
+    teaching: Teaching
 
     @property
     def target(self) -> Checkpoint:
@@ -198,7 +198,7 @@ def examples(answers: Sequence[TargetAnswer]) -> tuple[AnsweredExample, ...]:
 def _compared(job: Alignment, held_out: Sequence[TargetAnswer]) -> list[dict[str, float]]:
     """The unaligned and the aligned drafter's agreement with the target."""
     device = torch.device("cpu") if job.recipe.on_cpu else resolve_device("auto")
-    dtype = torch.bfloat16 if job.recipe.in_bfloat16 else torch.float32
+    dtype = job.recipe.dtype
     aligned = Checkpoint(str(job.folder / "checkpoint"))
     target = HuggingFaceModel(job.target, device, dtype) if job.acceptance else None
     drafts = [HuggingFaceModel(draft, device, dtype) for draft in (job.unaligned, aligned)]

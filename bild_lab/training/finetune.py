@@ -25,7 +25,7 @@ from transformers import (
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import evaluation_mode
-from bild_lab.engine.models.hf.admission import learned_positions
+from bild_lab.engine.models.hf.positions import learned_positions
 from bild_lab.engine.stop import before_stop
 from bild_lab.errors import UserError
 from bild_lab.lab.config.console import status_line
@@ -476,10 +476,9 @@ def _distillation(
     recipe, teaching = job.recipe, job.teaching
     if teaching.loss is None:
         return None
-    dtype = torch.bfloat16 if recipe.in_bfloat16 else torch.float32
     distillation = Distillation(
         teaching=teaching,
-        teacher=on_engine(job.teacher, device, dtype),
+        teacher=on_engine(job.teacher, device, recipe.dtype),
         collate=collate,
         end_tokens=end_tokens,
         longest=recipe.max_target_tokens,

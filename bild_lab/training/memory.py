@@ -31,14 +31,11 @@ Bytes = Mapping[torch.device, int]
 class RowsAtOnce:
     """How a step is divided. rows: of a pass in each process. passes: of a step. fits: rows that
     the memory holds; None: nobody has counted.
-
-    estimated_bytes: of the fullest device, with all that was there before.
     """
 
     rows: int
     passes: int
     fits: int | None = None
-    estimated_bytes: int | None = None
 
 
 def room_bytes(device: torch.device) -> int | None:
@@ -68,7 +65,6 @@ def rows_at_once(
         devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     else:
         objective.model.to(device)
-    idle_bytes = {place: torch.cuda.memory_allocated(place) for place in devices}
     state = state_bytes(objective.model, recipe)
     rooms = {place: room_bytes(place) - state.get(place, 0) for place in devices}
     counted, peaks = counted_peaks(objective, recipe.in_bfloat16, rooms, undivided.rows)
@@ -76,13 +72,9 @@ def rows_at_once(
     fits = min(counted * rooms[place] // max(1, peaks[place]) for place in devices)
     fits = min(launched().gather(max(1, fits)))
     rows = next(rows for rows in range(min(fits, undivided.rows), 0, -1) if share % rows == 0)
-    estimates = [
-        idle_bytes[place] + state.get(place, 0) + peaks[place] * rows // counted
-        for place in devices
-    ]
-    for place in devices:  # what the training itself takes is compared with the estimate
+    for place in devices:  # the trials are no part of what the training takes
         torch.cuda.reset_peak_memory_stats(place)
-    return RowsAtOnce(rows, share // rows, fits, max(estimates))
+    return RowsAtOnce(rows, share // rows, fits)
 
 
 def state_bytes(model: torch.nn.Module, recipe: TrainSpec) -> Bytes:
@@ -176,13 +168,12 @@ def in_precision(model: torch.nn.Module, bfloat16: bool, device: torch.device) -
 
 
 def memory_facts(divided: RowsAtOnce, device: torch.device) -> dict[str, Any]:
-    """The entries of metrics.json about rows at once; on a GPU also the memory that the counted
-    bytes predict, and the most that tensors took in the training, in GB, of the fullest GPU.
+    """The entries of metrics.json about rows at once; on a GPU also the most memory that tensors took
+    in the training, in GB, of the fullest GPU.
     """
     facts = {"rows_at_once": divided.rows, "passes_a_step": divided.passes}
     if device.type != "cuda":
         return facts
     places = range(torch.cuda.device_count())
     peak = max(torch.cuda.max_memory_allocated(place) for place in places)
-    estimated = divided.estimated_bytes
-    return {**facts, "memory_estimated_gb": estimated / 1e9, "memory_peak_gb": peak / 1e9}
+    return {**facts, "memory_peak_gb": peak / 1e9}

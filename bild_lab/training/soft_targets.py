@@ -39,9 +39,7 @@ def taught(
     the training runs in it.
     """
     if not file.is_file():
-        model = HuggingFaceModel(
-            teacher, device, torch.bfloat16 if recipe.in_bfloat16 else torch.float32
-        )
+        model = HuggingFaceModel(teacher, device, recipe.dtype)
         batch_size = max(1, recipe.evaluation_batch_size // launched().count)
         targets = soft_targets(model, examples, collate, recipe.soft_targets, batch_size)
         tensors = {

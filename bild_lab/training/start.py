@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.engine.models.hf.admission import learned_positions
+from bild_lab.engine.models.hf.positions import learned_positions
 from bild_lab.errors import UserError, first_line, require_choice, require_whole
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.point.languages import languages_of

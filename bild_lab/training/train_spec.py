@@ -152,3 +152,8 @@ class TrainSpec:
             return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
         facts = processor("flags", "vendor_id")
         return "amx_bf16" in facts or ("avx512_bf16" in facts and "GenuineIntel" not in facts)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of models beside the trained one, such as a teacher."""
+        return torch.bfloat16 if self.in_bfloat16 else torch.float32

@@ -10,6 +10,7 @@ import pytest
 
 from bild_lab.engine.batch_scheduler import Batch, PendingOp, current_batch
 from bild_lab.errors import UserError
+from tests.noting_batch import NotingBatch
 
 TARGET, DRAFTER, ENCODER = 10, 1, 5
 
@@ -31,12 +32,12 @@ def steps(count: int) -> Callable[[int], list[tuple[int, int]]]:
     return lambda: [want("step", at) for at in range(count)]
 
 
-def kinds(batch: Batch) -> list[tuple[object, int]]:
+def kinds(batch: NotingBatch) -> list[tuple[object, int]]:
     return [(kind, count) for (_, kind), count in batch.group_sizes]
 
 
 def test_a_text_joins_as_soon_as_another_has_ended() -> None:
-    batch = Batch(2)
+    batch = NotingBatch(2)
     texts = batch.run([steps(1), steps(4), steps(2), steps(1)])
     assert [len(one.result) for one in texts] == [1, 4, 2, 1]
     # eight steps, never fewer than two at once
@@ -53,7 +54,7 @@ def test_the_target_waits_until_every_text_wants_it() -> None:
 
         return loop
 
-    batch = Batch(3)
+    batch = NotingBatch(3)
     batch.run([speculative([1, 3]), speculative([2, 2]), speculative([3, 1])])
     verified = [count for kind, count in kinds(batch) if kind == "verify"]
     assert verified == [3, 3]
@@ -64,7 +65,7 @@ def test_of_one_model_the_largest_group_runs_first() -> None:
     def loop(kind: str) -> Callable[[], None]:
         return lambda: want(kind, 0)
 
-    batch = Batch(3)
+    batch = NotingBatch(3)
     batch.run([loop("a"), loop("b"), loop("b")])
     assert kinds(batch) == [("b", 2), ("a", 1)]
 
@@ -75,7 +76,7 @@ def test_encoders_of_texts_to_come_run_with_those_of_texts_that_join() -> None:
         want("step", 0)
         return together
 
-    batch = Batch(3)
+    batch = NotingBatch(3)
     texts = batch.run([loop] * 9)
     assert [one.result for one in texts] == [3] * 9  # of the second three, two had begun early
     assert max(count for kind, count in kinds(batch) if kind == "step") == 3
@@ -96,7 +97,7 @@ def test_a_text_that_wants_nothing_may_begin_early() -> None:
     def nothing() -> int:
         return 0
 
-    batch = Batch(3)
+    batch = NotingBatch(3)
     texts = batch.run([loop(1), loop(3), loop(3), loop(2), nothing, nothing, loop(1)])
     assert [one.result for one in texts] == [1, 3, 3, 2, 0, 0, 1]
     assert [one.latency_s for one in texts[4:6]] == [0.0, 0.0]
@@ -113,7 +114,7 @@ def test_a_text_that_joins_is_encoded_at_once_however_many_others_wait() -> None
 
         return run
 
-    batch = Batch(3)
+    batch = NotingBatch(3)
     batch.run([loop(1), loop(6), loop(6), loop(5)])
     assert [count for kind, count in kinds(batch) if kind == "step"] == [3] * 6  # no place is idle
 
@@ -204,7 +205,7 @@ def test_all_work_that_ran_before_a_text_got_its_place_counts_as_its_wait() -> N
 
         return run
 
-    batch = Batch(2)
+    batch = NotingBatch(2)
     texts = batch.run([loop(1), loop(9), loop(1), loop(1)])
     # the last text's ran early
     assert [count for kind, count in batch.group_sizes if kind == "drafter's"] == [2, 2]

@@ -15,6 +15,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import EngineReport, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.timing import TimingOptions, warm_up
+from tests.noting_batch import NotingBatch
 
 
 def requests(*numbers: int) -> list[Request]:
@@ -38,7 +39,7 @@ class Counting:
 
 
 def test_texts_of_a_batch_begin_as_others_end() -> None:
-    method, ended = Counting(batch := Batch(2)), []
+    method, ended = Counting(batch := NotingBatch(2)), []
     texts = decode_batch(method, requests(3, 1, 1, 1), batch, ended.append)
     assert ended == [1, 2, 0, 3]
     assert [one.trace.stats["text"] for one in texts] == method.texts == [3, 1, 1, 1]
@@ -80,6 +81,12 @@ class Elsewhere(Counting):
 
     def read(self, request: Request, trace: Trace, answer: int | None) -> list[int]:
         return [*request.source.prompt, *([] if answer is None else [answer])]
+
+    def about(self) -> dict[str, str]:
+        return {}
+
+    def log(self) -> None:
+        return None
 
 
 def test_texts_that_came_from_elsewhere_share_the_seconds_of_all_by_their_waits() -> None:

@@ -16,8 +16,9 @@ from bild_lab.engine.draft import Draft
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.vanilla import target_alone
-from bild_lab.engine.models.native import attention, layers
+from bild_lab.engine.models.native import layers
 from bild_lab.engine.models.native.attention import KeyValueCache
+from bild_lab.engine.models.placed_rows import PlacedRows, place_rows
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
@@ -104,8 +105,8 @@ def test_graphs_are_captured_on_the_models_gpu_whichever_is_current(desk: Desk) 
 
 
 def test_a_mask_built_on_the_host(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def place(start: int, count: int, device: torch.device, *rest: object) -> attention.PlacedRows:
-        placed = attention.place_rows(start, count, device, *rest)
+    def place(start: int, count: int, device: torch.device, *rest: object) -> PlacedRows:
+        placed = place_rows(start, count, device, *rest)
         if placed.visible is None:
             return placed
         return replace(

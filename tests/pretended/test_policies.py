@@ -28,6 +28,7 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Round, Trace
 from tests.engine.lossless.greedy import Models, drafts, emitted, table_of
 from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
+from tests.noting_batch import NotingBatch
 from tests.policies import FAMILIES, GREEDY_ONLY, RUNNABLE, engines, in_memory, is_peer
 from tests.pretended import Machine, pretended_gpu
 from tests.pretended.machine import by_line
@@ -276,7 +277,7 @@ def test_texts_of_a_batch_wait_as_often_as_alone(
     wanted = [emitted(here, seeded(request, "cpu"), Trace()) for request in requests]
     asked = [seeded(request, DEVICE) for request in requests]
     decode_batch(method, asked, Batch(size))  # weights are moved, and shapes made
-    batch = Batch(size)
+    batch = NotingBatch(size)
     with counting(machine) as waits:
         texts = decode_batch(method, asked, batch)
     assert [text.token_ids for text in texts] == wanted

@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
 from transformers import LlamaConfig
 
 from bild_lab.engine.draft import Draft, Verdict, empty_draft
@@ -30,7 +28,7 @@ from bild_lab.engine.methods.drafter_fields import (
     require_known,
     require_tokens_of,
 )
-from bild_lab.engine.methods.eagle.state_trees import states_of_text
+from bild_lab.engine.methods.eagle.drafter import states_of_text
 from bild_lab.engine.methods.module_folder import (
     FolderKind,
     described_in,
@@ -38,10 +36,12 @@ from bild_lab.engine.methods.module_folder import (
     read_tensors,
     released_folder,
 )
-from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
-from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, fused_attention
+from bild_lab.engine.methods.state_layers import BesideTarget, StateLayer
+from bild_lab.engine.models.checkpoint.vocabulary import biased
+from bild_lab.engine.models.native.attention import KeyValueCache, fused_attention
 from bild_lab.engine.models.native.layers import SPARE_ROWS
-from bild_lab.engine.models.native.stack import rotate, signed_sines
+from bild_lab.engine.models.native.stack import rotate
+from bild_lab.engine.models.placed_rows import PlacedRows
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import OutputSpec, Scores, Session, on_device
@@ -96,34 +96,22 @@ class DFlashConfig:
         return self.layers.vocab_size
 
 
-class DFlashLayer(nn.Module):
+class DFlashLayer(StateLayer):
     """A decoder layer of Qwen3 whose rows attend to the text by its states."""
 
     def __init__(self, layers: LlamaConfig, bias: bool) -> None:
-        super().__init__()
-        dim, head_dim = layers.hidden_size, layers.head_dim
-        width = layers.num_attention_heads * head_dim
-        kv_width = layers.num_key_value_heads * head_dim
-        self.q_proj = nn.Linear(dim, width, bias=bias)
-        self.k_proj = nn.Linear(dim, kv_width, bias=bias)
-        self.v_proj = nn.Linear(dim, kv_width, bias=bias)
-        self.o_proj = nn.Linear(width, dim, bias=bias)
-        self.q_norm = nn.Parameter(torch.ones(head_dim))
-        self.k_norm = nn.Parameter(torch.ones(head_dim))
-        self.gate_proj = nn.Linear(dim, layers.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(dim, layers.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(layers.intermediate_size, dim, bias=False)
-        self.input_layernorm = nn.Parameter(torch.ones(dim))
-        self.post_attention_layernorm = nn.Parameter(torch.ones(dim))
+        super().__init__(layers)
+        self.add_matrices(read=layers.hidden_size, bias=bias, out_bias=bias)
+        self.q_norm = nn.Parameter(torch.ones(layers.head_dim))
+        self.k_norm = nn.Parameter(torch.ones(layers.head_dim))
+        self.input_layernorm = nn.Parameter(torch.ones(layers.hidden_size))
 
 
-class DFlash(nn.Module):
-    """The drafter's weights. `attach` gives it the target's embedding and head, which stay the
-    target's.
-    """
+class DFlash(BesideTarget):
+    """The drafter's weights."""
 
     def __init__(self, config: DFlashConfig) -> None:
-        super().__init__()
+        super().__init__(config.layers)
         self.config, layers = config, config.layers
         dim = layers.hidden_size
         self.fc = nn.Linear(len(config.target_layers) * dim, dim, bias=False)
@@ -136,22 +124,10 @@ class DFlash(nn.Module):
             self.lm_head = nn.Linear(dim, config.draft_vocabulary, bias=False)
             # id minus own id
             self.register_buffer("d2t", torch.zeros(config.draft_vocabulary, dtype=torch.long))
-        self._target: tuple[Tensor, Tensor] | None = None
-        self._bias: Tensor | None = None
-
-    def attach(
-        self,
-        embedding: Float[Tensor, "vocab dim"],
-        head: Float[Tensor, "vocab dim"],
-        bias: Float[Tensor, " vocab"] | None = None,
-    ) -> DFlash:
-        """Use the target's embedding and head. bias: −inf for ids without a token (`head_bias`)."""
-        self._target, self._bias = (embedding, head), bias
-        return self
 
     def context(self, states: Float[Tensor, "n states"]) -> Float[Tensor, "n dim"]:
         """What keys and values of the text are made of, from the target's states of each token."""
-        return self._normed(self.fc(states.to(self.fc.weight.dtype)), self.hidden_norm)
+        return self.normed(self.fc(states.to(self.fc.weight.dtype)), self.hidden_norm)
 
     def forward(
         self,
@@ -171,46 +147,32 @@ class DFlash(nn.Module):
         stop = start + block.shape[0]
         positions = torch.arange(cached, stop, device=x.device)
         placed = PlacedRows(slice(cached, stop), stop, positions)
-        cos, sin = self._rotation(x, positions)
+        cos, sin = (table[0] for table in self.rotation(x[None], positions))
         rows = slice(start - cached, None)  # the block's, of the new keys and values
         for index, layer in enumerate(self.layers):
-            read = self._normed(x, layer.input_layernorm)
-            queries = self._normed(self._heads(layer.q_proj(read)), layer.q_norm)
+            read = self.normed(x, layer.input_layernorm)
+            queries = self.normed(self.heads(layer.q_proj(read)), layer.q_norm)
             queries = rotate(queries, cos[rows], sin[rows])
             both = torch.cat([context, read])
-            keys = self._normed(self._heads(layer.k_proj(both)), layer.k_norm)
-            cache.write(index, placed, rotate(keys, cos, sin), self._heads(layer.v_proj(both)))
+            keys = self.normed(self.heads(layer.k_proj(both)), layer.k_norm)
+            cache.write(index, placed, rotate(keys, cos, sin), self.heads(layer.v_proj(both)))
             mixed = fused_attention(
                 queries.transpose(0, 1)[None],
                 cache.keys[index, None, :, :stop],
                 cache.values[index, None, :, :stop],
                 self._visible(index, start, stop, x.device),
             )
-            x = x + layer.o_proj(mixed[0].transpose(0, 1).flatten(1))
-            read = self._normed(x, layer.post_attention_layernorm)
-            x = x + layer.down_proj(silu(layer.gate_proj(read)) * layer.up_proj(read))
+            x = layer.feed_forward(x + layer.o_proj(mixed[0].transpose(0, 1).flatten(1)))
         return x
 
     def most_likely(self, states: Float[Tensor, "m dim"]) -> Int[Tensor, " m"]:
         """The target's id of the most likely token after each row's states."""
-        normed = self._normed(states, self.norm)
+        normed = self.normed(states, self.norm)
         if self.config.draft_vocabulary is not None:
             chosen = self.lm_head(normed).argmax(-1)
             return chosen + self.d2t[chosen]
         head = self._target[1][: self.config.vocabulary].to(normed.dtype)
         return biased(normed @ head.mT, self._bias).argmax(-1)
-
-    @cached_property
-    def _rotary(self) -> nn.Module:
-        # late: takes a while to load
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-        return LlamaRotaryEmbedding(self.config.layers).to(self.fc.weight.device)
-
-    def _rotation(self, x: Tensor, positions: Int[Tensor, " n"]) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines, [n, 1, dim] each."""
-        cos, sin = self._rotary(x[None], positions[None])
-        return cos[0, :, None], signed_sines(sin)[0, :, None]
 
     def _visible(
         self, layer: int, start: int, stop: int, device: torch.device
@@ -223,12 +185,6 @@ class DFlash(nn.Module):
         rows = places[start:, None]
         reached = rows if self.config.causal else places[-1]
         return (places >= start - window) & (places <= reached).expand(stop - start, stop)
-
-    def _heads(self, x: Float[Tensor, "n features"]) -> Float[Tensor, "n heads dim"]:
-        return x.unflatten(-1, (-1, self.config.layers.head_dim))
-
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight.shape, weight, self.config.layers.rms_norm_eps)
 
 
 class DFlashDrafter(Drafter):
@@ -253,10 +209,7 @@ class DFlashDrafter(Drafter):
         self.required_outputs = OutputSpec(hidden=config.target_layers, prompt=True)
 
     def begin(self, request: Request, target: Session) -> None:
-        self._heads.attach(
-            *self._target.vocabulary_weights(),
-            head_bias(self._target.checkpoint, self._target.dtype, self._target.device),
-        )
+        self._heads.attach_to(self._target)
         self._request, self._forwards = request, target.forwards
         layers, weight = self._heads.config.layers, self._heads.fc.weight
         room = request.max_length + SPARE_ROWS

@@ -52,7 +52,7 @@ class GenerateMethod:
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
-        return generate(self._target, request, **self._options)
+        return generate(self._target, [request], **self._options)[0]
 
 
 class HuggingFaceGenerate(GenerateMethod):
@@ -65,7 +65,7 @@ class HuggingFaceGenerate(GenerateMethod):
 
     @torch.inference_mode()
     def decode_batch(self, requests: Sequence[Request]) -> list[list[int]]:
-        return generate_batch(self._target, requests)
+        return generate(self._target, requests)
 
 
 class HuggingFaceAssisted(GenerateMethod):
@@ -131,9 +131,8 @@ class HuggingFaceAssisted(GenerateMethod):
                 1, 1, dtype=torch.long, device=self._target.device
             )
         with with_target_sizes(self._target.module, draft):
-            return generate(
-                self._target, request, unknown_token_masks(self._target, self._draft), **options
-            )
+            masks = unknown_token_masks(self._target, self._draft)
+            return generate(self._target, [request], masks, **options)[0]
 
 
 class HuggingFacePromptLookup(GenerateMethod):
@@ -267,66 +266,45 @@ def with_target_sizes(target: PreTrainedModel, draft: PreTrainedModel) -> Iterat
 
 def generate(
     target: HuggingFaceModel,
-    request: Request,
+    requests: Sequence[Request],
     processors: LogitsProcessorList | None = None,
     **options: Any,
-) -> list[int]:
-    """Call `generate` for one prompt. Returns prompt and continuation, cut by the request's limits.
+) -> list[list[int]]:
+    """Call `generate` for one or several prompts, padded to one length; it ends when the last text ends.
 
-    processors: what scores pass before the request's own; None: those of `unknown_token_masks`.
+    Returns each prompt and its continuation, cut by its limits. processors: what scores pass before
+    the requests' own; None: those of `unknown_token_masks`. Raises UserError for several texts that
+    are sampled, whose draws would depend on the batch, or whose scores are processed.
     """
-    source, limits = request.source, request.limits
-    # without this the checkpoint's own settings would apply
-    module = with_settings(target.module, plain_generation_config(target, request))
-    ids = torch.tensor([source.prompt], device=target.device)
-    processors = unknown_token_masks(target) if processors is None else processors
-    if processors := LogitsProcessorList([*processors, *(source.processors or ())]):
-        options["logits_processor"] = processors
-    if source.encoder_ids is None:
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    else:
-        mask = torch.ones_like(source.encoder_ids)
-        inputs = {"input_ids": source.encoder_ids, "attention_mask": mask, "decoder_input_ids": ids}
-        options |= cache_option(target)
-    devices = [target.device] if target.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices, enabled=request.generator is not None):
-        if request.generator is not None:  # `generate` draws from the global generator
-            torch.manual_seed(request.generator.initial_seed())
-        options |= stopping_options([request], limits.prompt_length)
-        text = module.generate(**inputs, **options)[0].tolist()
-    return limits.append(text[: limits.prompt_length], text[limits.prompt_length :])
-
-
-def generate_batch(target: HuggingFaceModel, requests: Sequence[Request]) -> list[list[int]]:
-    """Call `generate` for several prompts, padded to one length; it ends when the last text ends.
-
-    Returns each prompt and its continuation, cut by its limits. Raises UserError for sampled texts,
-    whose draws would depend on the batch, and for processors.
-    """
-    for request in requests:
-        require_plain(request.sampling, request.source.processors is not None)
     sources = [request.source for request in requests]
+    if len(requests) > 1:
+        for request in requests:
+            require_plain(request.sampling, request.source.processors is not None)
     longest = max(requests, key=lambda request: request.limits.max_new_tokens)
     settings = plain_generation_config(target, longest)
+    # without these the checkpoint's own settings would apply
     module = with_settings(target.module, settings)
-    options: dict[str, Any] = {}
     if target.checkpoint.encoder_decoder:
-        rows, prompt_width = [source.encoder_ids[0] for source in sources], 1
-        options |= cache_option(target)
-        options["decoder_input_ids"] = torch.tensor(
-            [source.prompt for source in sources], device=target.device
-        )
-        side = "right"
+        rows, side = [source.encoder_ids[0] for source in sources], "right"
+        prompts = torch.tensor([source.prompt for source in sources], device=target.device)
+        options |= {"decoder_input_ids": prompts, **cache_option(target)}
+        prompt_width = prompts.shape[1]
     else:
-        rows = [torch.tensor(source.prompt) for source in sources]
-        prompt_width, side = max(map(len, rows)), "left"
+        rows, side = [torch.tensor(source.prompt) for source in sources], "left"
+        prompt_width = max(map(len, rows))
     pad_rows = partial(pad_sequence, batch_first=True, padding_side=side)
-    input_ids = pad_rows(rows, padding_value=settings.pad_token_id).to(target.device)
-    attention_mask = pad_rows([torch.ones_like(row) for row in rows]).to(target.device)
-    options |= stopping_options(requests, prompt_width)
-    if processors := unknown_token_masks(target):
+    options["input_ids"] = pad_rows(rows, padding_value=settings.pad_token_id).to(target.device)
+    options["attention_mask"] = pad_rows([torch.ones_like(row) for row in rows]).to(target.device)
+    processors = unknown_token_masks(target) if processors is None else processors
+    if processors := LogitsProcessorList([*processors, *(sources[0].processors or ())]):
         options["logits_processor"] = processors
-    texts = module.generate(input_ids=input_ids, attention_mask=attention_mask, **options).tolist()
+    options |= stopping_options(requests, prompt_width)
+    devices = [target.device] if target.device.type == "cuda" else []
+    generator = longest.generator  # of a text that is sampled, and so alone
+    with torch.random.fork_rng(devices=devices, enabled=generator is not None):
+        if generator is not None:  # `generate` draws from the global generator
+            torch.manual_seed(generator.initial_seed())
+        texts = module.generate(**options).tolist()
     return [
         request.limits.append(list(request.source.prompt), text[prompt_width:])
         for request, text in zip(requests, texts, strict=True)

@@ -29,6 +29,7 @@ from transformers import PreTrainedConfig
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.checkpoint.hub import hub_problem, require_hub
+from bild_lab.engine.models.native.llama import head_width
 from bild_lab.errors import UserError, first_line
 from bild_lab.files import pin_of, write_atomically, write_json
 
@@ -68,11 +69,10 @@ def base_sizes(config: PreTrainedConfig, noun: str) -> BaseSizes:
         raise UserError(
             f"{noun} needs a decoder-only model, got the encoder–decoder {config.model_type}"
         )
-    heads = config.num_attention_heads
     return BaseSizes(
         layers=config.num_hidden_layers,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_dim=head_width(config),
         hidden_size=config.hidden_size,
         vocabulary=config.vocab_size,
     )

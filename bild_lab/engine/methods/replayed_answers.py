@@ -212,7 +212,7 @@ class Wording:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, answer: str | Sequence[int], stop: Sequence[str] = ()
+        self, checkpoint: Checkpoint, answer: str | Sequence[int], stop: Sequence[str]
     ) -> None:
         self._checkpoint, self._stop = checkpoint, stop
         self._special = frozenset(checkpoint.tokenizer.all_special_ids)

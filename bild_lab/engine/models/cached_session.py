@@ -18,7 +18,6 @@ from bild_lab.engine.draft import Tree
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.session import (
     ALL_LOGITS,
-    NOTHING,
     ChainResult,
     ChainSpec,
     GrownTree,
@@ -58,8 +57,8 @@ class ForwardPass:
     hidden: tuple[int, ...]
     fill: bool
     prompt: int
-    skipped: Skipped = NOTHING
-    vocabulary: DraftVocabulary | None = None
+    skipped: Skipped
+    vocabulary: DraftVocabulary | None
 
     @property
     def count(self) -> int:

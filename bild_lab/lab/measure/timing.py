@@ -378,7 +378,7 @@ def loop_share(method: Method, request: Request) -> float | None:
     for _ in range(LOOP_SHARE_REPEATS):
         seconds, rounds = timed_rounds(method.rounds(short_request, Trace()))
         loop_s.append(seconds)
-        seconds, programs = timed_rounds(method.rounds_by_programs(short_request, Trace()))
+        seconds, programs = timed_rounds(method.rounds(short_request, Trace(), by_programs=True))
         program_s.append(seconds)
         if len(programs) == len(rounds):
             return None

@@ -24,7 +24,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Prompt
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint, evaluation_mode
 from bild_lab.engine.models.checkpoint.weight_files import in_folder
 from bild_lab.engine.models.device import cpu_by_default, dtype_name, wait_for
-from bild_lab.engine.models.hf.admission import trained_positions
+from bild_lab.engine.models.hf.positions import trained_positions
 from bild_lab.engine.protocols import (
     DecodesBatches,
     External,

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.engine.protocols import WaitsElsewhere
+from bild_lab.engine.protocols import Served
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.config.compose import compose_policy, knob_values, require_keys, resolved_policy
@@ -228,7 +228,7 @@ def _require_same_arrivals(decoders: Mapping[str, Decoder]) -> None:
 def _arrival_rate(decoder: Decoder) -> float | None:
     """How many requests a second arrive at a method; None if they do not arrive at random."""
     method = decoder.method
-    return method.arrival_rate if isinstance(method, WaitsElsewhere) else None
+    return method.arrival_rate if isinstance(method, Served) else None
 
 
 def _require_certifiable(specs: Specs) -> None:

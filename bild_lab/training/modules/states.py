@@ -189,7 +189,7 @@ def decoder_states(
     base: PreTrainedModel,
     input_ids: Int[Tensor, "batch n"],
     contexts: Int[Tensor, "batch contexts"],
-    layers: Sequence[int] = (),
+    layers: Sequence[int],
     skipped: int = 0,
 ) -> DecoderStates:
     """Run the model once, and move what it gives to the tokens' device, as its layers may lie on

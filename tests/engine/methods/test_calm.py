@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 import bild_lab
 from bild_lab.engine.methods.early_exit.calm import MEASURES, Calm, decaying_threshold
-from bild_lab.engine.models.native.attention import PlacedRows
+from bild_lab.engine.models.placed_rows import PlacedRows
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace

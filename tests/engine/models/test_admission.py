@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
-from bild_lab.engine.models.hf import admission
+from bild_lab.engine.models.hf import admission, layer_control
 from bild_lab.engine.models.hf import model as hf
 from bild_lab.engine.models.hf.admission import (
     BRANCHING,
@@ -26,10 +26,11 @@ from bild_lab.engine.models.hf.admission import (
     Outcome,
     check,
 )
-from bild_lab.engine.models.hf.layer_control import Branches, decoder_layers
+from bild_lab.engine.models.hf.layer_control import decoder_layers
 from bild_lab.engine.models.hf.model import open_session
 from bild_lab.engine.models.hf.module_layers import ModuleLayers, cache_name
 from bild_lab.engine.models.hf.slot_cache import SNAPSHOTS, SlotCache, Snapshots
+from bild_lab.engine.models.placed_rows import PlacedRows
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import DraftShape, OutputSpec, Rows, Scores
 from bild_lab.errors import UserError
@@ -112,15 +113,17 @@ def test_a_module_that_does_not_is_refused_with_the_check_that_failed(
 
 
 def without_visibility(
-    self: Branches, own: Callable[..., torch.Tensor]
+    rows: PlacedRows, own: Callable[..., torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
-    return lambda b, h, row, key: own(b, h, self.positions[row - self.start], self.keys[key])
+    return lambda b, h, row, key: own(
+        b, h, rows.positions[row - rows.slots.start], rows.key_positions[key]
+    )
 
 
 def without_positions(
-    self: Branches, own: Callable[..., torch.Tensor]
+    rows: PlacedRows, own: Callable[..., torch.Tensor]
 ) -> Callable[..., torch.Tensor]:
-    return lambda b, h, row, key: own(b, h, row, key) & self.visible[row - self.start, key]
+    return lambda b, h, row, key: own(b, h, row, key) & rows.visible[row - rows.slots.start, key]
 
 
 FAULTS = {
@@ -136,10 +139,14 @@ FAULTS = {
         ROLLED_BACK,
     ),
     "a choice of rows that keeps all": ("llama", (CachedSession, "keep", lambda *_: None), KEPT),
-    "rows that see other branches": ("llama", (Branches, "mask", without_visibility), BRANCHING),
+    "rows that see other branches": (
+        "llama",
+        (layer_control, "along_branches", without_visibility),
+        BRANCHING,
+    ),
     "windows counted in cache slots": (
         "mistral/window",
-        (Branches, "mask", without_positions),
+        (layer_control, "along_branches", without_positions),
         BRANCHING,
     ),
     "a path that is not moved": ("llama", (ModuleLayers, "gather", lambda *_: None), BRANCHING),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bild_lab.engine.models.hf.layer_control import Branches
+from bild_lab.engine.models.hf.layer_control import along_branches
+from bild_lab.engine.models.placed_rows import PlacedRows
 
 WINDOW = 2
 
@@ -20,8 +21,8 @@ def test_a_row_sees_a_prefix_its_window_of_the_text_and_its_own_branch() -> None
     keys = torch.tensor([-2, -1, 0, 1, 2, 3, 3, 4])
     visible = torch.ones(3, 8, dtype=torch.bool)
     visible[0, 6:] = visible[1, [5, 7]] = visible[2, 6] = False
-    branches = Branches(5, visible, torch.tensor([3, 3, 4]), keys)
-    mask = branches.mask(near)
+    placed = PlacedRows(slice(5, 8), 8, torch.tensor([3, 3, 4]), visible, keys)
+    mask = along_branches(placed, near)
     rows, slots = torch.arange(5, 8)[:, None], torch.arange(8)[None]
     seen = mask(torch.tensor(0), torch.tensor(0), rows, slots)
     assert [row.nonzero().flatten().tolist() for row in seen] == [

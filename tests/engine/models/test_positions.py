@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.models.hf.admission import (
+from bild_lab.engine.models.hf.positions import (
     changing_rotation,
     learned_positions,
     max_session_positions,

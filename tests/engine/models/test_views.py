@@ -22,8 +22,9 @@ from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import NativeModel
-from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
+from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.layers import NativeLayers
+from bild_lab.engine.models.placed_rows import PlacedRows
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import ChainSpec, LoadedModel, OutputSpec, for_draft
 from bild_lab.engine.trace import Trace

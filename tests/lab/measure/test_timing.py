@@ -625,22 +625,19 @@ def test_joules_of_a_batch_are_shared_out_as_its_seconds_are() -> None:
 class Clocked(DraftThenVerify):
     """Rounds and programs that take so many seconds of a pretended clock."""
 
-    def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
-        return self.pretended(LOOP_TOKENS, seconds=0.5)
+    program_s = 0.75
 
-    def rounds_by_programs(self, request: Request, trace: Trace) -> Iterator[list[int]]:
-        return self.pretended(1, seconds=0.75)
-
-    @staticmethod
-    def pretended(rounds: int, seconds: float) -> Iterator[list[int]]:
+    def rounds(
+        self, request: Request, trace: Trace, by_programs: bool = False
+    ) -> Iterator[list[int]]:
+        rounds, seconds = (1, self.program_s) if by_programs else (LOOP_TOKENS, 0.5)
         for _ in range(rounds):
             CLOCK[0] += seconds
             yield [5] * (LOOP_TOKENS // rounds)
 
 
 class SlowPrograms(Clocked):
-    def rounds_by_programs(self, request: Request, trace: Trace) -> Iterator[list[int]]:
-        return self.pretended(1, seconds=9.0)
+    program_s = 9.0
 
 
 LOOP_TOKENS, CLOCK = 6, [0.0]

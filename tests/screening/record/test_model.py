@@ -23,7 +23,7 @@ from bild_lab.engine.draft import Tree
 from bild_lab.engine.methods.early_exit.views import LayerView
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import LAST_LOGITS, Rows, Scores
+from bild_lab.engine.session import LAST_LOGITS, NOTHING, Rows, Scores
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import policy_names
@@ -492,7 +492,7 @@ def test_rows_of_a_view_are_those_behind_the_text_as_far_as_it_has_come(
     (live, *_) = models("llama", "native")
     source = Source((2, 7, 9))
     both = live.start(source, 20), RecordedModel(live).start(source, 20)
-    views = [LayerView(session, layers) for session in both]
+    views = [LayerView(session, layers, NOTHING) for session in both]
     for session, view in zip(both, views, strict=True):
         session.extend([9])
         view.extend([5], LAST_LOGITS)

@@ -4,19 +4,30 @@ and EAGLE-3.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bild_lab.engine.draft import Tree
+from bild_lab.engine.draft import Draft, Tree, Verdict, empty_draft
+from bild_lab.engine.methods.candidate_trees import TreeFile
 from bild_lab.engine.methods.eagle.module import EAGLE3, Eagle, joined_states
-from bild_lab.engine.methods.eagle.state_trees import StateSession, StateTreeDrafter
-from bild_lab.engine.models.checkpoint.vocabulary import head_bias
-from bild_lab.engine.models.native.attention import KeyValueCache, place_rows
+from bild_lab.engine.methods.eagle.static_trees import CHAIN, StaticTree, named_nodes
+from bild_lab.engine.methods.speculative.draft_tree import (
+    draft_of_tree,
+    grow_tree,
+    tree_spec_of_policy,
+    tree_spec_of_round,
+)
+from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.layers import SPARE_ROWS
+from bild_lab.engine.models.placed_rows import place_rows
+from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import (
     ALL_LOGITS,
+    LoadedModel,
     OutputSpec,
     RowsOrTokens,
     Scores,
@@ -27,38 +38,89 @@ from bild_lab.engine.session import (
 from bild_lab.engine.trace import Forward
 
 
-class EagleDrafter(StateTreeDrafter):
-    """A tree by EAGLE's layer.
+class EagleDrafter(Drafter):
+    """A tree of the most likely continuations of the target's states, by EAGLE's layer.
 
-    In every round the target's states of the tokens accepted before go through the layer, in place
-    of those that it drafted from. Its forwards are recorded as those of a Llama of one layer; the
-    fusion is not.
+    The first round of a text drafts nothing: the states of the prompt come out of its verification.
+    In every later round the target's states of the tokens accepted before go through the layer, in
+    place of those that it drafted from. Its forwards are recorded as those of a Llama of one layer;
+    the fusion is not. A token's place in a tree never depends on a random number, so each counts as
+    certain (q is one-hot), and speculative sampling is lossless.
+
+    tree: dynamic (EAGLE-2 §4: nodes, width, children and min_prob are as in `ModelTreeDrafter`),
+    eagle_tree (EAGLE-1's), chain, or full_tree and efficient_tree with `top_k` candidates, one
+    number or one for each depth, or the file of a fitted tree. window: the longest branch. Raises
+    UserError for what cannot be.
     """
 
-    _heads: Eagle
-
-    def target_outputs(self) -> OutputSpec:
-        config = self._heads.config
+    def __init__(
+        self,
+        target: LoadedModel,
+        heads: Eagle,
+        tree: TreeFile,
+        window: int,
+        top_k: int | Sequence[int] = 3,
+        nodes: int = 15,
+        width: int = 4,
+        children: int = 3,
+        min_prob: float = 0.0,
+    ) -> None:
+        config = heads.config
         is_eagle3 = config.variant == EAGLE3
+        self._target, self._heads = target, heads
+        self._tree_spec = tree_spec_of_policy(nodes, window, width, children, min_prob)
         if is_eagle3:
-            self._target.require_layers("EAGLE-3")
-        return OutputSpec(head_input=not is_eagle3, hidden=config.target_layers, prompt=True)
-
-    def open_session(self, request: Request, target: Session) -> EagleSession:
-        self._heads.attach(
-            *self._target.vocabulary_weights(),
-            head_bias(self._target.checkpoint, self._target.dtype, self._target.device),
+            target.require_layers("EAGLE-3")
+        self.required_outputs = OutputSpec(
+            head_input=not is_eagle3, hidden=config.target_layers, prompt=True
         )
-        return EagleSession(self._heads, request.max_length, target.forwards)
+        static_nodes = named_nodes(tree, top_k, window, config.vocabulary)
+        self._static = None if static_nodes is None else StaticTree(static_nodes, target.device)
+        self._chain = tree == CHAIN
+        self.drafts_trees = not self._chain
 
-    def target_states(self, scores: Scores) -> Float[Tensor, "m states"]:
-        return joined_states(self._heads.config.variant, scores.head_input, scores.hidden)
+    def begin(self, request: Request, target: Session) -> None:
+        self._heads.attach_to(self._target)
+        self._request = request
+        self._session = EagleSession(self._heads, request.max_length, target.forwards)
+
+    def propose(self, tokens: list[int]) -> Draft:
+        session, device = self._session, self._target.device
+        tree_spec = tree_spec_of_round(self._tree_spec, self._request, tokens)
+        if not session.ready:
+            return empty_draft(device)
+        feed = tokens[session.length :]
+        if self._static is not None:
+            return self._static.draft(session, feed, tree_spec.depth, self._chain)
+        return draft_of_tree(grow_tree(session, feed, tree_spec, self._request.sampling), device)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Pass on the states of the prompt, of the last committed token and of the accepted
+        ones.
+        """
+        states = joined_states(self._heads.config.variant, scores.head_input, scores.hidden)
+        self._session.receive(states_of_text(states, draft, verdict))
 
 
-class EagleSession(StateSession):
+def states_of_text(
+    states: Float[Tensor, "n states"], draft: Draft, verdict: Verdict
+) -> Float[Tensor, "m states"]:
+    """Of all rows of a target's forward, those of the text: of the prompt, in a first one, of the
+    last committed token and of the accepted ones.
+    """
+    # another drafter's probes come after its draft
+    probe_count = 0 if draft.probes is None else len(draft.probes)
+    prompt_rows = states.shape[0] - probe_count - len(draft) - 1
+    rows = [*range(prompt_rows), *(prompt_rows + row for row in verdict.rows)]
+    return states if len(rows) == states.shape[0] else states[on_device(rows, states.device)]
+
+
+class EagleSession:
     """One text in an EAGLE: pairs of the target's state and the next token, then drafted ones.
 
-    Rows of a tree read the layer's own output at their parent. `receive` drops them.
+    It has of `Session` what growing a tree takes. The first token of a text has no state before it,
+    and is never passed. Rows of a tree read the layer's own output at their parent. `receive` drops
+    them.
     """
 
     def __init__(self, eagle: Eagle, room: int, forwards: list[Forward]) -> None:
@@ -67,20 +129,30 @@ class EagleSession(StateSession):
         shape = (1, layer.num_key_value_heads, room + SPARE_ROWS, layer.head_dim)
         self._cache = KeyValueCache(shape, weight.dtype, weight.device)
         self._pairs = 0
-        self._received = []
+        self._received: list[Tensor] = []  # states that were not run yet
         # the outputs of the last pair and of the tree's rows
         self._outputs = weight.new_empty(0, layer.hidden_size)
 
     @property
+    def ready(self) -> bool:
+        """Whether there are states of the target to draft from."""
+        return bool(self._received)
+
+    @property
     def length(self) -> int:
+        """How many tokens of the text do not have to be passed again."""
         return self._pairs + 1
 
     @torch.inference_mode()
     def receive(self, states: Float[Tensor, "m states"]) -> None:
+        """States of the target after those received before. Rows of the last tree are dropped."""
         self._received.append(self._eagle.fused(states))
 
     @torch.inference_mode()
     def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
+        """Run the text's next tokens, all those whose states were received, or the next level of a
+        tree after them.
+        """
         rows = as_rows(rows)
         tokens, tree = on_device(rows.tokens, self._cache.keys.device), rows.tree
         count = tokens.shape[0]

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
 from transformers import LlamaConfig
 
 from bild_lab.engine.methods.drafter_fields import (
@@ -42,9 +41,10 @@ from bild_lab.engine.methods.module_folder import (
     released_folder,
     write_module,
 )
+from bild_lab.engine.methods.state_layers import BesideTarget
 from bild_lab.engine.models.checkpoint.vocabulary import biased
 from bild_lab.engine.models.native.attention import fused_attention
-from bild_lab.engine.models.native.stack import rotate, signed_sines
+from bild_lab.engine.models.native.stack import rotate
 from bild_lab.errors import UserError
 from bild_lab.files import FilePath
 
@@ -123,33 +123,22 @@ class EagleConfig:
         return self.layer.vocab_size
 
 
-class Eagle(nn.Module):
+class Eagle(BesideTarget):
     """One Llama layer over pairs of a target's state and the embedding of the token after it.
 
     Pair i is of the state at position i and token i + 1; it predicts token i + 2. Without a state
-    of the target, the layer's own output takes its place: so it drafts. `attach` gives it the
-    target's embedding and head, which stay the target's: they are neither trained nor saved.
+    of the target, the layer's own output takes its place: so it drafts.
     """
 
     def __init__(self, config: EagleConfig) -> None:
-        super().__init__()
+        super().__init__(config.layer)
         self.config, layer = config, config.layer
         is_eagle3 = config.variant == EAGLE3
         dim = layer.hidden_size
         fusion, attention = config.bias
         states = config.target_size * (len(config.target_layers) if is_eagle3 else 1)
-        read = 2 * dim if is_eagle3 else dim  # what the attention reads
-        width = layer.num_attention_heads * layer.head_dim
-        kv_width = layer.num_key_value_heads * layer.head_dim
         self.fc = nn.Linear(states if is_eagle3 else states + dim, dim, bias=fusion)
-        self.q_proj = nn.Linear(read, width, bias=attention)
-        self.k_proj = nn.Linear(read, kv_width, bias=attention)
-        self.v_proj = nn.Linear(read, kv_width, bias=attention)
-        self.o_proj = nn.Linear(width, dim, bias=False)
-        self.gate_proj = nn.Linear(dim, layer.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(dim, layer.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(layer.intermediate_size, dim, bias=False)
-        self.post_attention_layernorm = nn.Parameter(torch.ones(dim))
+        self.add_matrices(read=2 * dim if is_eagle3 else dim, bias=attention, out_bias=False)
         if config.head_norms:
             self.q_norm = nn.Parameter(torch.ones(layer.head_dim))
             self.k_norm = nn.Parameter(torch.ones(layer.head_dim))
@@ -168,21 +157,6 @@ class Eagle(nn.Module):
             self.register_buffer("d2t", torch.zeros(config.draft_vocabulary, dtype=torch.long))
         if config.embeds:
             self.register_buffer("embed_tokens", torch.zeros(config.vocabulary, dim))
-        self._target: tuple[Tensor, Tensor] | None = None
-        self._bias: Tensor | None = None
-
-    def attach(
-        self,
-        embedding: Float[Tensor, "vocab dim"],
-        head: Float[Tensor, "vocab dim"],
-        bias: Float[Tensor, " vocab"] | None = None,
-    ) -> Eagle:
-        """Use the target's embedding and head. bias: −inf for ids without a token (`head_bias`).
-
-        They may have rows for padding after the vocabulary.
-        """
-        self._target, self._bias = (embedding, head), bias
-        return self
 
     def save(self, folder: Path) -> None:
         """Write weights and configuration as SafeAILab's code and vLLM read them."""
@@ -226,11 +200,11 @@ class Eagle(nn.Module):
         if self.config.variant == EAGLE:
             return states
         if self.config.state_norm == JOINED:
-            states = self._normed(states, self.input_norm)
+            states = self.normed(states, self.input_norm)
         elif self.config.state_norm == APART:
             parts = states.chunk(len(self.fc_norm), -1)
             normed = [
-                self._normed(part, norm) for part, norm in zip(parts, self.fc_norm, strict=True)
+                self.normed(part, norm) for part, norm in zip(parts, self.fc_norm, strict=True)
             ]
             states = torch.cat(normed, -1)
         return self.fc(states)
@@ -249,25 +223,23 @@ class Eagle(nn.Module):
         mask: which of them each row does.
         """
         x, residual = self._joined(embedded, states)
-        rotation = self._rotation(x, positions)
-        queries, own_keys = self._heads(self.q_proj(x)), self._heads(self.k_proj(x))
+        rotation = self.rotation(x, positions)
+        queries, own_keys = self.heads(self.q_proj(x)), self.heads(self.k_proj(x))
         if self.config.head_norms:
-            queries = self._normed(queries, self.q_norm)
-            own_keys = self._normed(own_keys, self.k_norm)
-        new = rotate(own_keys, *rotation), self._heads(self.v_proj(x))
+            queries = self.normed(queries, self.q_norm)
+            own_keys = self.normed(own_keys, self.k_norm)
+        new = rotate(own_keys, *rotation), self.heads(self.v_proj(x))
         keys, values = store(*(projected.transpose(1, 2) for projected in new))
         queries = rotate(queries, *rotation).transpose(1, 2)
         mixed = fused_attention(queries, keys, values, mask)
-        x = residual + self.o_proj(mixed.transpose(1, 2).flatten(2))
-        normed = self._normed(x, self.post_attention_layernorm)
-        output = x + self.down_proj(silu(self.gate_proj(normed)) * self.up_proj(normed))
-        return self._normed(output, self.norm) if self.config.feeds_normed else output
+        output = self.feed_forward(residual + self.o_proj(mixed.transpose(1, 2).flatten(2)))
+        return self.normed(output, self.norm) if self.config.feeds_normed else output
 
     def head_logits(self, states: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows own"]:
         """Scores of the tokens that the head knows."""
         if self.config.variant == EAGLE:
             return states @ self._target[1][: self.config.vocabulary].to(states.dtype).mT
-        return self.lm_head(states if self.config.feeds_normed else self._normed(states, self.norm))
+        return self.lm_head(states if self.config.feeds_normed else self.normed(states, self.norm))
 
     def logits(self, states: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
         """Scores of the target's tokens; those that the head does not know have −inf."""
@@ -287,32 +259,14 @@ class Eagle(nn.Module):
             return None
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
-    @cached_property
-    def _rotary(self) -> nn.Module:
-        # late: takes a while to load
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-        return LlamaRotaryEmbedding(self.config.layer).to(self.fc.weight.device)
-
     def _joined(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """What the attention reads, and what its output is added to."""
         if self.config.variant == EAGLE:
             x = self.fc(torch.cat([embedded, states], -1))
             return x, x
-        normed = self._normed(states, self.hidden_norm)
-        read = torch.cat([self._normed(embedded, self.input_layernorm), normed], -1)
+        normed = self.normed(states, self.hidden_norm)
+        read = torch.cat([self.normed(embedded, self.input_layernorm), normed], -1)
         return read, normed if self.config.normed_residual else states
-
-    def _heads(self, x: Float[Tensor, "batch m features"]) -> Float[Tensor, "batch m heads dim"]:
-        return x.unflatten(-1, (-1, self.config.layer.head_dim))
-
-    def _rotation(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines, [batch or 1, m, 1, dim] each."""
-        cos, sin = self._rotary(x, positions.reshape(-1, positions.shape[-1]))
-        return cos[:, :, None], signed_sines(sin)[:, :, None]
-
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight.shape, weight, self.config.layer.rms_norm_eps)
 
 
 def spread_layers(depth: int) -> tuple[int, int, int]:

@@ -134,9 +134,7 @@ class LayerView(SessionOver):
     over the same tokens continues from them; otherwise it overwrites them.
     """
 
-    def __init__(
-        self, target: Session, layers: tuple[int, ...], skipped: Skipped = NOTHING
-    ) -> None:
+    def __init__(self, target: Session, layers: tuple[int, ...], skipped: Skipped) -> None:
         super().__init__(target)
         self._layers, self._skipped = tuple(layers), skipped
         self._ahead = 0  # the view's rows after the target's

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -285,47 +284,3 @@ def judged_probs(logits: Float[Tensor, "n vocab"], sampling: Sampling) -> PerNod
     temperature 1.
     """
     return precise(logits).softmax(-1) if sampling.greedy else sampling.probs(logits)
-
-
-def lossless_decisions(
-    draft: Draft, logits: PerRow, request: Request
-) -> tuple[Bool[Tensor, " n"], Int[Tensor, " n+1"]]:
-    """Which drafted tokens lossless speculative sampling keeps, and what it emits after each row if
-    it keeps no child.
-
-    Greedy: the tokens that the target itself chooses.
-    """
-    sampling = request.sampling
-    if sampling.greedy:
-        target_tokens = sampling.choose(logits, None)
-        return draft.tokens == target_tokens[judging_rows(draft)], target_tokens
-    p = sampling.probs(logits)
-    accepted, next_token_probs = try_siblings(p, drafter_probs(draft, p), draft, request.generator)
-    return accepted, draw(next_token_probs, request.generator)
-
-
-def forgiving_verdict(
-    draft: Draft,
-    accepted: Sequence[float],
-    forgiven: Sequence[float],
-    likelihood: Sequence[float],
-    emitted: Sequence[float],
-) -> Verdict:
-    """Accept, from the root down, the child that lossless decoding keeps, else the most likely one
-    that is forgiven.
-
-    accepted, forgiven, likelihood: of each node. emitted: the token to emit after each row, if no
-    child is accepted. The round's statistics say of each node whether it was `forgiven`: accepted,
-    where lossless decoding rejects it.
-    """
-
-    def choose(siblings: list[int]) -> int | None:
-        for node in siblings:
-            if accepted[node]:
-                return node
-        forgiven_siblings = [node for node in siblings if forgiven[node]]
-        return max(forgiven_siblings, key=likelihood.__getitem__, default=None)
-
-    path, row = accepted_path(draft, choose)
-    flags = tuple(int(node in path and not accepted[node]) for node in range(len(draft)))
-    return Verdict(path, int(emitted[row]), stats={"forgiven": flags})

@@ -46,13 +46,19 @@ class SyntheticDrafter(Drafter):
         require_whole("the draft window", window, 1)
         self._window = window
         self._known: dict[tuple[object, ...], FixedTextDrafter] = {}
-        # by the request itself, whose tokens may be on a GPU
-        self._prepared: dict[int, tuple[Request, FixedTextDrafter]] = {}
 
     def prepare(self, request: Request) -> None:
-        """Find the text to draft for this request, unless it is known."""
-        if id(request) in self._prepared:
-            return
+        """Find the text to draft for this request."""
+        self._drafts_for(request)
+
+    def begin(self, request: Request, target: Session) -> None:
+        self._proposals = self._drafts_for(request).start(request, target)
+
+    def propose(self, tokens: list[int]) -> Draft:
+        return self._proposals.propose(tokens)
+
+    def _drafts_for(self, request: Request) -> FixedTextDrafter:
+        """What is drafted for this request; it is found once."""
         if not request.sampling.greedy:
             raise UserError(
                 "a synthetic drafter drafts the target's greedy text, got decoding.temperature="
@@ -60,17 +66,10 @@ class SyntheticDrafter(Drafter):
             )
         key = (request.source.key, request.limits)
         if key not in self._known:
-            self._known[key] = self._drafts_for(request)
-        self._prepared[id(request)] = request, self._known[key]
+            self._known[key] = self._found_drafts(request)
+        return self._known[key]
 
-    def begin(self, request: Request, target: Session) -> None:
-        self.prepare(request)
-        self._proposals = self._prepared[id(request)][1].start(request, target)
-
-    def propose(self, tokens: list[int]) -> Draft:
-        return self._proposals.propose(tokens)
-
-    def _drafts_for(self, request: Request) -> FixedTextDrafter:
+    def _found_drafts(self, request: Request) -> FixedTextDrafter:
         """Drafts whose right tokens the target accepts when it verifies exactly these drafts.
 
         In half precision a forward of several rows may break a near tie otherwise than a forward of

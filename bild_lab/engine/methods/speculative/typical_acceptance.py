@@ -14,14 +14,14 @@ from bild_lab.engine.methods.speculative.sampling import (
     SpeculativeRule,
     acceptance,
     drafter_probs,
-    forgiving_verdict,
     judged_probs,
-    lossless_decisions,
     residual,
+    try_siblings,
 )
 from bild_lab.engine.methods.speculative.tree_acceptance import (
     PerNode,
     PerRow,
+    accepted_path,
     judging_rows,
     output_of_threshold,
     output_of_trials,
@@ -221,11 +221,31 @@ class MarginAcceptance(Acceptance):
         return self._ratio == 1
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
-        p = judged_probs(logits, request.sampling)
-        rows = judging_rows(draft)
-        accepted, emitted = lossless_decisions(draft, logits, request)
+        """The round's statistics say of each node whether it was `forgiven`: accepted, where lossless
+        decoding rejects it.
+        """
+        sampling, rows = request.sampling, judging_rows(draft)
+        p = judged_probs(logits, sampling)
+        if sampling.greedy:
+            emitted = sampling.choose(logits, None)
+            accepted = draft.tokens == emitted[rows]
+        else:
+            q = drafter_probs(draft, p)
+            accepted, next_token_probs = try_siblings(p, q, draft, request.generator)
+            emitted = draw(next_token_probs, request.generator)
         near, likelihood = self._near(p, logits)[rows, draft.tokens], p[rows, draft.tokens]
-        return forgiving_verdict(draft, *draft.to_host(accepted, near, likelihood, emitted))
+        accepted, near, likelihood, emitted = draft.to_host(accepted, near, likelihood, emitted)
+
+        def choose(siblings: list[int]) -> int | None:
+            for node in siblings:
+                if accepted[node]:
+                    return node
+            forgiven = [node for node in siblings if near[node]]
+            return max(forgiven, key=likelihood.__getitem__, default=None)
+
+        path, row = accepted_path(draft, choose)
+        flags = tuple(int(node in path and not accepted[node]) for node in range(len(draft)))
+        return Verdict(path, int(emitted[row]), stats={"forgiven": flags})
 
     def output_distribution(
         self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode

@@ -690,7 +690,7 @@ def root_cause(error: BaseException) -> str:
     """The first error of the chain, in one line."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return first_line(error)
 
 
 def quantization(config: PreTrainedConfig) -> str | None:

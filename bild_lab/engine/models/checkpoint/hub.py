@@ -49,13 +49,13 @@ def require_hub(what: str, remedy: str) -> None:
         raise UserError(f"wanted {what} from the Hugging Face hub, but {problem}; {remedy}")
 
 
-def hub_problem(timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
+def hub_problem() -> str | None:
     """Why the hub cannot be used, or None if a socket to it (or to its proxy) opens."""
     for switch in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
         if os.environ.get(switch, "").upper() in _TRUE_WORDS:
             return f"{switch} is set"
     host, port = _probe_address()
-    failure = _connect(host, port, timeout_s)
+    failure = _connect(host, port)
     return None if failure is None else f"{host}:{port} cannot be reached ({failure})"
 
 
@@ -83,13 +83,13 @@ def _probe_address() -> tuple[str, int]:
     return parts.hostname, port
 
 
-def _connect(host: str, port: int, timeout_s: float) -> str | None:
+def _connect(host: str, port: int) -> str | None:
     """Open and close a socket. Returns the failure in words, or None."""
     outcome: list[str | None] = []
 
     def connect() -> None:
         try:
-            socket.create_connection((host, port), timeout=timeout_s).close()
+            socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S).close()
             outcome.append(None)
         except OSError as error:
             outcome.append(error.strerror or str(error))
@@ -97,8 +97,8 @@ def _connect(host: str, port: int, timeout_s: float) -> str | None:
     # in a thread: getaddrinfo has no timeout, and blocks if a name server does not answer
     prober = threading.Thread(target=connect, daemon=True)
     prober.start()
-    prober.join(timeout_s)
-    return outcome[0] if outcome else f"no answer in {timeout_s:g} s"
+    prober.join(PROBE_TIMEOUT_S)
+    return outcome[0] if outcome else f"no answer in {PROBE_TIMEOUT_S:g} s"
 
 
 @contextmanager

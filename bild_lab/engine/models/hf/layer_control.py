@@ -6,7 +6,7 @@ forward, what the first of them reads, and which hidden states to keep. The othe
 on unchanged.
 
 It builds its masks, one for each kind of layer, by functions of a row's and a key's position in the
-cache. In a tree two rows may have the same position. While a plan has `Branches`, these functions
+cache. In a tree two rows may have the same position. While a plan has `branches`, these functions
 are called with positions in the text instead, so that windows and chunks are counted along a row's
 own branch, and a row sees its own ancestors only.
 """
@@ -21,11 +21,12 @@ from functools import wraps
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from bild_lab.engine.models.placed_rows import PlacedRows
 from bild_lab.engine.session import NOTHING, Skipped
 
 # what layers call their blocks
@@ -34,30 +35,18 @@ FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")
 BY_BRANCH = ("eager", "sdpa")  # kinds of attention that take a mask of any shape
 
 
-@dataclass(frozen=True)
-class Branches:
-    """The tree of a forward's rows, which start at cache slot `start`.
-
-    visible: which slots each row may attend to at all. positions: of the rows in their texts. keys:
-    of the slots; those of a prefix are negative, and in no window.
+def along_branches(rows: PlacedRows, mask_function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A model's mask function (batch, head, row's slot, key's slot) along the branches of a tree of
+    rows. Keys of a prefix have negative positions, and are in no window.
     """
+    start = rows.slots.start
 
-    start: int
-    visible: Bool[Tensor, "m n"]
-    positions: Int[Tensor, " m"]
-    keys: Int[Tensor, " n"]
+    def visible(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
+        position = rows.key_positions[key]
+        near = mask_function(batch, head, rows.positions[row - start], position) | (position < 0)
+        return near & rows.visible[row - start, key]
 
-    def mask(self, mask_function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The model's mask function (batch, head, row's slot, key's slot), along the branches."""
-
-        def visible(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
-            position = self.keys[key]
-            near = mask_function(batch, head, self.positions[row - self.start], position) | (
-                position < 0
-            )
-            return near & self.visible[row - self.start, key]
-
-        return visible
+    return visible
 
 
 @dataclass
@@ -81,7 +70,7 @@ class Plan:
     fill: bool = False
     stop: bool = False
     distances: Tensor | None = None
-    branches: Branches | None = None
+    branches: PlacedRows | None = None
     skipped: Skipped = NOTHING
     outputs: dict[int, Tensor] = field(default_factory=dict)
 
@@ -222,7 +211,7 @@ def _following_branches(make: Callable[..., Any]) -> Callable[..., Any]:
             return make(*args, **mask_options, **options)
         return make(
             *args,
-            mask_function=branches.mask(mask_function),
+            mask_function=along_branches(branches, mask_function),
             **{**options, "allow_is_causal_skip": False},
         )
 

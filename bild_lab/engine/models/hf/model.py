@@ -21,13 +21,7 @@ from bild_lab.engine.models.checkpoint.hub import no_progress_bars
 from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
 from bild_lab.engine.models.checkpoint.weights import Weights
 from bild_lab.engine.models.device import resolve_device
-from bild_lab.engine.models.hf.admission import (
-    check,
-    input_device,
-    learned_positions,
-    max_session_positions,
-    uncached_logits,
-)
+from bild_lab.engine.models.hf.admission import check, input_device, uncached_logits
 from bild_lab.engine.models.hf.layer_control import (
     decoder_layers,
     logits_equal,
@@ -39,6 +33,7 @@ from bild_lab.engine.models.hf.module_layers import (
     additive,
     cache_name,
 )
+from bild_lab.engine.models.hf.positions import learned_positions, max_session_positions
 from bild_lab.engine.models.hf.slot_cache import SlotCache
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source

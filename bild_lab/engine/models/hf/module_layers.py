@@ -13,13 +13,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import ForwardPass, Layers
 from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
 from bild_lab.engine.models.checkpoint.vocabulary import biased
 from bild_lab.engine.models.hf.admission import input_device
 from bild_lab.engine.models.hf.layer_control import (
-    Branches,
     Plan,
     current_plan,
     following,
@@ -27,6 +25,7 @@ from bild_lab.engine.models.hf.layer_control import (
     wrap_layers,
 )
 from bild_lab.engine.models.hf.slot_cache import SlotCache, Snapshots
+from bild_lab.engine.models.placed_rows import place_rows
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Prefix, Scores
 from bild_lab.errors import UserError
@@ -96,9 +95,6 @@ class ModuleLayers(Layers):
     def run(self, forward_pass: ForwardPass) -> Scores:
         if self._snapshots is not None:
             return self._run_from_state(forward_pass, self._snapshots)
-        tree = forward_pass.tree
-        if tree is None and self.reserved:  # a chain needs a mask too, to hide the prefix
-            tree = Tree(torch.arange(-1, forward_pass.count - 1, device=forward_pass.tokens.device))
         plan = Plan(
             forward_pass.start,
             forward_pass.layers,
@@ -108,7 +104,9 @@ class ModuleLayers(Layers):
             stop=not forward_pass.read,
             skipped=forward_pass.skipped,
         )
-        inputs = {} if tree is None else self._placed(tree, forward_pass, plan)
+        # a chain needs a mask too where there is a prefix, to hide it
+        needs_mask = forward_pass.tree is not None or self.reserved
+        inputs = self._place(forward_pass, plan) if needs_mask else {}
         return self._run(forward_pass, plan, inputs)
 
     def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
@@ -215,36 +213,35 @@ class ModuleLayers(Layers):
         look_up = self.module.get_input_embeddings()
         return {"inputs_embeds": self._prefix.embed(fed, look_up.num_embeddings, look_up)[None]}
 
-    def _placed(self, tree: Tree, forward_pass: ForwardPass, plan: Plan) -> dict[str, Any]:
+    def _place(self, forward_pass: ForwardPass, plan: Plan) -> dict[str, Any]:
         """Mask and positions: every row attends to the text and its own ancestors, at its logical
         position.
         """
-        module, start, device = self.module, forward_pass.start, forward_pass.tokens.device
-        root = start + forward_pass.count - len(tree)  # the slot of the tree's first row
-        behind = root - self.reserved + tree.depths
-        positions = behind[-forward_pass.count :]  # [m]
-        keys = torch.cat(
-            [torch.arange(-self.reserved, root - self.reserved, device=device), behind]
-        )
-        visible = torch.ones(
-            forward_pass.count, start + forward_pass.count, dtype=torch.bool, device=device
-        )
-        visible[:, root:] = tree.ancestors[-forward_pass.count :]
-        if self.reserved:
+        module, probe = self.module, None
+        if self._prefix is not None:
             probe = self._prefix.probe(
                 forward_pass.tokens, module.get_input_embeddings().num_embeddings
             )
-            visible[:, : self.reserved] = False if probe is None else probe[:, None]
+        rows = place_rows(
+            forward_pass.start,
+            forward_pass.count,
+            forward_pass.tokens.device,
+            forward_pass.tree,
+            self.reserved,
+            probe,
+        )
+        if rows.visible is None:
+            return {}
         if not module.config.is_encoder_decoder:
-            plan.branches = Branches(start, visible, positions, keys)
-            return {"position_ids": positions[None]} if "position_ids" in self._inputs else {}
+            plan.branches = rows
+            return {"position_ids": rows.positions[None]} if "position_ids" in self._inputs else {}
         if not sets_positions(module):
             raise UserError(
                 "tree drafts need a T5, mT5 or decoder-only target, got"
                 f" {module.config.model_type}; use a chain drafter"
             )
-        plan.distances = keys[None, :] - positions[:, None]
-        return {"decoder_attention_mask": additive(visible, module.dtype)[None, None]}
+        plan.distances = rows.key_positions[None, :] - rows.positions[:, None]
+        return {"decoder_attention_mask": additive(rows.visible, module.dtype)[None, None]}
 
 
 def cache_name(module: PreTrainedModel) -> str:

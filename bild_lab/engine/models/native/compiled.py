@@ -14,9 +14,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bild_lab.engine.models.cached_session import ForwardPass
-from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
+from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import Memory, T5Decoder
+from bild_lab.engine.models.placed_rows import PlacedRows
 from bild_lab.engine.sampling import most_likely, pick, precise
 from bild_lab.engine.session import ChainProgress, ChainResult, ChainSpec, on_device
 

@@ -18,12 +18,7 @@ from bild_lab.engine.batch_scheduler import Batch, PendingOp
 from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.models.cached_session import LONG_PROMPT, ForwardPass, Layers
 from bild_lab.engine.models.native import llama, t5
-from bild_lab.engine.models.native.attention import (
-    KeyValueCache,
-    PlacedRows,
-    joined,
-    place_rows,
-)
+from bild_lab.engine.models.native.attention import KeyValueCache, joined
 from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.cpu import PackedDecoder
 from bild_lab.engine.models.native.packed_pass import KernelDecoder, SequenceSlice
@@ -34,6 +29,7 @@ from bild_lab.engine.models.native.side_by_side import (
     side_by_side,
 )
 from bild_lab.engine.models.native.stack import GROWING
+from bild_lab.engine.models.placed_rows import PlacedRows, place_rows
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
     ChainResult,

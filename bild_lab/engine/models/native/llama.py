@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.models.checkpoint.weights import Weights, module_weights
-from bild_lab.engine.models.hf.admission import CHANGING, rotations
-from bild_lab.engine.models.native.attention import PlacedRows
+from bild_lab.engine.models.hf.positions import CHANGING, rotations
 from bild_lab.engine.models.native.stack import (
     GROWING,
     AttentionView,
@@ -29,6 +28,7 @@ from bild_lab.engine.models.native.stack import (
     reader,
     signed_sines,
 )
+from bild_lab.engine.models.placed_rows import PlacedRows
 
 # a layer's kind, as named in the configurations
 FULL, SLIDING = "full_attention", "sliding_attention"

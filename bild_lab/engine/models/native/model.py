@@ -19,7 +19,7 @@ from bild_lab.engine.models.checkpoint.vocabulary import head_bias
 from bild_lab.engine.models.checkpoint.weights import Weights, file_weights, module_weights
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import llama, t5
-from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
+from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.compiled import Workspace, roomy
 from bild_lab.engine.models.native.cpu import PackedDecoder
 from bild_lab.engine.models.native.kernels import kernel_decoder, quantized_by
@@ -28,6 +28,7 @@ from bild_lab.engine.models.native.packed_pass import KernelDecoder
 from bild_lab.engine.models.native.quantized_matrix import quantize_weights
 from bild_lab.engine.models.native.side_by_side import Pool
 from bild_lab.engine.models.native.stack import numbers_of
+from bild_lab.engine.models.placed_rows import PlacedRows
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (

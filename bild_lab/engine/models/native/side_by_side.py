@@ -12,8 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, fused_attention
+from bild_lab.engine.models.native.attention import KeyValueCache, fused_attention
 from bild_lab.engine.models.native.t5 import Memory
+from bild_lab.engine.models.placed_rows import PlacedRows
 from bild_lab.engine.session import on_device
 
 

@@ -20,7 +20,8 @@ from torch.nn.functional import gelu, linear, relu, silu
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.checkpoint.weights import OnDemand
-from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, normalize
+from bild_lab.engine.models.native.attention import KeyValueCache, normalize
+from bild_lab.engine.models.placed_rows import PlacedRows
 from bild_lab.engine.session import NOTHING, Skipped
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # in the order of `cpu/vectors.h`

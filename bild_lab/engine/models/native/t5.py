@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.models.checkpoint.weights import Weights, module_weights
-from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
+from bild_lab.engine.models.native.attention import attend, normalize
 from bild_lab.engine.models.native.stack import (
     GROWING,
     AttentionView,
@@ -22,6 +22,7 @@ from bild_lab.engine.models.native.stack import (
     product,
     reader,
 )
+from bild_lab.engine.models.placed_rows import PlacedRows
 
 MODEL_TYPES = ("t5", "mt5")
 BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # which all layers share

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.methods.eagle.module import APART, EAGLE, JOINED, Eagle
-from bild_lab.engine.methods.eagle.state_trees import named_nodes
+from bild_lab.engine.methods.eagle.static_trees import named_nodes
 from bild_lab.engine.methods.speculative.draft_tree import grow_tree
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Rows, Scores, TreeSpec, as_rows

@@ -12,7 +12,7 @@ from torch import Tensor
 from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.methods.speculative.cascades import Cactus
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
-from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling, forgiving_verdict
+from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.speculative.typical_acceptance import MarginAcceptance
 from tests.engine.methods.speculative.exact import (
     DRAFTER,
@@ -156,10 +156,16 @@ def test_in_a_tree_a_token_that_lossless_decoding_keeps_comes_before_one_that_is
     assert len(seen) == 4
 
 
-def test_of_several_that_are_forgiven_the_most_likely_is_accepted() -> None:
-    siblings = Draft(torch.tensor([1, 2, 0]), torch.tensor([ROOT] * 3))
-    found = forgiving_verdict(siblings, [0, 0, 0], [1, 1, 0], [0.2, 0.3, 0.5], [7, 8, 9, 6])
-    assert (found.path, found.next_token, found.stats["forgiven"]) == ((1,), 9, (0, 1, 0))
+def test_of_several_that_are_forgiven_the_most_likely_is_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    q = torch.tensor([[0.55, 0.45, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    siblings = Draft(torch.tensor([1, 0]), torch.tensor([ROOT, ROOT]), probs=q)
+    row = [0.5, 0.4, 0.1]
+    dice = Dice(torch.tensor([1 - 1e-12, 1 - 1e-12], dtype=torch.float64))  # neither is kept
+    monkeypatch.setattr(torch, "rand", dice.rand)
+    verdict = MarginAcceptance(0.1)(siblings, rows(row, row, row).double() + 9, sampled())
+    assert (verdict.path, verdict.stats["forgiven"]) == ((1,), (0, 1))
 
 
 def test_greedily_a_tree_keeps_the_targets_choice_else_the_close_second() -> None:

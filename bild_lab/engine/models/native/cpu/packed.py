@@ -80,7 +80,7 @@ class PackedDecoder:
     runs_prompts = True
     least_positions = captures = 0
 
-    def __init__(self, stack: Stack, bits: int | None = None) -> None:
+    def __init__(self, stack: Stack, bits: int | None) -> None:
         self._bits = bits
         self._stack = stack  # whose head a draft vocabulary reads
         self._library = library()

@@ -242,7 +242,7 @@ def quantized(
     return scale, (values * inverse).round_().clamp_(smallest, largest)
 
 
-def matrix_in_panels(matrix: Float[Tensor, "out in"], gated: bool = False) -> Tensor:
+def matrix_in_panels(matrix: Float[Tensor, "out in"], gated: bool) -> Tensor:
     """A matrix in panels of 32 outputs, as the kernels read it.
 
     float32: [panels, in / 2, 2, 32], the inputs padded to an even number. bfloat16: [panels, in /

@@ -1,47 +1,27 @@
-"""Trees of tokens drafted level by level from the target's states, of a fixed shape or grown."""
+"""Trees of a fixed shape, drafted level by level."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict, empty_draft
+from bild_lab.engine.draft import ROOT, Draft, Tree
 from bild_lab.engine.methods.candidate_trees import (
     TREE_BUILDERS,
     CandidateNode,
-    TreeFile,
     branch_nodes,
     candidate_widths,
     efficient_tree,
     read_trees,
     require_few_nodes,
 )
-from bild_lab.engine.methods.speculative.draft_tree import (
-    draft_of_tree,
-    grow_tree,
-    tree_spec_of_policy,
-    tree_spec_of_round,
-)
-from bild_lab.engine.protocols import Drafter
-from bild_lab.engine.request import Request
-from bild_lab.engine.session import (
-    ALL_LOGITS,
-    LoadedModel,
-    OutputSpec,
-    Rows,
-    RowsOrTokens,
-    Scores,
-    Session,
-    on_device,
-)
+from bild_lab.engine.session import OutputSpec, Rows, Session, on_device
 from bild_lab.errors import UserError
 
 DYNAMIC, CHAIN, PUBLISHED = "dynamic", "chain", "eagle_tree"
@@ -51,116 +31,6 @@ BRANCHES = (
     # one digit a rank
     "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
 ).split()
-
-
-class StateSession(Protocol):
-    """One text in a module that drafts from the target's states; of `Session` only what growing a
-    tree takes.
-
-    The first token of a text has no state before it, and is never passed.
-    """
-
-    _received: list[Tensor]  # states that were not run yet
-
-    @property
-    def ready(self) -> bool:
-        """Whether there are states of the target to draft from."""
-        return bool(self._received)
-
-    @property
-    def length(self) -> int:
-        """How many tokens of the text do not have to be passed again."""
-
-    def receive(self, states: Float[Tensor, "m states"]) -> None:
-        """States of the target after those received before. Rows of the last tree are dropped."""
-
-    def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
-        """Run the text's next tokens, all those whose states were received, or the next level of a
-        tree after them.
-        """
-
-
-class StateTreeDrafter(Drafter):
-    """A tree of the most likely continuations of the target's states.
-
-    The first round of a text drafts nothing: the states of the prompt come out of its verification.
-    A token's place in a tree never depends on a random number, so each counts as certain (q is
-    one-hot), and speculative sampling is lossless.
-
-    heads: the trained module; its configuration has the target's vocabulary. tree: dynamic (EAGLE-2
-    §4: nodes, width, children and min_prob are as in `ModelTreeDrafter`), eagle_tree (EAGLE-1's),
-    chain, or full_tree and efficient_tree with `top_k` candidates, one number or one for each
-    depth, or the file of a fitted tree. window: the longest branch. Raises UserError for what
-    cannot be.
-    """
-
-    def __init__(
-        self,
-        target: LoadedModel,
-        heads: Any,
-        tree: TreeFile,
-        window: int,
-        top_k: int | Sequence[int] = 3,
-        nodes: int = 15,
-        width: int = 4,
-        children: int = 3,
-        min_prob: float = 0.0,
-    ) -> None:
-        self._target, self._heads = target, heads
-        self._tree_spec = tree_spec_of_policy(nodes, window, width, children, min_prob)
-        self.required_outputs = self.target_outputs()
-        static_nodes = named_nodes(tree, top_k, window, heads.config.vocabulary)
-        self._static = None if static_nodes is None else StaticTree(static_nodes, target.device)
-        self._chain = tree == CHAIN
-        self.drafts_trees = not self._chain
-
-    @abstractmethod
-    def target_outputs(self) -> OutputSpec:
-        """What it needs of the target's forwards.
-
-        Raises UserError for a target that cannot give it.
-        """
-
-    @abstractmethod
-    def open_session(self, request: Request, target: Session) -> StateSession:
-        """A session for a new text."""
-
-    @abstractmethod
-    def target_states(self, scores: Scores) -> Float[Tensor, "m states"]:
-        """What the session receives of a forward of the target."""
-
-    def begin(self, request: Request, target: Session) -> None:
-        self._request = request
-        self._session = self.open_session(request, target)
-
-    def propose(self, tokens: list[int]) -> Draft:
-        session, device = self._session, self._target.device
-        tree_spec = tree_spec_of_round(self._tree_spec, self._request, tokens)
-        if not session.ready:
-            return empty_draft(device)
-        feed = tokens[session.length :]
-        if self._static is not None:
-            return self._static.draft(session, feed, tree_spec.depth, self._chain)
-        return draft_of_tree(grow_tree(session, feed, tree_spec, self._request.sampling), device)
-
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Pass on the states of the prompt, of the last committed token and of the accepted
-        ones.
-        """
-        self._session.receive(states_of_text(self.target_states(scores), draft, verdict))
-
-
-def states_of_text(
-    states: Float[Tensor, "n states"], draft: Draft, verdict: Verdict
-) -> Float[Tensor, "m states"]:
-    """Of all rows of a target's forward, those of the text: of the prompt, in a first one, of the
-    last committed token and of the accepted ones.
-    """
-    # another drafter's probes come after its draft
-    probe_count = 0 if draft.probes is None else len(draft.probes)
-    prompt_rows = states.shape[0] - probe_count - len(draft) - 1
-    rows = [*range(prompt_rows), *(prompt_rows + row for row in verdict.rows)]
-    return states if len(rows) == states.shape[0] else states[on_device(rows, states.device)]
 
 
 @dataclass(frozen=True)
@@ -198,7 +68,7 @@ class StaticTree:
         self._width = 1 + max(node.rank for node in nodes)
         self._layout = lru_cache(maxsize=None)(self._lay_out)
 
-    def draft(self, session: StateSession, feed: Sequence[int], depth: int, chain: bool) -> Draft:
+    def draft(self, session: Session, feed: Sequence[int], depth: int, chain: bool) -> Draft:
         """Run these tokens of the text, then one level after the other, down to this depth."""
         layout = self._layout(depth)
         scores = session.extend(feed, OutputSpec(logits=1))

@@ -12,18 +12,16 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.draft import ROOT
+from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.methods.candidate_trees import (
     CandidateNode,
     ProbedTree,
     branch_nodes,
     trees_to_content,
 )
-from bild_lab.engine.methods.eagle.state_trees import (
-    StateTreeDrafter,
-    StaticTree,
-    named_nodes,
-)
+from bild_lab.engine.methods.eagle.drafter import EagleDrafter, states_of_text
+from bild_lab.engine.methods.eagle.module import EAGLE
+from bild_lab.engine.methods.eagle.static_trees import StaticTree, named_nodes
 from bild_lab.engine.methods.speculative.block_verification import BlockVerification
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.speculative.typical_acceptance import TypicalAcceptance
@@ -69,20 +67,24 @@ class TableStates:
         return Scores(DRAFT[torch.as_tensor(rows.tokens)].log())
 
 
-class TableTree(StateTreeDrafter):
-    def target_outputs(self) -> OutputSpec:
-        return ALL_LOGITS
+class TableTree(EagleDrafter):
+    """Trees by tables in place of a layer: the target's scores are its states."""
 
-    def open_session(self, request: Request, target: Session) -> TableStates:
-        return TableStates()
+    def __init__(self, target: TableModel, tree: str) -> None:
+        config = SimpleNamespace(vocabulary=3, variant=EAGLE, target_layers=())
+        heads = SimpleNamespace(config=config)
+        super().__init__(target, heads, tree, 2, [2, 1], nodes=3, width=1, children=2)
+        self.required_outputs = ALL_LOGITS
 
-    def target_states(self, scores: Scores) -> Tensor:
-        return scores.logits
+    def begin(self, request: Request, target: Session) -> None:
+        self._request, self._session = request, TableStates()
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        self._session.receive(states_of_text(scores.logits, draft, verdict))
 
 
 def values(tree: str, count: int, rule: Acceptance = EXACT) -> float:
-    heads = SimpleNamespace(config=SimpleNamespace(vocabulary=3))
-    made = TableTree(TableModel(TARGET), heads, tree, 2, [2, 1], nodes=3, width=1, children=2)
+    made = TableTree(TableModel(TARGET), tree)
     texts = sampled_texts(TARGET, made, rule, 3, count, seed=count)
     return p_value(texts, own_law(TARGET, 3))
 
@@ -107,10 +109,10 @@ def test_a_rule_that_favours_what_is_drafted_is_noticed() -> None:
 
 
 def test_a_chain_can_be_verified_by_a_rule_that_takes_no_trees() -> None:
-    heads, target = SimpleNamespace(config=SimpleNamespace(vocabulary=3)), TableModel(TARGET)
-    DraftThenVerify(target, TableTree(target, heads, "chain", 2), BlockVerification())
+    target = TableModel(TARGET)
+    DraftThenVerify(target, TableTree(target, "chain"), BlockVerification())
     with pytest.raises(UserError, match="accepts chains of tokens, but TableTree drafts trees"):
-        DraftThenVerify(target, TableTree(target, heads, "dynamic", 2), BlockVerification())
+        DraftThenVerify(target, TableTree(target, "dynamic"), BlockVerification())
 
 
 def test_the_published_tree_has_25_nodes_and_is_5_deep() -> None:
