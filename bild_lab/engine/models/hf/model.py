@@ -28,6 +28,7 @@ from bild_lab.engine.models.hf.admission import (
     max_session_positions,
     uncached_logits,
 )
+from bild_lab.engine.models.hf.generation import reads_padding
 from bild_lab.engine.models.hf.layer_control import (
     decoder_layers,
     logits_equal,
@@ -122,6 +123,11 @@ class HuggingFaceModel:
         if not self.checkpoint.encoder_decoder:
             return None
         return learned_positions(self._outline.get_encoder(), self.checkpoint.config)
+
+    @cached_property
+    def reads_padding(self) -> bool:
+        """Whether the texts of a padded batch of `generate` are others than alone."""
+        return reads_padding(self.module)
 
     @property
     def _outline(self) -> PreTrainedModel:
