@@ -16,7 +16,15 @@ from bild_lab.engine.models.checkpoint.hub import (
 )
 from bild_lab.errors import UserError
 from bild_lab.files import pin_of
-from bild_lab.lab.data.formats import SUFFIXES, Row, labels, plain_stem, read_rows, suffix_of
+from bild_lab.lab.data.formats import (
+    SUFFIXES,
+    Row,
+    as_written,
+    labels,
+    plain_stem,
+    read_rows,
+    suffix_of,
+)
 
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -123,13 +131,21 @@ def _data_files(folder: Path, subfolders: Sequence[str]) -> tuple[Path, list[Pat
         for file in data_files
         if not any(path_part.startswith(".") for path_part in file.relative_to(root).parts)
     )
-    files = sorted(file for file in visible if file.is_file())
+    files = sorted((file for file in visible if file.is_file()), key=_in_words_and_numbers)
     if root == folder:
         of_config = [
             file for file in files if file.parent == folder and plain_stem(file) in subfolders
         ]
         files = of_config or files
     return root, files
+
+
+def _in_words_and_numbers(file: PurePath) -> list[tuple[bool, int, str]]:
+    """A path's words and numbers, by which shard 2 comes before shard 10."""
+    return [
+        (word.isdecimal(), int(word) if word.isdecimal() else 0, word)
+        for word in re.split(r"(\d+)", str(file))
+    ]
 
 
 def split_of(relative: PurePath, requested_split: str) -> str | None:
@@ -166,10 +182,12 @@ def _require_configuration(
 
 
 def _require_one_dataset(root: Path, split: str, files: Sequence[Path]) -> None:
-    """Raise UserError unless the files are the shards of one dataset: two configs or formats must
-    not be mixed.
+    """Raise UserError unless the files are the shards of one dataset: two configs, years or formats
+    must not be mixed, and no shard may lack.
     """
-    families = {re.sub(r"\d+", "#", str(file.relative_to(root))) for file in files}
+    families = {
+        str(file.relative_to(root).with_name(re.sub(r"\d+", "#", file.name))) for file in files
+    }
     if len(families) > 1:
         families_text = ", ".join(sorted(families))
         raise UserError(
@@ -182,6 +200,22 @@ def _require_one_dataset(root: Path, split: str, files: Sequence[Path]) -> None:
             f"{files[0]} is one of {int(shards[1])} shards, got {len(files)}; copy the others next"
             " to it"
         )
+    if len(files) > 1 and not shards and not _count_up(files):
+        raise UserError(
+            f"{root} holds split {split!r} in {', '.join(file.name for file in files[:5])}, whose"
+            " numbers are not those of shards, 0, 1, 2 and so on; copy the others next to them, or"
+            " point dataset.path at one of them"
+        )
+
+
+def _count_up(files: Sequence[Path]) -> bool:
+    """Whether one number in the names counts the files, from 0 or 1; years do not."""
+    numbers = [tuple(map(int, re.findall(r"\d+", file.name))) for file in files]
+    counting = [set(place) for place in zip(*numbers, strict=True) if len(set(place)) > 1]
+    return len(counting) == 1 and counting[0] in (
+        {*range(len(files))},
+        {*range(1, len(files) + 1)},
+    )
 
 
 def hub_rows(
@@ -213,9 +247,9 @@ def hub_rows(
         folder_name = Path(cached["filename"]).parent.name
         if _COMMIT.fullmatch(folder_name):
             note_commit(hub_id, revision, folder_name)
-    label = labels(dataset.features or {})
+    label, written = labels(dataset.features or {}), as_written(dataset.data.schema)
     for index, row in enumerate(dataset):
-        yield f"{hub_id} row {index}", label(row)
+        yield f"{hub_id} row {index}", label(written(row))
 
 
 def _folder(hub_id: str, data_dir: str, split: str, revision: str | None) -> tuple[Path, Path]:

@@ -187,6 +187,24 @@ def test_lm1b_is_read_from_the_conversion_of_its_script(tmp_path: Path) -> None:
     assert (train, test) == ("[('', ('train 0',)), ('', ('train 1',))]", "[('', ('test 0',))]")
 
 
+SCORES = """
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
+columns = {"source_column": "text", "reference_column": "score", "metric": "numeric"}
+print([one.references for one in load_examples(DatasetSpec(name="scores", hub_id="me/scores", **columns))])
+"""
+
+
+@pytest.mark.slow
+def test_scores_in_single_precision_are_those_that_were_written(tmp_path: Path) -> None:
+    written = io.BytesIO()
+    columns = {"text": pa.array(["a"]), "score": pa.array([3.8], pa.float32())}
+    pq.write_table(pa.table(columns), written)
+    files = {"data/test-00000-of-00001.parquet": written.getvalue()}
+    with loopback_hub({"me/scores": files}) as endpoint:
+        assert printed_in_a_fresh_process(SCORES, endpoint, tmp_path) == ["[('3.8',)]"]
+
+
 SPEED_BENCH = """
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_config
