@@ -19,6 +19,7 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from tests.loopback_hub import (
     CONVERSION,
+    commit_of,
     load_in_a_fresh_process,
     loopback_hub,
     printed_in_a_fresh_process,
@@ -156,6 +157,36 @@ def test_a_faulty_hub_is_named_in_one_message_and_leaves_nothing_half_that_count
     }
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert [one.source for one in load_examples(shards)] == ["Ja", "Nein", "Gut"]
+
+
+@pytest.mark.slow
+def test_without_the_hub_a_revision_is_the_one_that_was_read_and_no_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: `datasets` gave the newest that it had prepared, whatever the revision."""
+    place = "data/test-00000-of-00001.parquet"
+    files = {"me/two": {place: parquet("eins")}, "me/two@v2": {place: parquet("zwei")}}
+    main, second = commit_of("me/two"), commit_of("me/two", "v2")
+    asked = [
+        {"hub_id": "me/two", **({"hub_revision": name} if name else {})}
+        for name in (None, "v2", main, second)
+    ]
+    read = ["['eins']", "['zwei']"] * 2
+    unknown = [{"hub_id": "me/two", "hub_revision": "v9"}, {"hub_id": "me/none"}]
+    with loopback_hub(files) as endpoint:
+        *online, missing = load_in_a_fresh_process(endpoint, tmp_path, *asked, unknown[0])
+        assert online == read and "Revision" in missing and "v9" in missing
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        *found, missing, none = load_in_a_fresh_process(endpoint, tmp_path, *asked, *unknown)
+    assert found == read
+    assert f"{main} (default), " in missing and "not one dataset of v9" in missing
+    assert "holds nothing, and not one dataset of main" in none
+    # where other programs have read it, nothing tells what a branch was
+    shutil.rmtree(tmp_path / "hub/datasets--me--two/refs")
+    *unclear, exact = load_in_a_fresh_process(endpoint, tmp_path, *asked[:3])
+    assert all("not one dataset of" in message for message in unclear) and exact == read[0]
+    shutil.rmtree(next((tmp_path / "datasets").rglob(second)))
+    assert load_in_a_fresh_process(endpoint, tmp_path, asked[0]) == read[:1]
 
 
 def spec_of(**fields: str) -> DatasetSpec:
