@@ -26,6 +26,25 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def require_float32(dtype: torch.dtype, device: torch.device) -> None:
+    """Raise UserError where PyTorch would multiply float32 with fewer digits: with TF32 on a GPU, or
+    by bfloat16 on a CPU. Results would call that float32.
+    """
+    precision = torch.get_float32_matmul_precision()
+    by_driver = device.type == "cuda" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "1"
+    whole = ("highest", "high") if device.type == "cpu" else ("highest",)  # high is TF32 on a GPU
+    if dtype != torch.float32 or (precision in whole and not by_driver):
+        return
+    cause, remedy = f"its float32_matmul_precision is {precision!r}", "set it to 'highest'"
+    variables = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+    if named := [name for name in variables if os.environ.get(name) == "1"]:
+        cause, remedy = f"{named[0]} is 1", f"unset {named[0]}"
+    raise UserError(
+        f"PyTorch multiplies float32 with fewer digits here, as {cause}; {remedy}, or decode in"
+        " bfloat16 (runtime.dtype, train.precision)"
+    )
+
+
 def wait_for(device: torch.device) -> None:
     """Wait until the device has finished all queued work."""
     if device.type == "cuda":

@@ -20,7 +20,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, Prompt, dec
 from bild_lab.engine.models.checkpoint.hub import no_progress_bars
 from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
 from bild_lab.engine.models.checkpoint.weights import Weights
-from bild_lab.engine.models.device import resolve_device
+from bild_lab.engine.models.device import require_float32, resolve_device
 from bild_lab.engine.models.hf.admission import (
     check,
     input_device,
@@ -82,6 +82,9 @@ class HuggingFaceModel:
         default=None, init=False
     )  # what its sessions were checked for
     _one_by_one: bool = field(default=False, init=False)  # whether they must run one row at a time
+
+    def __post_init__(self) -> None:
+        require_float32(self.dtype, self.device)
 
     @cached_property
     def module(self) -> PreTrainedModel:
