@@ -156,7 +156,8 @@ def _require_joined(word: str, next_words: Sequence[str]) -> None:
 
 def _require_plain_value(word: str, next_word: str) -> None:
     """Raise UserError for an override whose value a keyboard has changed, or a space after a comma
-    has cut.
+    has cut, and for one that Hydra 1.3 reads otherwise than it is written: a sorted range that
+    ends between two steps sweeps over other values.
     """
     key, _, value = word.partition("=")
     if key.endswith("template"):  # free text
@@ -166,6 +167,11 @@ def _require_plain_value(word: str, next_word: str) -> None:
     if value.endswith(",") and len(value) > 1:
         remedy = f"{word}{next_word}" if next_word and "=" not in next_word else word.rstrip(",")
         raise UserError(f"{word!r} ends with a comma; values have no space between them: {remedy}")
+    if re.match(r"sort\(\s*range\(", value):
+        raise UserError(
+            f"Hydra sorts a range wrongly, got {word!r}; write the range in its order, such as"
+            f" {key}=range(5,0,-2) for 5, 3, 1"
+        )
 
 
 def _no_override(word: str, previous_word: str) -> str:

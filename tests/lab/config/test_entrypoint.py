@@ -456,6 +456,10 @@ def test_line_breaks_of_the_command_line_are_line_breaks(word: str, wanted: obje
         (["policy.fallback=0.5,", "0.7"], "no space between them: policy.fallback=0.5,0.7"),
         (["\u2014m", "policy=bild"], "begins with a long dash; write it with a hyphen: -m"),
         (["policy=\u201cbild\u201d"], "has curled quotes"),
+        (
+            ["policy.window=sort(range(1,6,2),reverse=true)"],  # Hydra would take 4, 2 and 0
+            "write the range in its order, such as policy.window=range(5,0,-2) for 5, 3, 1",
+        ),
         (["--policy=bild"], "keys have no hyphens before them: policy=bild"),
         (["--multirn", "policy=bild"], "there is no option '--multirn'; did you mean --multirun?"),
         (["bild"], "'bild' is no KEY=VALUE, such as policy=bild"),
