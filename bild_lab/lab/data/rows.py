@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
@@ -209,13 +210,18 @@ def _require_one_dataset(root: Path, split: str, files: Sequence[Path]) -> None:
 
 
 def _count_up(files: Sequence[Path]) -> bool:
-    """Whether one number in the names counts the files, from 0 or 1; years do not."""
+    """Whether one number in the names counts the files, from 0 or 1, or two say from which row to
+    which, as those of calibrations do. Years do neither.
+    """
     numbers = [tuple(map(int, re.findall(r"\d+", file.name))) for file in files]
-    counting = [set(place) for place in zip(*numbers, strict=True) if len(set(place)) > 1]
-    return len(counting) == 1 and counting[0] in (
-        {*range(len(files))},
-        {*range(1, len(files) + 1)},
-    )
+    counting = [place for place in zip(*numbers, strict=True) if len(set(place)) > 1]
+    if len(counting) == 1:
+        counted = set(counting[0])
+        return counted in ({*range(len(files))}, {*range(1, len(files) + 1)})
+    if len(counting) != 2:
+        return False
+    ranges = sorted(zip(*counting, strict=True))
+    return ranges[0][0] == 0 and all(end == start for (_, end), (start, _) in pairwise(ranges))
 
 
 def hub_rows(

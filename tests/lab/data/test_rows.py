@@ -76,6 +76,12 @@ CONFIGS = ["de-en/test-00000-of-00001.parquet", "fr-en/test-00000-of-00001.parqu
             ["test"],
             [f"test-{shard}.jsonl" for shard in range(1, 11)],
         ),
+        # rows of each, as calibrations name them
+        (
+            ["test-4-6.jsonl", "test-0-2.jsonl", "test-2-4.jsonl"],
+            ["test"],
+            ["test-0-2.jsonl", "test-2-4.jsonl", "test-4-6.jsonl"],
+        ),
         # a split with a name of its own
         (["flickr.jsonl", "test.jsonl"], ["flickr"], ["flickr.jsonl"]),
     ],
@@ -103,6 +109,7 @@ def test_a_lone_file_without_a_split_word_serves_any_split(folder) -> None:
             "test-00000.parquet, test-00002.parquet, whose numbers are not those of shards",
         ),
         (["test-2014.jsonl", "test-2015.jsonl"], "whose numbers are not those of shards"),
+        (["test-0-2.jsonl", "test-4-6.jsonl"], "whose numbers are not those of shards"),
         (["test-1-1.jsonl", "test-2-2.jsonl"], "whose numbers are not those of shards"),
         (
             ["1.0.0/test/0000.parquet", "3.0.0/test/0000.parquet"],
