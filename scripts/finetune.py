@@ -193,7 +193,8 @@ def examples(
             )
         return train[:kept], train[kept:]
     try:
-        held_out = load_examples(replace(dataset, split=validation.split, limit=validation.limit))
+        changes = {"split": validation.split, "skip": 0, "limit": validation.limit}
+        held_out = load_examples(replace(dataset, **changes))
     except UserError as error:
         raise UserError(
             f"validation.split: {error}; null holds out training examples instead"

@@ -98,13 +98,15 @@ class EngineReport:
 
     pieces_s: the seconds since the request was sent at which each piece of the text came; a piece
     is one or several tokens. attempts: how often it was asked. error: why there is no text; None if
-    there is one.
+    there is one. later_tokens: how many came in the pieces after the first; None where the engine
+    does not tell.
     """
 
     pieces_s: tuple[float, ...] = ()
     rounds: ReportedRounds | None = None
     attempts: int = 1
     error: str | None = None
+    later_tokens: int | None = None
 
 
 @dataclass

@@ -62,6 +62,7 @@ class ServerAnswer:
 
     token_ids: None if the server gave some of the text without them. pieces_s: the seconds since
     the request was sent at which each piece of the text came; a piece is one or several tokens.
+    later_tokens: how many ids came in the pieces after the first.
     finish_reason: STOPPED or AT_LENGTH. prompt_tokens, completion_tokens: how many the server read
     and wrote; None if it does not tell. model: its name for what answered.
     """
@@ -69,6 +70,7 @@ class ServerAnswer:
     text: str = ""
     token_ids: list[int] | None = field(default_factory=list)
     pieces_s: list[float] = field(default_factory=list)
+    later_tokens: int = 0
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -260,6 +262,8 @@ def _take(answer: ServerAnswer, event: Mapping[str, Any], now_s: float) -> None:
     written = choice.get("delta") or choice
     piece = next((written[name] for name in TEXTS if written.get(name)), "")
     token_ids = _token_ids(choice)
+    if answer.pieces_s:
+        answer.later_tokens += len(token_ids or ())
     if piece or token_ids:
         answer.pieces_s.append(now_s)
     answer.text += piece

@@ -162,7 +162,12 @@ class Server:
                     time.sleep(min(failure.retry_after_s, self._stall_s))
                 trace.paused_s += time.perf_counter() - started
                 continue
-            trace.report = EngineReport(tuple(answer.pieces_s), answer.rounds, attempt)
+            trace.report = EngineReport(
+                pieces_s=tuple(answer.pieces_s),
+                later_tokens=None if answer.token_ids is None else answer.later_tokens,
+                rounds=answer.rounds,
+                attempts=attempt,
+            )
             return answer
         if self.launch is not None and not self._process.alive:
             error = f"{error}; the server of policy.launch has ended, as its log may tell"

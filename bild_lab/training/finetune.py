@@ -25,7 +25,8 @@ from transformers import (
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import evaluation_mode
-from bild_lab.engine.models.hf.positions import learned_positions
+from bild_lab.engine.models.hf.generation import reads_padding
+from bild_lab.engine.models.hf.positions import max_session_positions
 from bild_lab.engine.stop import before_stop
 from bild_lab.errors import UserError
 from bild_lab.lab.config.console import status_line
@@ -250,7 +251,8 @@ class Evaluator:
 
     references: of every example. settings: greedy decoding, as `greedy_settings` gives it. cut:
     stop strings, before which a text ends. Texts are decoded in the training's precision, in
-    batches, with Transformers' `generate`, at most to the model's last learned position.
+    batches, with Transformers' `generate`, at most to the last position that sessions of the model
+    have; one by one where its modules read the padding.
     """
 
     references: Sequence[Sequence[str]]
@@ -288,7 +290,7 @@ class Evaluator:
 
     def _losses(self, model: PreTrainedModel, loss: LayerLoss) -> dict[str, float]:
         sums, count = {}, 0
-        for indices in self._batches():
+        for indices in self._batches(self.batch_size):
             batch = send_to_device(
                 self.collate([self.examples[index] for index in indices]), model.device
             )
@@ -309,9 +311,8 @@ class Evaluator:
 
     def _texts(self, model: PreTrainedModel) -> list[str]:
         texts: list[tuple[int, str]] = []
-        decoder = model.get_decoder() if model.config.is_encoder_decoder else model
-        positions = learned_positions(decoder, model.config) or math.inf
-        for indices in self._batches():
+        positions = max_session_positions(model) or math.inf
+        for indices in self._batches(1 if reads_padding(model) else self.batch_size):
             prompts = send_to_device(
                 self.collate.prompts([self.examples[index] for index in indices]), model.device
             )
@@ -324,8 +325,8 @@ class Evaluator:
             )
         return [text for _, text in sorted(chain.from_iterable(launched().gather(texts)))]
 
-    def _batches(self) -> Iterator[list[int]]:
-        batches = evaluation_batches([example.length for example in self.examples], self.batch_size)
+    def _batches(self, batch_size: int) -> Iterator[list[int]]:
+        batches = evaluation_batches([example.length for example in self.examples], batch_size)
         return (batch for batch in batches if batch)
 
 

@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.engine.models.hf.positions import learned_positions
+from bild_lab.engine.models.hf.positions import max_session_positions
 from bild_lab.errors import UserError, first_line, require_choice, require_whole
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.point.languages import languages_of
@@ -286,7 +286,9 @@ def require_references(examples: Sequence[Example]) -> None:
 
 
 def require_room(lengths: Sequence[int], outline: PreTrainedModel) -> None:
-    """Raise UserError if a decoder has fewer positions than the longest example has tokens.
+    """Raise UserError if a decoder has fewer positions than the longest example has tokens, or if
+    decoding never reads so many: a rotation that changes with the longest row of a batch would
+    change that of all rows.
 
     outline: the decoder, which may be on the meta device.
     """
@@ -294,7 +296,7 @@ def require_room(lengths: Sequence[int], outline: PreTrainedModel) -> None:
     if config.is_encoder_decoder:
         return
     configured = getattr(config.get_text_config(), "max_position_embeddings", None)
-    limits = (configured, learned_positions(outline, config))
+    limits = (configured, max_session_positions(outline))
     room = min((limit for limit in limits if limit is not None), default=None)
     if room is not None and longest > room:
         raise UserError(

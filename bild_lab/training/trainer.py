@@ -16,6 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.optimization import Adafactor
 from transformers.trainer_callback import PrinterCallback
 
+from bild_lab.engine.models.device import require_float32
 from bild_lab.errors import UserError
 from bild_lab.ranks import LONGEST_WAIT, launched
 from bild_lab.training.distillation import Distillation
@@ -233,6 +234,8 @@ def training_arguments(
             f" {processes * recipe.accumulate}"
         )
     cpu = recipe.on_cpu
+    if not recipe.in_bfloat16:
+        require_float32(torch.float32, torch.device("cpu" if cpu else "cuda"))
     if not cpu and processes == 1 and torch.cuda.device_count() > 1 and not spread:
         raise UserError(
             f"{torch.cuda.device_count()} GPUs are visible to one process; start one process for"
@@ -271,6 +274,8 @@ def training_arguments(
         log_level="error",
         log_level_replica="error",
     )
+    # or that of `accelerate config`, which `accelerate launch` tells by a variable
+    arguments.mixed_precision = "bf16" if recipe.in_bfloat16 else "no"
     if spread:  # or the Trainer would copy what it trains to every GPU
         arguments._n_gpu = 1
     return arguments

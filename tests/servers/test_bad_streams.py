@@ -73,6 +73,11 @@ def test_a_token_that_writes_nothing_is_a_piece_too() -> None:
     assert (answer.text, answer.token_ids, len(answer.pieces_s)) == ("b", [5, 6], 2)
 
 
+def test_tokens_after_the_first_piece_are_those_of_later_pieces() -> None:
+    answer = answered(event(token_ids=[5, 7, 8]), event(text="", token_ids=[]), LAST, END)
+    assert (answer.token_ids, answer.later_tokens, len(answer.pieces_s)) == ([5, 7, 8, 6], 1, 2)
+
+
 def test_what_a_model_thinks_before_it_answers_is_text_too() -> None:
     """Its tokens are counted and timed like all others."""
     thoughts = ({"role": "assistant"}, {"reasoning_content": "a"}, {"reasoning": "b"})

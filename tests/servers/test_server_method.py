@@ -44,6 +44,8 @@ def test_a_servers_text_has_the_targets_tokens_with_ids_and_without(dialect: str
     report = generation.trace.report
     assert report.attempts == 1 and len(report.pieces_s) == LIMIT // DRAFTED
     assert list(report.pieces_s) == sorted(report.pieces_s)
+    gives_ids = dialect in ("vllm", "sglang")
+    assert report.later_tokens == (LIMIT - DRAFTED if gives_ids else None)
 
 
 @pytest.mark.parametrize(

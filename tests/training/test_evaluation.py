@@ -19,6 +19,7 @@ from bild_lab.training.finetune import Evaluator, _evaluating, greedy_settings
 from bild_lab.training.losses import LayerLoss
 from tests.stubs import uncached
 from tests.tiny import END, PAD, VOCABULARY, tiny_llama, tiny_t5, tiny_tokenizer
+from tests.tiny_architectures import build
 
 MODELS = {"t5": tiny_t5, "llama": tiny_llama}
 PROMPTS = ["w5 w6 w7", "w8", "w9 w10 w11 w12 w13", "w3 w4", "w20 w21"]
@@ -91,6 +92,22 @@ def test_texts_end_at_the_last_learned_position() -> None:
     found = replace(evaluator(model, 5), settings=greedy_settings(LENGTH, [], PAD, None))
     longest = 10 - len("<s> w9 w10 w11 w12 w13".split())
     assert [len(text.split()) for text in found._texts(model)] == [longest] * len(PROMPTS)
+
+
+@pytest.mark.parametrize("name", ["rwkv", "llama"])
+def test_texts_of_modules_that_read_the_padding_are_those_of_each_alone(name: str) -> None:
+    """Fault: RWKV reads the padding as text, and was scored by other texts than it writes."""
+    model = build(name)
+    together, alone = (evaluator(model, size)._texts(model) for size in (5, 1))
+    assert together == alone == [greedy_text(model, prompt) for prompt in PROMPTS]
+
+
+def test_texts_end_where_a_rotation_would_change() -> None:
+    model = build("phi3/longrope")  # of 24 tokens
+    unending = greedy_settings(40, [], PAD, None)
+    found = replace(evaluator(model, 5), settings=unending)._texts(model)
+    longest = 24 - len("<s> w9 w10 w11 w12 w13".split())
+    assert max(len(text.split()) for text in found) <= longest
 
 
 def test_texts_from_nothing_are_judged_by_their_likelihood_and_nothing_is_decoded() -> None:

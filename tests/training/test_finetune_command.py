@@ -139,6 +139,11 @@ def test_one_file_is_not_both_splits(dataset: list[str], tmp_path: Path) -> None
     assert (len(train), len(held_out)) == (54, 6)  # no question in one template alone
     apart = replace(spec, path=str(file.parent), limit=9)
     assert [len(part) for part in finetune.examples(apart, ValidationSpec("val", 5))] == [9, 5]
+    # rows that are left out of the training are not left out of another split
+    later = replace(apart, skip=4)
+    assert [
+        [part[0].id, len(part)] for part in finetune.examples(later, ValidationSpec("val", 5))
+    ] == [["train-4", 9], ["validation-0", 5]]
 
 
 def test_a_command_says_that_it_decodes_what_was_trained_on(

@@ -203,6 +203,16 @@ def test_a_decoder_needs_a_position_for_every_token() -> None:
         require_room([3, 5], outline(LlamaConfig(max_position_embeddings=4)))
 
 
+def test_a_rotation_that_the_longest_row_of_a_batch_changes_is_refused_as_decoding_refuses_it() -> (
+    None
+):
+    """Fault: rows of 20 tokens were rotated otherwise beside one of 25."""
+    longrope = outline(configuration("phi3/longrope"))
+    require_room([20, 24], longrope)
+    with pytest.raises(UserError, match="has 25 tokens, but the model has positions for 24"):
+        require_room([20, 25], longrope)
+
+
 def test_positions_that_are_counted_from_behind_the_padding_are_fewer() -> None:
     """Fault: an example as long as RoBERTa's table ended in an error of the module."""
     sizes = {**DECODER, "max_position_embeddings": 20, "pad_token_id": 1, "is_decoder": True}

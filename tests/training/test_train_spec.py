@@ -111,6 +111,28 @@ def test_processes_share_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         training_arguments(MICRO, TrainingFolder(tmp_path), "bleu")
 
 
+@pytest.mark.parametrize("told", ["bf16", "fp16", None])
+def test_a_training_runs_in_the_recipes_precision_whatever_accelerate_was_told(
+    told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: after `accelerate config` with bf16 a recipe of float32 was trained in bfloat16."""
+    if told is not None:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
+    for precision, wanted in (("float32", "no"), ("bfloat16", "bf16")):
+        recipe = replace(MICRO, precision=precision)
+        arguments = training_arguments(recipe, TrainingFolder(tmp_path), "bleu")
+        assert arguments.mixed_precision == wanted
+
+
+def test_a_training_in_float32_is_refused_where_pytorch_has_fewer_digits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    training_arguments(replace(MICRO, precision="bfloat16"), TrainingFolder(tmp_path), "bleu")
+    with pytest.raises(UserError, match="float32 with fewer digits"):
+        training_arguments(MICRO, TrainingFolder(tmp_path), "bleu")
+
+
 def test_several_gpus_need_several_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

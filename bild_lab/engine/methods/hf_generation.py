@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
-    DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
     LogitsProcessor,
@@ -27,13 +26,13 @@ from transformers import (
 from bild_lab.engine.logits_processors import STOP_STRINGS, score_settings, search_settings
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.checkpoint.vocabulary import shares_token_ids, tokens_without_embedding
+from bild_lab.engine.models.hf.generation import cache_of_its_own, with_settings
 from bild_lab.engine.models.hf.model import HuggingFaceModel
-from bild_lab.engine.models.hf.module_layers import cache_name
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError, require_flag, require_whole
+from bild_lab.errors import UserError, require_flag, require_whole, warn_once
 
 
 class GenerateMethod:
@@ -237,16 +236,6 @@ def unknown_token_masks(
     )
 
 
-def with_settings(module: PreTrainedModel, settings: GenerationConfig) -> PreTrainedModel:
-    """The module with other generation settings. All else is shared with it, and its own settings
-    stay: it may be a user's model in memory, and other threads may decode with it.
-    """
-    same_module = object.__new__(type(module))
-    vars(same_module).update(vars(module))  # copy.copy leaves out what module.compile() has made
-    same_module.generation_config = settings
-    return same_module
-
-
 @contextmanager
 def with_target_sizes(target: PreTrainedModel, draft: PreTrainedModel) -> Iterator[None]:
     """While inside, the drafter's configuration names the target's vocabulary size, and its
@@ -271,6 +260,7 @@ def generate(
     **options: Any,
 ) -> list[list[int]]:
     """Call `generate` for one or several prompts, padded to one length; it ends when the last text ends.
+    A module that reads the padding decodes prompts of several lengths one after the other.
 
     Returns each prompt and its continuation, cut by its limits. processors: what scores pass before
     the requests' own; None: those of `unknown_token_masks`. Raises UserError for several texts that
@@ -280,6 +270,12 @@ def generate(
     if len(requests) > 1:
         for request in requests:
             require_plain(request.sampling, request.source.processors is not None)
+        if len({source.length for source in sources}) > 1 and target.reads_padding:
+            warn_once(
+                f"{model_label(target)} gives other texts in a padded batch, as its modules read the"
+                " padding; prompts of several lengths are decoded one after the other"
+            )
+            return [generate(target, [request], processors, **options)[0] for request in requests]
     longest = max(requests, key=lambda request: request.limits.max_new_tokens)
     settings = plain_generation_config(target, longest)
     # without these the checkpoint's own settings would apply
@@ -321,12 +317,10 @@ def require_plain(sampling: Sampling, processed: bool) -> None:
 
 
 def cache_option(target: HuggingFaceModel) -> dict[str, EncoderDecoderCache]:
-    """A cache for an encoder–decoder of two depths: transformers 5.23 sizes its own by the depth of
-    the encoder.
-    """
+    """A cache for an encoder–decoder of two depths."""
     if target.depth == target.checkpoint.config.get_text_config().num_hidden_layers:
         return {}
-    return {cache_name(target.module): EncoderDecoderCache(DynamicCache(), DynamicCache())}
+    return cache_of_its_own(target.module)
 
 
 def plain_generation_config(target: HuggingFaceModel, request: Request) -> GenerationConfig:

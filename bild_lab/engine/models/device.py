@@ -26,6 +26,40 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+# variables with which libraries below PyTorch multiply float32 with fewer digits, and what else
+# these may be
+_FEWER_DIGITS = {
+    "cpu": ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"),
+    "cuda": ("NVIDIA_TF32_OVERRIDE",),
+}
+_ALL_DIGITS = ("", "0", "STRICT")
+
+
+def require_float32(dtype: torch.dtype, device: torch.device) -> None:
+    """Raise UserError where PyTorch would multiply float32 with fewer digits: with TF32 on a GPU, or
+    by bfloat16 on a CPU. Results would call that float32.
+    """
+    if dtype != torch.float32:
+        return
+    on_cpu, precision = device.type == "cpu", torch.get_float32_matmul_precision()
+    # which libraries read themselves; TORCH_ALLOW_TF32_CUBLAS_OVERRIDE changes the precision
+    variables = _FEWER_DIGITS["cpu" if on_cpu else "cuda"]
+    named = [name for name in variables if os.environ.get(name, "").upper() not in _ALL_DIGITS]
+    whole = ("highest", "high") if on_cpu else ("highest",)  # high is TF32 on a GPU
+    if precision not in whole:
+        variable = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
+        named += [variable] if os.environ.get(variable) == "1" else []
+    elif not named:
+        return
+    cause, remedy = f"its float32_matmul_precision is {precision!r}", "set it to 'highest'"
+    if named:
+        cause, remedy = f"{named[0]}={os.environ[named[0]]} says", f"unset {named[0]}"
+    raise UserError(
+        f"PyTorch multiplies float32 with fewer digits here, as {cause}; {remedy}, or decode in"
+        " bfloat16 (runtime.dtype, train.precision)"
+    )
+
+
 def wait_for(device: torch.device) -> None:
     """Wait until the device has finished all queued work."""
     if device.type == "cuda":

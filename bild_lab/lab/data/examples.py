@@ -148,8 +148,10 @@ def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
 
 
 def _history(path: str, split: str) -> dict[str, str]:
-    """Answers by the id of their example. Raises UserError for rows without an answer."""
-    answers = {}
+    """Answers by the id of their example. Raises UserError for rows without an answer, and for two
+    answers to one example.
+    """
+    answers: dict[str, str] = {}
     for where, row in local_rows(Path(path).expanduser(), canonical_split(split)):
         if not isinstance(row.get("answer"), str) or "id" not in row:
             raise UserError(
@@ -157,7 +159,11 @@ def _history(path: str, split: str) -> dict[str, str]:
                 f" {columns_of(row)}"
             )
         require_unicode(where, row["answer"])
-        answers[str(row["id"])] = row["answer"]
+        if answers.setdefault(str(row["id"]), row["answer"]) != row["answer"]:
+            raise UserError(
+                f"{where}: dataset.history has another answer to {row['id']!r} before; leave one of"
+                " them out"
+            )
     return answers
 
 

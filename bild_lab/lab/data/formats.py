@@ -19,6 +19,8 @@ from itertools import chain
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bild_lab.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
+
+_SHORT_FLOATS = {"halffloat": np.float16, "float": np.float32}  # by the names of Arrow's types
 
 Row = dict[str, Any]
 
@@ -225,8 +229,9 @@ def _arrow_rows(
     label = (
         labels({}) if b"huggingface" not in (schema.metadata or {}) else labels(_features(schema))
     )
+    written = as_written(schema)
     for index, row in enumerate(row for batch in batches for row in batch.to_pylist()):
-        yield f"row {index}", label(row)
+        yield f"row {index}", label(written(row))
 
 
 def _features(schema: pyarrow.Schema) -> Mapping[str, Any]:
@@ -236,6 +241,36 @@ def _features(schema: pyarrow.Schema) -> Mapping[str, Any]:
     import datasets  # takes seconds
 
     return datasets.Features.from_arrow_schema(schema)
+
+
+def as_written(schema: pyarrow.Schema) -> Callable[[Row], Row]:
+    """A function that gives a row's numbers of half and single precision as they were written: 3.8,
+    where Python's own precision shows 3.799999952316284; also those inside fields and lists.
+    """
+    columns = {column.name: column.type for column in schema if _has_short_floats(column.type)}
+
+    def written(row: Row) -> Row:
+        return {**row, **{name: _shortest(row[name], kind) for name, kind in columns.items()}}
+
+    return written if columns else lambda row: row
+
+
+def _has_short_floats(kind: pyarrow.DataType) -> bool:
+    """Whether a type of Arrow is of numbers of half or single precision, or holds some."""
+    inner = (kind.field(place).type for place in range(kind.num_fields))
+    return str(kind) in _SHORT_FLOATS or any(map(_has_short_floats, inner))
+
+
+def _shortest(value: Any, kind: pyarrow.DataType) -> Any:
+    """The value with its numbers of half and single precision by the fewest digits that tell them."""
+    if isinstance(value, float) and str(kind) in _SHORT_FLOATS:
+        return float(str(_SHORT_FLOATS[str(kind)](value)))
+    if isinstance(value, Mapping):
+        fields = {field.name: field.type for field in map(kind.field, range(kind.num_fields))}
+        return {name: _shortest(inner, fields[name]) for name, inner in value.items()}
+    if isinstance(value, list) and kind.num_fields == 1:
+        return [_shortest(element, kind.field(0).type) for element in value]
+    return value
 
 
 def labels(features: Mapping[str, Any]) -> Callable[[Row], Row]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
@@ -16,7 +17,15 @@ from bild_lab.engine.models.checkpoint.hub import (
 )
 from bild_lab.errors import UserError
 from bild_lab.files import pin_of
-from bild_lab.lab.data.formats import SUFFIXES, Row, labels, plain_stem, read_rows, suffix_of
+from bild_lab.lab.data.formats import (
+    SUFFIXES,
+    Row,
+    as_written,
+    labels,
+    plain_stem,
+    read_rows,
+    suffix_of,
+)
 
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -123,13 +132,21 @@ def _data_files(folder: Path, subfolders: Sequence[str]) -> tuple[Path, list[Pat
         for file in data_files
         if not any(path_part.startswith(".") for path_part in file.relative_to(root).parts)
     )
-    files = sorted(file for file in visible if file.is_file())
+    files = sorted((file for file in visible if file.is_file()), key=_in_words_and_numbers)
     if root == folder:
         of_config = [
             file for file in files if file.parent == folder and plain_stem(file) in subfolders
         ]
         files = of_config or files
     return root, files
+
+
+def _in_words_and_numbers(file: PurePath) -> list[tuple[bool, int, str]]:
+    """A path's words and numbers, by which shard 2 comes before shard 10."""
+    return [
+        (word.isdecimal(), int(word) if word.isdecimal() else 0, word)
+        for word in re.split(r"(\d+)", str(file))
+    ]
 
 
 def split_of(relative: PurePath, requested_split: str) -> str | None:
@@ -166,10 +183,12 @@ def _require_configuration(
 
 
 def _require_one_dataset(root: Path, split: str, files: Sequence[Path]) -> None:
-    """Raise UserError unless the files are the shards of one dataset: two configs or formats must
-    not be mixed.
+    """Raise UserError unless the files are the shards of one dataset: two configs, years or formats
+    must not be mixed, and no shard may lack.
     """
-    families = {re.sub(r"\d+", "#", str(file.relative_to(root))) for file in files}
+    families = {
+        str(file.relative_to(root).with_name(re.sub(r"\d+", "#", file.name))) for file in files
+    }
     if len(families) > 1:
         families_text = ", ".join(sorted(families))
         raise UserError(
@@ -182,6 +201,27 @@ def _require_one_dataset(root: Path, split: str, files: Sequence[Path]) -> None:
             f"{files[0]} is one of {int(shards[1])} shards, got {len(files)}; copy the others next"
             " to it"
         )
+    if len(files) > 1 and not shards and not _count_up(files):
+        raise UserError(
+            f"{root} holds split {split!r} in {', '.join(file.name for file in files[:5])}, whose"
+            " numbers are not those of shards, 0, 1, 2 and so on; copy the others next to them, or"
+            " point dataset.path at one of them"
+        )
+
+
+def _count_up(files: Sequence[Path]) -> bool:
+    """Whether one number in the names counts the files, from 0 or 1, or two say from which row to
+    which, as those of calibrations do. Years do neither.
+    """
+    numbers = [tuple(map(int, re.findall(r"\d+", file.name))) for file in files]
+    counting = [place for place in zip(*numbers, strict=True) if len(set(place)) > 1]
+    if len(counting) == 1:
+        counted = set(counting[0])
+        return counted in ({*range(len(files))}, {*range(1, len(files) + 1)})
+    if len(counting) != 2:
+        return False
+    ranges = sorted(zip(*counting, strict=True))
+    return ranges[0][0] == 0 and all(end == start for (_, end), (start, _) in pairwise(ranges))
 
 
 def hub_rows(
@@ -209,13 +249,11 @@ def hub_rows(
         yield from local_rows(folder, split, [config] if config else [])
         return
     dataset = _load(hub_id, {"name": config, "revision": commit, "split": split})
-    for cached in dataset.cache_files[:1]:  # in a folder that is named after the commit
-        folder_name = Path(cached["filename"]).parent.name
-        if _COMMIT.fullmatch(folder_name):
-            note_commit(hub_id, revision, folder_name)
-    label = labels(dataset.features or {})
+    if (prepared_from := _prepared_from(dataset)) is not None:
+        note_commit(hub_id, revision, prepared_from)
+    label, written = labels(dataset.features or {}), as_written(dataset.data.schema)
     for index, row in enumerate(dataset):
-        yield f"{hub_id} row {index}", label(row)
+        yield f"{hub_id} row {index}", label(written(row))
 
 
 def _folder(hub_id: str, data_dir: str, split: str, revision: str | None) -> tuple[Path, Path]:
@@ -290,14 +328,24 @@ def _files_of_split(hub_id: str, listed: Sequence[str], data_dir: str, split: st
 
 
 def _load(hub_id: str, options: dict[str, Any]) -> Any:
-    """The dataset, from the local cache of `datasets` if the hub cannot be reached."""
+    """The dataset at the revision's commit, from the local cache if the hub cannot be reached."""
     import datasets
     from huggingface_hub.errors import HTTPError
 
     offline = hub_problem() is not None
     try:
-        with offline_hub() if offline else nullcontext():
-            return datasets.load_dataset(hub_id, **options)
+        if offline:
+            commit = _commit(hub_id, options["revision"], cached_only=True)
+            with offline_hub():
+                return _prepared(hub_id, options["name"], options["revision"], commit).as_dataset(
+                    split=options["split"]
+                )
+        dataset = datasets.load_dataset(hub_id, **options)
+        commit = _commit(hub_id, options["revision"], cached_only=False)
+        # it gives the newest that it has prepared where it cannot find the revision
+        if (prepared_from := _prepared_from(dataset)) not in (None, commit):
+            raise ValueError(f"it is at {commit}, and the cache gave {prepared_from}")
+        return dataset
     except (
         datasets.exceptions.DatasetsError,
         HTTPError,
@@ -310,6 +358,79 @@ def _load(hub_id: str, options: dict[str, Any]) -> Any:
                 f"dataset {hub_id!r}, whose local cache could not be used ({error}),", REMEDY
             )
         raise UserError(_complaint(hub_id, options, error)) from error
+
+
+def _commit(hub_id: str, revision: str | None, cached_only: bool) -> str | None:
+    """The commit of a revision: the hub's, or offline the one that this function has read last;
+    None if it has read none.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if revision is not None and _COMMIT.fullmatch(revision):
+        return revision
+    try:
+        snapshot = snapshot_download(
+            hub_id,
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=["README.md"],  # the commit is kept with any file, or none
+            local_files_only=cached_only,
+        )
+    except LocalEntryNotFoundError:
+        if not cached_only:
+            raise
+        return None
+    return Path(snapshot).name
+
+
+def _prepared(hub_id: str, config: str | None, revision: str | None, commit: str | None) -> Any:
+    """The dataset of a commit that `datasets` has prepared. Its own `load_dataset` takes the newest,
+    whatever the revision, where the hub cannot be reached (seen in datasets 5.2).
+
+    commit: of the revision; None if it is not known: then the only one that there is counts as main.
+    Raises ValueError unless there is one such dataset.
+    """
+    from datasets import config as settings
+    from datasets.naming import camelcase_to_snakecase
+    from datasets.packaged_modules.cache.cache import Cache
+
+    owner, _, name = hub_id.rpartition("/")
+    place = "___".join(filter(None, (owner, camelcase_to_snakecase(name))))
+    folders = [
+        folder
+        for folder in Path(settings.HF_DATASETS_CACHE, place).glob(f"{config or '*'}/*/*")
+        # others were made of some files alone
+        if _configuration_of(folder) == folder.parts[-3]
+    ]
+    matching = [folder for folder in folders if folder.name == commit]
+    if commit is None and revision is None:
+        matching = folders
+    if len(matching) != 1:
+        held = ", ".join(f"{folder.name} ({folder.parts[-3]})" for folder in sorted(folders))
+        raise ValueError(
+            f"it holds {held or 'nothing'}, and not one dataset of {revision or 'main'}; a commit is"
+            " chosen by dataset.hub_revision, a configuration by dataset.hub_config"
+        )
+    configuration, version, found = matching[0].parts[-3:]
+    return Cache(
+        repo_id=hub_id, dataset_name=name, config_name=configuration, version=version, hash=found
+    )
+
+
+def _prepared_from(dataset: Any) -> str | None:
+    """The commit that `datasets` has named the folder of a dataset after; None if it has not."""
+    for cached in dataset.cache_files[:1]:
+        folder_name = Path(cached["filename"]).parent.name
+        if _COMMIT.fullmatch(folder_name):
+            return folder_name
+    return None
+
+
+def _configuration_of(folder: Path) -> str | None:
+    """The configuration of a prepared dataset; None for a folder that is none."""
+    file = folder / "dataset_info.json"
+    return json.loads(file.read_text(encoding="utf-8"))["config_name"] if file.is_file() else None
 
 
 def _complaint(hub_id: str, options: dict[str, Any], error: Exception) -> str:

@@ -142,8 +142,11 @@ def stream_summary(timed: Sequence[Timed], errors: int) -> Streamed | None:
             first_s, last_s = report.pieces_s[0], report.pieces_s[-1]
             first_token_s.append(first_s)
             gap_s += np.diff(report.pieces_s).tolist()
-            if len(text.token_ids) > 1 and len(report.pieces_s) > 1:
-                token_s.append((last_s - first_s) / (len(text.token_ids) - 1))
+            later_tokens = report.later_tokens
+            if later_tokens is None:  # then the first piece is taken for a token
+                later_tokens = len(text.token_ids) - 1
+            if later_tokens > 0 and len(report.pieces_s) > 1:
+                token_s.append((last_s - first_s) / later_tokens)
     fields = {"first_token": first_token_s, "token": token_s, "gap": gap_s}
     percentiles = {
         f"{name}_p{percent}": float(np.quantile(seconds, percent / 100))

@@ -276,11 +276,16 @@ _POINT_DECIMALS = r"(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)"
 _COMMA_DECIMALS = (
     r"(?:[1-9]\d{0,2}(?:\.\d{3})+(?!\d)|[1-9]\d{0,2}(?: \d{3})+(?!\d)|\d+)?(?:,\d+)?(?<=\d)"
 )
+# 1.5e3 and 1e-05, as programs write numbers
+_EXPONENT = r"(?:[eE][-+]?\d{1,3}(?!\w))?"
 _WITH_POINT = re.compile(
-    f"{_SIGN}(?:(?P<grouped>{_GROUPED})|(?P<comma>{_POINTS})|(?P<point>{_POINT_DECIMALS}))"
+    f"(?![eE]){_SIGN}"
+    f"(?:(?P<grouped>{_GROUPED})|(?P<comma>{_POINTS})|(?P<point>{_POINT_DECIMALS})){_EXPONENT}"
 )
 _WITH_COMMA = re.compile(
-    f"{_SIGN}(?:(?P<grouped>{_GROUPED})|(?P<point>{_COMMAS}|{_ONE_POINT})|(?P<comma>{_COMMA_DECIMALS}))"
+    f"(?![eE]){_SIGN}"
+    f"(?:(?P<grouped>{_GROUPED})|(?P<point>{_COMMAS}|{_ONE_POINT})|(?P<comma>{_COMMA_DECIMALS}))"
+    f"{_EXPONENT}"
 )
 
 
@@ -290,7 +295,7 @@ def last_number(text: str, decimal_comma: bool = False) -> Decimal | None:
     Digits of any script count, as do the minus of typesetting, and thousands grouped by apostrophes
     or by spaces that do not break, also as TeX writes them. "1.234,56" and "1,234.56" are clear. Of
     what is not, "1,234" and "1,5", decimal_comma decides: whether commas come before decimals, and
-    points or spaces between thousands. A fraction is two numbers.
+    points or spaces between thousands. 1.5e3 is one number; a fraction is two, and so is 2 × 10^3.
     """
     pattern = _WITH_COMMA if decimal_comma else _WITH_POINT
     numbers = [match for match in pattern.finditer(_plain(text)) if match[0]]

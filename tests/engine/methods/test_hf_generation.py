@@ -70,6 +70,40 @@ def test_texts_of_a_batch_are_padded_with_a_token_that_the_model_has(
     assert together == alone
 
 
+PADDED = [[5, 9], [8, 8, 20, 11, 25, 8, 8, 20, 31, 17, 9, 4], [30, 7, 12, 6, 5], [14]]
+
+
+@pytest.mark.fast("rwkv-True", "mamba-False")
+@pytest.mark.parametrize(
+    ("name", "one_by_one"),
+    [
+        ("rwkv", True),
+        ("xlnet", True),
+        ("minimax", True),
+        ("deepseek_v32", True),
+        ("mamba", False),
+        ("gpt2", False),
+        ("t5", False),
+    ],
+)
+def test_texts_of_a_padded_batch_are_those_of_each_alone(
+    name: str, one_by_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: modules that read the padding gave other texts, in calibration data too."""
+    decoder = bild_lab.load((build(name), word_tokenizer()), policy="hf_generate")
+    alone = [text.token_ids for text in decoder.generate(PADDED, 10, batch=1)]
+    calls, generate = [], hf_generation.generate
+    monkeypatch.setattr(
+        hf_generation, "generate", lambda *each: calls.append(each) or generate(*each)
+    )
+    assert [text.token_ids for text in decoder.generate(PADDED, 10, batch=4)] == alone
+    assert len(calls) == (len(PADDED) if one_by_one else 0)
+    calls.clear()
+    same_length = [PADDED[0], [7, 7]]
+    decoder.generate(same_length, 10, batch=2)
+    assert not calls
+
+
 def test_a_drafter_of_another_vocabulary_is_refused(checkpoints: Path, tmp_path: Path) -> None:
     module, words = foreign_module(relative_of(tiny_llama(1), 2, noise=0.05), seed=3)
     draft = str(save(module, tmp_path / "foreign", words))

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, PreTrainedConfig
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.precision import LARGE, parameters, resolve_dtype
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.point.load import load, load_model
@@ -34,6 +35,44 @@ class Configured(Checkpoint):
     @cached_property
     def config(self) -> PreTrainedConfig:
         return self.settings
+
+
+@pytest.mark.parametrize(
+    ("precision", "variable", "device", "said"),
+    [
+        ("high", None, GPU, "its float32_matmul_precision is 'high'; set it to 'highest', or"),
+        ("medium", None, CPU, "its float32_matmul_precision is 'medium'; set it to 'highest', or"),
+        (
+            "high",
+            "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+            GPU,
+            "as TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 says; unset TORCH_ALLOW",
+        ),
+        ("highest", "NVIDIA_TF32_OVERRIDE", GPU, "as NVIDIA_TF32_OVERRIDE=1 says; unset NVIDIA"),
+        ("highest", "ONEDNN_DEFAULT_FPMATH_MODE", CPU, "MODE=1 says; unset ONEDNN"),
+        ("highest", "ONEDNN_DEFAULT_FPMATH_MODE", GPU, None),
+        ("highest", None, GPU, None),
+        ("high", "NVIDIA_TF32_OVERRIDE", CPU, None),
+    ],
+)
+def test_float32_with_fewer_digits_is_refused(
+    precision: str,
+    variable: str | None,
+    device: torch.device,
+    said: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fault: texts and trainings with TF32 were called those of float32."""
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    checkpoint = llama("float32")
+    HuggingFaceModel(checkpoint, device, torch.bfloat16)
+    if said is None:
+        HuggingFaceModel(checkpoint, device, torch.float32)
+    else:
+        with pytest.raises(UserError, match=f"with fewer digits here, .*{said}"):
+            HuggingFaceModel(checkpoint, device, torch.float32)
 
 
 def llama(dtype: str | None, layers: int = 1) -> Configured:

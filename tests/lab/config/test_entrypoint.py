@@ -450,6 +450,10 @@ def test_line_breaks_of_the_command_line_are_line_breaks(word: str, wanted: obje
         (["policy", "=", "bild"], "'policy' is no KEY=VALUE, such as policy=bild"),
         (["name=a", "b"], "a value with spaces needs quotes: 'name=a b'"),
         (["\u2014m", "policy=bild"], "'\u2014m' is no KEY=VALUE"),
+        (
+            ["policy.window=sort(range(1,6,2),reverse=true)"],  # Hydra would take 4, 2 and 0
+            "write the range in its order, such as policy.window=range(5,0,-2) for 5, 3, 1",
+        ),
         (["bild"], "'bild' is no KEY=VALUE, such as policy=bild"),
         (["bild", "name=a"], "'bild' is no KEY=VALUE, such as policy=bild"),
     ],

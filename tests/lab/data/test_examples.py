@@ -153,6 +153,17 @@ def test_later_turns_follow_on_the_history_that_is_given(rows_file, tmp_path: Pa
     )
 
 
+def test_a_history_with_two_answers_to_one_turn_is_refused(rows_file, tmp_path: Path) -> None:
+    """Fault: the last one was taken, such as that of another model in the same file."""
+    path, file = rows_file({"turns": ["Write.", "Rewrite."], "id": 7}), tmp_path / "answers.jsonl"
+    given = spec(path=path, turns=2, history=str(file), **TURNS)
+    file.write_text('{"id": 7, "answer": "A poem."}\n{"id": "7", "answer": "A poem."}\n')
+    assert load_examples(given)[1].prompt == "Write.\nA poem.\nRewrite."
+    file.write_text('{"id": 7, "answer": "A poem."}\n{"id": "7", "answer": "A song."}\n')
+    with pytest.raises(UserError, match=r"line 2: .* has another answer to '7' before"):
+        load_examples(given)
+
+
 def test_ids_and_categories_come_from_the_data_where_it_has_them(rows_file) -> None:
     path = rows_file(
         {"de": "a", "en": "b", "number": 81, "kind": "writing"}, {"de": "c", "en": "d"}

@@ -19,6 +19,7 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from tests.loopback_hub import (
     CONVERSION,
+    commit_of,
     load_in_a_fresh_process,
     loopback_hub,
     printed_in_a_fresh_process,
@@ -158,6 +159,36 @@ def test_a_faulty_hub_is_named_in_one_message_and_leaves_nothing_half_that_count
     assert [one.source for one in load_examples(shards)] == ["Ja", "Nein", "Gut"]
 
 
+@pytest.mark.slow
+def test_without_the_hub_a_revision_is_the_one_that_was_read_and_no_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: `datasets` gave the newest that it had prepared, whatever the revision."""
+    place = "data/test-00000-of-00001.parquet"
+    files = {"me/two": {place: parquet("eins")}, "me/two@v2": {place: parquet("zwei")}}
+    main, second = commit_of("me/two"), commit_of("me/two", "v2")
+    asked = [
+        {"hub_id": "me/two", **({"hub_revision": name} if name else {})}
+        for name in (None, "v2", main, second)
+    ]
+    read = ["['eins']", "['zwei']"] * 2
+    unknown = [{"hub_id": "me/two", "hub_revision": "v9"}, {"hub_id": "me/none"}]
+    with loopback_hub(files) as endpoint:
+        *online, missing = load_in_a_fresh_process(endpoint, tmp_path, *asked, unknown[0])
+        assert online == read and "Revision" in missing and "v9" in missing
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        *found, missing, none = load_in_a_fresh_process(endpoint, tmp_path, *asked, *unknown)
+    assert found == read
+    assert f"{main} (default), " in missing and "not one dataset of v9" in missing
+    assert "holds nothing, and not one dataset of main" in none
+    # where other programs have read it, nothing tells what a branch was
+    shutil.rmtree(tmp_path / "hub/datasets--me--two/refs")
+    *unclear, exact = load_in_a_fresh_process(endpoint, tmp_path, *asked[:3])
+    assert all("not one dataset of" in message for message in unclear) and exact == read[0]
+    shutil.rmtree(next((tmp_path / "datasets").rglob(second)))
+    assert load_in_a_fresh_process(endpoint, tmp_path, asked[0]) == read[:1]
+
+
 def spec_of(**fields: str) -> DatasetSpec:
     columns = {"source_column": "translation.de", "reference_column": "translation.en"}
     return DatasetSpec(name="x", metric="bleu", **columns, **fields)
@@ -185,6 +216,24 @@ def test_lm1b_is_read_from_the_conversion_of_its_script(tmp_path: Path) -> None:
     with loopback_hub({f"billion-word-benchmark/lm1b@{CONVERSION}": files}) as endpoint:
         train, test = printed_in_a_fresh_process(LM1B, endpoint, tmp_path)
     assert (train, test) == ("[('', ('train 0',)), ('', ('train 1',))]", "[('', ('test 0',))]")
+
+
+SCORES = """
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
+columns = {"source_column": "text", "reference_column": "score", "metric": "numeric"}
+print([one.references for one in load_examples(DatasetSpec(name="scores", hub_id="me/scores", **columns))])
+"""
+
+
+@pytest.mark.slow
+def test_scores_in_single_precision_are_those_that_were_written(tmp_path: Path) -> None:
+    written = io.BytesIO()
+    columns = {"text": pa.array(["a"]), "score": pa.array([3.8], pa.float32())}
+    pq.write_table(pa.table(columns), written)
+    files = {"data/test-00000-of-00001.parquet": written.getvalue()}
+    with loopback_hub({"me/scores": files}) as endpoint:
+        assert printed_in_a_fresh_process(SCORES, endpoint, tmp_path) == ["[('3.8',)]"]
 
 
 SPEED_BENCH = """

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -69,6 +70,18 @@ CONFIGS = ["de-en/test-00000-of-00001.parquet", "fr-en/test-00000-of-00001.parqu
             ["test"],
             ["questions.jsonl"],
         ),
+        # 2 before 10
+        (
+            [f"test-{shard}.jsonl" for shard in (10, 9, 8, 7, 6, 5, 4, 3, 2, 1)],
+            ["test"],
+            [f"test-{shard}.jsonl" for shard in range(1, 11)],
+        ),
+        # rows of each, as calibrations name them
+        (
+            ["test-4-6.jsonl", "test-0-2.jsonl", "test-2-4.jsonl"],
+            ["test"],
+            ["test-0-2.jsonl", "test-2-4.jsonl", "test-4-6.jsonl"],
+        ),
         # a split with a name of its own
         (["flickr.jsonl", "test.jsonl"], ["flickr"], ["flickr.jsonl"]),
     ],
@@ -90,6 +103,17 @@ def test_a_lone_file_without_a_split_word_serves_any_split(folder) -> None:
         (
             ["test-00000-of-00003.parquet", "test-00002-of-00003.parquet"],
             "is one of 3 shards, got 2",
+        ),
+        (
+            ["test-00000.parquet", "test-00002.parquet"],
+            "test-00000.parquet, test-00002.parquet, whose numbers are not those of shards",
+        ),
+        (["test-2014.jsonl", "test-2015.jsonl"], "whose numbers are not those of shards"),
+        (["test-0-2.jsonl", "test-4-6.jsonl"], "whose numbers are not those of shards"),
+        (["test-1-1.jsonl", "test-2-2.jsonl"], "whose numbers are not those of shards"),
+        (
+            ["1.0.0/test/0000.parquet", "3.0.0/test/0000.parquet"],
+            r"more than once \(1.0.0/test/#.parquet, 3.0.0/test/#.parquet\)",
         ),
         (
             ["train.jsonl", "val.jsonl", "other.jsonl"],
@@ -166,6 +190,22 @@ def test_a_shard_without_rows_is_refused(tmp_path: Path, suffix: str) -> None:
         UserError, match=rf"test-00001-of-00002.{suffix} has no rows, but is one of 2 shards"
     ):
         next(rows)
+
+
+def test_numbers_of_short_precision_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """Fault: a score of 3.8 was the reference 3.799999952316284, which no answer equals."""
+    single, half = pyarrow.float32(), pyarrow.float16()
+    inner = pyarrow.struct([("value", single), ("exact", pyarrow.float64())])
+    schema = pyarrow.schema(
+        [("score", single), ("half", half), ("several", pyarrow.list_(single)), ("inner", inner)]
+    )
+    rows = [
+        {"score": 3.8, "half": 0.1, "several": [0.3, None], "inner": {"value": 1e-7, "exact": 0.7}},
+        {"score": None, "half": 2.0, "several": None, "inner": None},
+    ]
+    stored = [{**row, "half": np.float16(row["half"])} for row in rows]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(stored, schema), tmp_path / "a.parquet")
+    assert [row for _, row in read_rows(tmp_path / "a.parquet")] == rows
 
 
 def test_parquet_shards_are_joined_with_nested_columns(tmp_path: Path) -> None:

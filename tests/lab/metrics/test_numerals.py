@@ -28,6 +28,12 @@ from bild_lab.lab.metrics.writing import Writing, last_number, same_number
         ("+.5", "0.5"),
         ("1,23", "23"),  # no comma between thousands
         ("72 clips\n\n", "72"),
+        ("1e-05", "0.00001"),  # as pandas writes a small number
+        ("about 1.5e3 clips", "1500"),
+        ("2E+2.", "200"),
+        ("1,234.5e2", "123450"),
+        ("3e and e5", "5"),  # no exponents
+        ("4e5x", "5"),
         ("none", None),
         ("", None),
     ],
@@ -79,6 +85,8 @@ def test_a_number_that_is_clear_in_any_language_is_read_in_all(text: str, number
         ("3.14159", "3.14159", "3.14159"),
         ("1 234 567", "567", "1234567"),
         ("1,234,567", "1234567", "1234567"),
+        ("1,5e3", "5000", "1500"),
+        ("1.5e3", "1500", "1500"),
     ],
 )
 def test_a_number_that_is_not_clear_is_read_as_the_language_writes_it(

@@ -237,18 +237,24 @@ class SessionCheck:
     def _difference(
         self, logits: Float[Tensor, "m vocab"], expected: Float[Tensor, "m vocab"]
     ) -> float:
-        """The rows' distances relative to the spread of the module's logits: of the worst row, or
-        the middle one.
+        return distance(logits, expected, self._module.dtype)
 
-        In half precision a rounding may send a single row to other experts. Infinite logits do not
-        count; a NaN does.
-        """
-        replacements = {"nan": torch.nan, "posinf": 0.0, "neginf": 0.0}
-        logits = logits.double().nan_to_num(**replacements)
-        expected = expected.to(logits.device).double().nan_to_num(**replacements)
-        spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1).clamp(min=1e-30)
-        distances = (logits - expected).norm(dim=-1) / spread
-        return float(distances.max() if self._module.dtype.itemsize > 2 else distances.median())
+
+def distance(
+    logits: Float[Tensor, "m vocab"], expected: Float[Tensor, "m vocab"], dtype: torch.dtype
+) -> float:
+    """The rows' distances relative to the spread of the module's logits: of the worst row, or
+    the middle one.
+
+    In half precision, which is dtype, a rounding may send a single row to other experts. Infinite
+    logits do not count; a NaN does.
+    """
+    replacements = {"nan": torch.nan, "posinf": 0.0, "neginf": 0.0}
+    logits = logits.double().nan_to_num(**replacements)
+    expected = expected.to(logits.device).double().nan_to_num(**replacements)
+    spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1).clamp(min=1e-30)
+    distances = (logits - expected).norm(dim=-1) / spread
+    return float(distances.max() if dtype.itemsize > 2 else distances.median())
 
 
 def uncached_logits(

@@ -20,8 +20,9 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, Prompt, dec
 from bild_lab.engine.models.checkpoint.hub import no_progress_bars
 from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
 from bild_lab.engine.models.checkpoint.weights import Weights
-from bild_lab.engine.models.device import resolve_device
+from bild_lab.engine.models.device import require_float32, resolve_device
 from bild_lab.engine.models.hf.admission import check, input_device, uncached_logits
+from bild_lab.engine.models.hf.generation import reads_padding
 from bild_lab.engine.models.hf.layer_control import (
     decoder_layers,
     logits_equal,
@@ -77,6 +78,9 @@ class HuggingFaceModel:
     )  # what its sessions were checked for
     _one_by_one: bool = field(default=False, init=False)  # whether they must run one row at a time
 
+    def __post_init__(self) -> None:
+        require_float32(self.dtype, self.device)
+
     @cached_property
     def module(self) -> PreTrainedModel:
         loaded = (
@@ -117,6 +121,11 @@ class HuggingFaceModel:
         if not self.checkpoint.encoder_decoder:
             return None
         return learned_positions(self._outline.get_encoder(), self.checkpoint.config)
+
+    @cached_property
+    def reads_padding(self) -> bool:
+        """Whether the texts of a padded batch of `generate` are others than alone."""
+        return reads_padding(self.module)
 
     @property
     def _outline(self) -> PreTrainedModel:
