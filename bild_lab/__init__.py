@@ -21,6 +21,9 @@ except PackageNotFoundError:  # run from a checkout that is not installed
 # PyTorch asks Linux for huge pages for what it holds of large tensors, if it has been told so before
 # the first: each token reads all weights, and with small pages it waits for their addresses too
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+# NVIDIA's containers set it, and PyTorch reads it when it is imported: on a GPU it would multiply
+# float32 with fewer digits
+os.environ.pop("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", None)
 
 _MODULES = {
     "Decoder": "point.decoder",

@@ -42,18 +42,15 @@ def require_float32(dtype: torch.dtype, device: torch.device) -> None:
     if dtype != torch.float32:
         return
     on_cpu, precision = device.type == "cpu", torch.get_float32_matmul_precision()
-    # which libraries read themselves; TORCH_ALLOW_TF32_CUBLAS_OVERRIDE changes the precision
     variables = _FEWER_DIGITS["cpu" if on_cpu else "cuda"]
     named = [name for name in variables if os.environ.get(name, "").upper() not in _ALL_DIGITS]
     whole = ("highest", "high") if on_cpu else ("highest",)  # high is TF32 on a GPU
-    if precision not in whole:
-        variable = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
-        named += [variable] if os.environ.get(variable) == "1" else []
-    elif not named:
-        return
-    cause, remedy = f"its float32_matmul_precision is {precision!r}", "set it to 'highest'"
     if named:
         cause, remedy = f"{named[0]}={os.environ[named[0]]} says", f"unset {named[0]}"
+    elif precision not in whole:
+        cause, remedy = f"its float32_matmul_precision is {precision!r}", "set it to 'highest'"
+    else:
+        return
     raise UserError(
         f"PyTorch multiplies float32 with fewer digits here, as {cause}; {remedy}, or decode in"
         " bfloat16 (runtime.dtype, train.precision)"

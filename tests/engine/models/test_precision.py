@@ -4,6 +4,9 @@ bfloat16.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -42,12 +45,6 @@ class Configured(Checkpoint):
     [
         ("high", None, GPU, "its float32_matmul_precision is 'high'; set it to 'highest', or"),
         ("medium", None, CPU, "its float32_matmul_precision is 'medium'; set it to 'highest', or"),
-        (
-            "high",
-            "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-            GPU,
-            "as TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 says; unset TORCH_ALLOW",
-        ),
         ("highest", "NVIDIA_TF32_OVERRIDE", GPU, "as NVIDIA_TF32_OVERRIDE=1 says; unset NVIDIA"),
         ("highest", "ONEDNN_DEFAULT_FPMATH_MODE", CPU, "MODE=1 says; unset ONEDNN"),
         ("highest", "ONEDNN_DEFAULT_FPMATH_MODE", GPU, None),
@@ -73,6 +70,18 @@ def test_float32_with_fewer_digits_is_refused(
     else:
         with pytest.raises(UserError, match=f"with fewer digits here, .*{said}"):
             HuggingFaceModel(checkpoint, device, torch.float32)
+
+
+def test_float32_has_all_its_digits_in_a_container_of_nvidia() -> None:
+    program = "import bild_lab, torch; print(torch.get_float32_matmul_precision())"
+    process = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"},
+    )
+    assert process.stdout.split() == ["highest"]
 
 
 def llama(dtype: str | None, layers: int = 1) -> Configured:
