@@ -92,16 +92,18 @@ def test_texts_of_a_padded_batch_are_those_of_each_alone(
     """Fault: modules that read the padding gave other texts, in calibration data too."""
     decoder = bild_lab.load((build(name), word_tokenizer()), policy="hf_generate")
     alone = [text.token_ids for text in decoder.generate(PADDED, 10, batch=1)]
-    calls, generate = [], hf_generation.generate
+    batches, stopping_options = [], hf_generation.stopping_options
     monkeypatch.setattr(
-        hf_generation, "generate", lambda *each: calls.append(each) or generate(*each)
+        hf_generation,
+        "stopping_options",
+        lambda requests, width: batches.append(len(requests)) or stopping_options(requests, width),
     )
     assert [text.token_ids for text in decoder.generate(PADDED, 10, batch=4)] == alone
-    assert len(calls) == (len(PADDED) if one_by_one else 0)
-    calls.clear()
+    assert batches == ([1] * len(PADDED) if one_by_one else [len(PADDED)])
+    batches.clear()
     same_length = [PADDED[0], [7, 7]]
     decoder.generate(same_length, 10, batch=2)
-    assert not calls
+    assert batches == [2]
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(checkpoints: Path, tmp_path: Path) -> None:
