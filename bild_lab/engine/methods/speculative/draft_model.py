@@ -48,7 +48,11 @@ def require_confidence(stop: float | None) -> float | None:
     """
     if stop is not None:
         require_number(
-            "the fallback threshold", stop, 0, 1, remedy="it is a probability; 0 never falls back"
+            "policy.fallback, or policy.stop_confidence,",
+            stop,
+            0,
+            1,
+            remedy="it is a probability; 0 never ends a draft",
         )
     return stop
 
