@@ -185,10 +185,12 @@ def require_batches(name: str, method: Method, models: Sequence[LoadedModel]) ->
             " it; set runtime.batch=1, or keep=false where it has this knob"
         )
     if (reason := why_not_in_batches(method, models)) is not None:
-        raise UserError(
-            f"policy {name} decodes no batches: {reason}; set runtime.batch=1, or"
-            " runtime.engine=auto for a model that runs natively"
-        )
+        remedy = ""
+        if method.draft_shape is not None:
+            compiled = any(model.compiled for model in models)
+            remedy = ", or runtime.engine=auto for a model that runs natively"
+            remedy = ", or runtime.compile=auto" if compiled else remedy
+        raise UserError(f"policy {name} decodes no batches: {reason}; set runtime.batch=1{remedy}")
 
 
 def require_room(models: Iterable[LoadedModel], requests: Sequence[Request], batch: int) -> None:

@@ -5,6 +5,7 @@ chosen.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,7 +138,10 @@ class Processors:
     def for_text(
         self, source: Source, limits: Limits, config: PreTrainedConfig
     ) -> LogitsProcessorList | None:
-        """The list that `generate` would build for this text; None if it is empty."""
+        """The list that `generate` would build for this text; None if it is empty.
+
+        Its processors are the text's own, as they may remember the first scores that they get.
+        """
         settings = GenerationConfig(**self.settings)
         prompt_length, device = limits.prompt_length, source.device
         settings.max_length = prompt_length + limits.max_new_tokens
@@ -154,7 +158,7 @@ class Processors:
             settings,
             input_ids_seq_length=prompt_length,
             encoder_input_ids=encoder_ids,
-            logits_processor=LogitsProcessorList(self.added),
+            logits_processor=LogitsProcessorList(map(copy, self.added)),
             device=device,
         )
         return processors or None

@@ -35,6 +35,7 @@ class Drafter(Protocol):
     that comes again finds what it found the first time, as each is timed several times.
     hybrid_places: which of a `HybridDrafter`'s two drafters it can be. A drafter with rows of its
     own in the target's forward cannot be the first: they do not run where the second drafts.
+    runs_target_layers: its drafts run layers of the target, which first run the prompt.
     """
 
     drafts_trees: bool
@@ -42,6 +43,7 @@ class Drafter(Protocol):
     greedy_only: ClassVar[bool] = False
     learns_from_texts: bool = False
     hybrid_places: ClassVar[tuple[str, ...]] = ("first", "second")
+    runs_target_layers: bool = False
     required_outputs: OutputSpec = ALL_LOGITS
     gives: frozenset[str] = frozenset()
 

@@ -14,7 +14,12 @@ from itertools import product
 import pytest
 import torch
 
-from bild_lab.engine.batch_decoding import BatchedText, decode_batch, why_not_in_batches
+from bild_lab.engine.batch_decoding import (
+    BatchedText,
+    decode_batch,
+    require_batches,
+    why_not_in_batches,
+)
 from bild_lab.engine.batch_scheduler import Batch, current_batch
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.models.cached_session import CachedSession
@@ -26,6 +31,7 @@ from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
 from tests.checkpoints import folder_of_this_process, tiny_checkpoints
 from tests.engine.lossless.greedy import Models, table_of
 from tests.engine.lossless.test_random_models import models_of
@@ -368,6 +374,32 @@ def test_what_runs_one_text_at_a_time_says_why() -> None:
     assert "engine hf" in reason("speculative", engine="hf")
     assert "loop of its own" in reason("hf_assisted")
     assert "compiled" in reason("vanilla", engine="native", compile=True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "remedy"),
+    [
+        # fault: runtime.engine=auto, which changes nothing for a peer, and nothing of compiled steps
+        ("hf_assisted", {}, "runtime.batch=1"),
+        (
+            "vanilla",
+            {"engine": "native", "compile": True},
+            "runtime.batch=1, or runtime.compile=auto",
+        ),
+        (
+            "vanilla",
+            {"engine": "hf"},
+            "runtime.batch=1, or runtime.engine=auto for a model that runs",
+        ),
+    ],
+)
+def test_what_runs_one_text_at_a_time_is_refused_with_what_helps(
+    policy: str, options: dict[str, object], remedy: str
+) -> None:
+    decoder = load(tiny_checkpoints(), "llama", policy, **options)
+    with pytest.raises(UserError, match=f"; set {remedy}") as told:
+        require_batches(policy, decoder.method, decoder.models)
+    assert str(told.value).count(", or") == remedy.count(", or")
 
 
 @pytest.mark.fast("t5")

@@ -16,6 +16,7 @@ import torch
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
+    NoBadWordsLogitsProcessor,
     PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
 )
@@ -30,6 +31,8 @@ from bild_lab.lab.point.load import load
 from tests.policies import RUNNABLE, is_lossless, shipped
 from tests.policies import load as load_tiny
 from tests.stubs import StubModel, StubSession
+from tests.tiny import padded, save, tiny_llama
+from tests.tiny import relative_of as relative_of_tiny
 from tests.tiny_architectures import END, PAD, START, VOCABULARY, build, relative_of, word_tokenizer
 
 FIRST, NEW = 21, 14
@@ -231,6 +234,50 @@ class AnySession(StubSession):
 
     def extend(self, rows: Rows, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         return Scores(torch.zeros(len(rows.tokens), VOCABULARY))
+
+
+BAD_WORDS = [{"_target_": "transformers.NoBadWordsLogitsProcessor", "bad_words_ids": [[5], [7, 9]]}]
+
+
+@pytest.mark.parametrize("engine", ["auto", "hf"])
+def test_models_of_other_widths_have_processors_of_their_own(engine: str, tmp_path: Path) -> None:
+    """Fault: one that prepares itself by the first scores that it gets failed at those of a drafter
+    with spare rows.
+    """
+    model = tiny_llama(1)
+    target = save(model, tmp_path / "target")
+    drafter = relative_of_tiny(model, 2, noise=0.1)
+    drafter.config = copy.deepcopy(drafter.config)
+    draft = save(padded(drafter, VOCABULARY + 8), tmp_path / "draft")
+    texts = [
+        texts_of(load(target, draft, policy, engine=engine, processors=processors))
+        for policy in ("vanilla", "speculative")
+        for processors in (BAD_WORDS, "none")
+    ]
+    assert texts[0] == texts[2] != texts[1] == texts[3]
+
+
+def test_processors_of_one_list_serve_decoders_of_other_widths(tmp_path: Path) -> None:
+    """Fault: the texts of the first decoder had prepared them."""
+    shared = [NoBadWordsLogitsProcessor([[5], [7, 9]])]
+    narrow, wide = tiny_llama(1), tiny_llama(1)
+    targets = [
+        save(narrow, tmp_path / "narrow"),
+        save(padded(wide, VOCABULARY + 8), tmp_path / "wide"),
+    ]
+    for target in targets:
+        own = load(target, policy="hf_generate", processors=BAD_WORDS)
+        decoder = load(target, policy="hf_generate", processors=shared)
+        assert texts_of(decoder) == texts_of(own)
+
+
+def test_a_processor_of_tokens_that_the_target_lacks_is_refused(checkpoints: Path) -> None:
+    """Fault: each of its texts failed."""
+    for token in (VOCABULARY, 1000):
+        words = f"NoBadWordsLogitsProcessor cannot change the {VOCABULARY} scores of .*llama: "
+        listed = [{**BAD_WORDS[0], "bad_words_ids": [[token]]}]
+        with pytest.raises(UserError, match=rf"decoding.processors: {words}.*\[{token}\]; correct"):
+            load(checkpoints / "llama", policy="vanilla", processors=listed)
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,9 @@ def ranked(path: str, target: LoadedModel) -> list[int]:
     text = named.read_text("utf-8", errors="replace") if named.is_file() else ""
     if not NUMBERS.fullmatch(text):
         raise UserError(
-            "a draft vocabulary is a text file of token ids, or the table that"
-            f" scripts/train_module.py module=ngram counts, got {path!r}"
+            "policy.draft_vocabulary_from, or policy.draft_vocabulary without it, is a text file of"
+            " token ids, or the table that scripts/train_module.py module=ngram counts, got"
+            f" {path!r}"
         )
     return list(dict.fromkeys(map(int, re.findall(r"\d+", text))))
 

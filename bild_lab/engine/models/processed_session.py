@@ -5,6 +5,7 @@ row's text.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -31,11 +32,11 @@ from bild_lab.errors import UserError
 
 def processed(session: Session, source: Source) -> Session:
     """The session itself, or one whose logits pass through the source's processors."""
-    return (
-        session
-        if source.processors is None
-        else ProcessedSession(session, source.processors, source.prompt)
-    )
+    if source.processors is None:
+        return session
+    # some remember the width of the first scores that they get, and models of a pair differ in it
+    own_processors = LogitsProcessorList(map(copy, source.processors))
+    return ProcessedSession(session, own_processors, source.prompt)
 
 
 class SessionOver(StagedSession):

@@ -30,7 +30,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from bild_lab.errors import (
     UserError,
@@ -277,8 +277,15 @@ def drafter_of(name: str, knobs: Mapping[str, Any] | None) -> dict[str, Any]:
     """The drafter of a policy with these knobs, for a policy that is composed of others:
     `${drafter_of:NAME,KNOBS}`.
 
-    Raises UserError for a policy whose drafter cannot draft for another policy's target.
+    Raises UserError for a policy whose drafter cannot draft for another policy's target, and for
+    what names no policy or is no mapping of knobs.
     """
+    if not isinstance(name, str):
+        raise UserError(f"a drafter comes from a policy's name, such as suffix, got {name!r}")
+    if knobs is not None and not isinstance(knobs, Mapping):
+        raise UserError(
+            f"the knobs of policy {name} are a mapping, such as {{window: 3}}, or null, got {knobs!r}"
+        )
     decoder = resolved_policy(compose_policy(name, knobs))["decoder"]
     if "drafter" not in decoder or "target" in decoder:
         raise UserError(
@@ -306,10 +313,19 @@ def resolved_policy(policy: DictConfig) -> dict[str, Any]:
     try:
         values = OmegaConf.to_container(policy, resolve=True)
     except OmegaConfBaseException as error:
-        if isinstance(error.__cause__, UserError):  # from a policy that this one is composed of
-            raise error.__cause__ from error
-        raise UserError(f"policy {policy.get('name')}: {first_line(error)}") from error
+        refusal = _refusal_behind(error)  # of a policy that this one is composed of
+        reason = first_line(error) if refusal is None else refusal
+        raise UserError(f"policy {policy.get('name')}: {reason}") from error
     return values
+
+
+def _refusal_behind(error: BaseException | None) -> UserError | None:
+    """The UserError that a resolver raised, which is no more than the context of OmegaConf 2.3's
+    error; None where another error was its reason.
+    """
+    while isinstance(error, InterpolationResolutionError):
+        error = error.__cause__ or error.__context__
+    return error if isinstance(error, UserError) else None
 
 
 def override_words(hydra: DictConfig) -> list[str]:

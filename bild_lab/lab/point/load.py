@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +46,14 @@ from bild_lab.engine.protocols import BringsBaseline, External, Method, Replays,
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings
 from bild_lab.engine.vocabularies import TranslatedModel, in_vocabulary_of
-from bild_lab.errors import UserError, require_choice, require_flag, require_model_path, warn_once
+from bild_lab.errors import (
+    UserError,
+    first_line,
+    require_choice,
+    require_flag,
+    require_model_path,
+    warn_once,
+)
 from bild_lab.lab.config.compose import (
     compose_policy,
     knob_values,
@@ -420,6 +428,11 @@ def _read_model(
         if engine == "kernels":
             _require_kernels(compile, checkpoint, where, dtype, bits)
         lacking = _why_without_kernels(engine, compile, checkpoint, where, dtype)
+        if bits in (8, 4) and dtype == torch.float64:
+            raise UserError(
+                f"weights={bits} run in float32, bfloat16 or float16, got runtime.dtype=float64; set"
+                " another precision, or runtime.weights=null pair.draft_weights=null"
+            )
         if bits != "gguf" or lacking is None:
             module = HuggingFaceModel(checkpoint, where, dtype)
             return NativeModel(
@@ -573,7 +586,9 @@ def processors_of(processors: Any, checkpoint: Checkpoint) -> Processors:
             " processors such as [{_target_: transformers.NoRepeatNGramLogitsProcessor,"
             f" ngram_size: 3}}], got {processors!r}"
         )
-    return Processors(added=tuple(_processor(node) for node in processors))
+    listed = Processors(added=tuple(map(_processor, processors)))
+    _require_suited(listed.added, checkpoint)
+    return listed
 
 
 def _require_one_vocabulary(settings: Mapping[str, Any], checkpoint: Checkpoint) -> None:
@@ -614,3 +629,19 @@ def _processor(node: Any) -> LogitsProcessor:
             f"decoding.processors must list logits processors, each with its _target_, got {node!r}"
         )
     return built
+
+
+def _require_suited(processors: Sequence[LogitsProcessor], checkpoint: Checkpoint) -> None:
+    """Raise UserError for a processor that cannot change the scores of this checkpoint, such as one
+    of tokens that it does not have: some check their values at the first scores alone.
+    """
+    text, scores = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, checkpoint.columns)
+    for processor in processors:
+        try:
+            copy(processor)(text, scores.clone())
+        except (ValueError, IndexError) as error:
+            raise UserError(
+                f"decoding.processors: {type(processor).__name__} cannot change the"
+                f" {checkpoint.columns} scores of {checkpoint.path}: {first_line(error)}; correct its"
+                " values"
+            ) from error

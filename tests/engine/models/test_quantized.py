@@ -179,6 +179,12 @@ def test_rounded_weights_have_a_record_of_their_own(tmp_path: Path) -> None:
             "weights=gguf keeps the blocks of a GGUF file, got .*; give one, or set 8, 4 or null",
         ),
         ({"weights": 4, "policy": "hf_generate"}, "hf_generate runs the original weights"),
+        # PyTorch's kernels know no float64: a traceback
+        ({"weights": 8, "dtype": "float64"}, "float16, got runtime.dtype=float64; set another"),
+        (
+            {"weights": 4, "dtype": "float64", "engine": "native"},
+            "weights=4 run in float32, bfloat",
+        ),
     ],
 )
 def test_where_weights_cannot_be_quantized_it_says_so(

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -24,6 +25,7 @@ from bild_lab.lab.config.compose import (
     compose_policy,
     config_dir,
     require_own_files,
+    resolved_policy,
     without_step_error,
 )
 from bild_lab.lab.config.policies import require_policy
@@ -120,6 +122,35 @@ def test_a_policy_in_the_shipped_folder_may_be_made_of_others(
     assert (compose_policy("more").name, compose_policy("more").window) == ("more", 3)
     assert compose_policy("more").fallback == compose_policy("bild").fallback
     assert compose_policy("whole").window == 9
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"first": "bita"}, "policy hybrid: policy bita has no drafter that drafts for a plain"),
+        ({"second": "sufix"}, "policy hybrid: policy must be one of .*did you mean suffix?"),
+        ({"first_knobs": {"factr": 1}}, "policy hybrid: policy suffix has no knob 'factr'; it has"),
+        # it was the shipped default's drafter, without a word
+        ({"first": {}}, "policy hybrid: a drafter comes from a policy's name, such as suffix, got"),
+        (
+            {"first": 3},
+            "policy hybrid: a drafter comes from a policy's name, such as suffix, got 3",
+        ),
+        # they were overlooked
+        ({"first_knobs": ""}, "the knobs of policy suffix are a mapping, .* or null, got ''"),
+        ({"first_knobs": False}, "the knobs of policy suffix are a mapping, .* or null, got False"),
+        ({"second_knobs": [1]}, r"of policy token_recycling are a mapping, .* or null, got \[1\]"),
+    ],
+)
+def test_what_a_policy_made_of_others_cannot_have_is_refused_in_its_own_words(
+    knobs: dict[str, Any], words: str
+) -> None:
+    """Fault: words of Python and OmegaConf, such as "'int' object has no attribute 'items'"."""
+    with pytest.raises(
+        UserError, match=f"^{words}" if words.startswith("policy") else words
+    ) as told:
+        resolved_policy(compose_policy("hybrid", knobs))
+    assert "resolving" not in str(told.value) and "attribute" not in str(told.value)
 
 
 @pytest.mark.fast("words0", "words3")

@@ -23,7 +23,7 @@ FORCED = {"forced_bos_token_id": 0, "num_beams": 4, "min_length": 56, "no_repeat
 
 
 def checkpoint(**said: Any) -> LoadedCheckpoint:
-    made = LoadedCheckpoint("some/bart", loaded_tokenizer=word_tokenizer())
+    made = LoadedCheckpoint("some/bart", module=build("bart"), loaded_tokenizer=word_tokenizer())
     vars(made)["generation"] = GenerationConfig(**said)
     return made
 

@@ -145,7 +145,7 @@ class SuffixDrafter(Drafter):
         state = automaton.links[automaton.whole]
         if state <= ROOT:
             return drafted
-        max_tokens = min(room, int(self._factor * automaton.lengths[state]))
+        max_tokens = int(min(room, self._factor * automaton.lengths[state]))
         while len(drafted) < max_tokens:
             followers = automaton.followers(state)
             if not followers:  # the match ends with the text

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.draft import Draft, Verdict, empty_draft
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
@@ -152,6 +152,10 @@ class HybridDrafter(Drafter):
     after dropping some would have another distribution than q. Both learn from every verification
     what they can. Each round's statistics hold `second`, whether the second drafted.
 
+    Where one reads the target's states of the prompt, and the other runs layers of the target, the
+    first round drafts nothing: those states come out of its verification, and of no other, if the
+    prompt has run before.
+
     Raises UserError for drafters that read other outputs of the target than each other, and for a
     first drafter that drafts from rows of its own in the target's forward, as they would not run
     where the second drafts.
@@ -169,6 +173,7 @@ class HybridDrafter(Drafter):
         self._first, self._second, self._min_depth = first, second, min_depth
         self.drafts_trees = first.drafts_trees or second.drafts_trees
         self.learns_from_texts = first.learns_from_texts or second.learns_from_texts
+        self.runs_target_layers = first.runs_target_layers or second.runs_target_layers
         self.gives = first.gives & second.gives
         self.required_outputs = merged_outputs(first.required_outputs, second.required_outputs)
 
@@ -186,9 +191,17 @@ class HybridDrafter(Drafter):
 
     def begin(self, request: Request, target: Session) -> None:
         self._first, self._second = (drafter.start(request, target) for drafter in self._both)
+        self._device = request.source.device
+        has_rows_before = len(request.source.prompt) > 1
+        self._awaits_prompt = (
+            has_rows_before and self.required_outputs.prompt and self.runs_target_layers
+        )
 
     def propose(self, tokens: list[int]) -> Draft:
         self._tokens = tokens
+        if self._awaits_prompt:
+            self._asked = None
+            return replace(empty_draft(self._device), stats={"second": False})
         draft, self._asked, calls = self._first.propose(tokens), self._first, 0
         if not self._is_confident(draft):
             calls = draft.calls
@@ -204,6 +217,7 @@ class HybridDrafter(Drafter):
         return draft.depth >= (1 if was_drawn else self._min_depth)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        self._awaits_prompt = False
         for drafter in self._both:
             if drafter is self._asked:
                 drafter.observe(draft, scores, verdict)
@@ -214,6 +228,7 @@ class HybridDrafter(Drafter):
     def observe_other(
         self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict
     ) -> None:
+        self._awaits_prompt = False
         for drafter in self._both:
             drafter.observe_other(tokens, draft, scores, verdict)
 

@@ -48,7 +48,11 @@ def require_confidence(stop: float | None) -> float | None:
     """
     if stop is not None:
         require_number(
-            "the fallback threshold", stop, 0, 1, remedy="it is a probability; 0 never falls back"
+            "policy.fallback, or policy.stop_confidence,",
+            stop,
+            0,
+            1,
+            remedy="it is a probability; 0 never ends a draft",
         )
     return stop
 
@@ -82,6 +86,7 @@ class ModelDrafter(Drafter):
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
         self._model = draft if vocabulary is None else NarrowModel(draft, vocabulary)
+        self.runs_target_layers = isinstance(draft, TargetLayers)
         self._window = window if isinstance(window, WindowPolicy) else FixedWindow(window)
         self._stop = require_confidence(stop)
         require_flag("keeps_probs", keeps_probs)
@@ -98,9 +103,8 @@ class ModelDrafter(Drafter):
     @property
     def draws_from(self) -> Model | None:
         """The model whose distribution its sampled tokens have, if a session of its own can tell."""
-        inner = self._model.model if isinstance(self._model, NarrowModel) else self._model
         # a view reads the target's own rows
-        return None if isinstance(inner, TargetLayers) else self._model
+        return None if self.runs_target_layers else self._model
 
     def begin(self, request: Request, target: Session) -> None:
         self._request = request

@@ -47,6 +47,7 @@ from tests.engine.test_decode import (
     random_pair,
 )
 from tests.policies import in_memory, load
+from tests.sessions import rounds_of
 from tests.stubs import SESSION, ModuleModel, StubModel, uncached
 from tests.tiny import START, relative_of, tiny_llama
 
@@ -178,7 +179,7 @@ class Fixed(Drafter):
 def test_the_second_is_asked_where_the_first_drafts_too_little() -> None:
     first, second = Fixed(3, 1, 2), Fixed(7)
     hybrid = HybridDrafter(first, second, min_depth=2)
-    hybrid.start(REQUEST, SESSION)
+    hybrid = hybrid.start(REQUEST, SESSION)
     found = []
     for length, accepted in ((1, 2), (4, 0), (5, 1)):
         draft = hybrid.propose([0] * length)
@@ -274,6 +275,33 @@ def test_a_drafter_of_states_reads_those_of_the_text_whatever_else_ran() -> None
             assert list(each.drafted) == grown(eagle_behind(eagle, module, before), tree_spec)
         seen[asked] += bool(each.drafted)
     assert all(seen.values()), seen
+
+
+@pytest.mark.fast("eagle-kernels", "dflash-kernels", "mtp-kernels")
+@pytest.mark.parametrize("engine", ["kernels", "hf"])
+@pytest.mark.parametrize("policy", ["eagle", "eagle3", "mtp", "dflash"])
+def test_a_drafter_of_states_gets_those_of_the_prompt_beside_layers_of_the_target(
+    policy: str, engine: str, checkpoints: Path
+) -> None:
+    """Fault: layers of the target had run the prompt before, and its states came out of no
+    verification: DFlash drafted without them, the others ended in a traceback.
+    """
+    files = files_of(policy, Checkpoint(str(checkpoints / "llama")).config, checkpoints)
+    prompts = [START, 5], [START, 5, 9, 30, 12] * 8
+    itself = load(checkpoints, "llama", policy, engine=engine)
+    expected = [rounds_of(itself.generate(prompt, 20).trace) for prompt in prompts]
+    assert all(any(drafted for drafted, *_ in rounds) for rounds in expected)
+    # the first of these always drafts, the others never enough
+    for first, second, min_depth in (
+        (policy, "early_exit_speculative", 1),
+        ("early_exit_speculative", policy, 9),
+        ("layer_skip", policy, 9),
+    ):
+        place = "first_knobs" if first == policy else "second_knobs"
+        knobs = {"first": first, "second": second, "min_depth": min_depth, place: files}
+        hybrid = load(checkpoints, "llama", "hybrid", engine=engine, **knobs)
+        found = [rounds_of(hybrid.generate(prompt, 20).trace) for prompt in prompts]
+        assert found == expected, (first, second)
 
 
 def test_files_of_the_second_policy_count_with_their_content() -> None:

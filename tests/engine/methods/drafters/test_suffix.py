@@ -172,6 +172,8 @@ def test_drafts_end_with_an_end_token_and_at_the_length_limit() -> None:
     tokens = [1, 2, END, 3, 1]
     assert suffix(tokens, factor=9).propose(tokens).token_list == [2, END]
     assert suffix([1, 2, 3, 4, 1], room=2, factor=9).propose([1, 2, 3, 4, 1]).token_list == [2, 3]
+    twice = [1, 2, 3, 4, 1, 2]  # fault: infinity has no whole number
+    assert suffix(twice, room=2, factor=1e308).propose(twice).token_list == [3, 4]
 
 
 def after(tokens: list[int]) -> torch.Tensor:
