@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 import bild_lab
 from bild_lab.errors import UserError
@@ -114,17 +116,50 @@ def test_a_launcher_that_loses_a_job_ends_in_a_report_of_what_is_finished(
     assert printed.count("the rest is in outputs/mine") == 2  # one a command
     # planted: an error of a later command was told as this launcher's
     assert command_progress().report_lost is None
+    monkeypatch.setattr(GpuLauncher, "launch", lambda *_, **__: [])
+    table.unlink()
+    try:
+        raise KeyError("of a caller, who goes on")
+    except KeyError:  # which is no error of the launcher's
+        bild_lab.run([*base, "policy=vanilla,speculative", "hydra/launcher=gpus"])
+    assert table.is_file()
 
 
-def test_an_error_of_a_single_run_is_not_the_launchers(
-    base: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("words", [["hydra/launcher=joblib"], ["-m"]], ids=["single", "sweep"])
+def test_an_error_in_this_process_is_not_the_launchers(
+    words: list[str], base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: it was told as the launcher's, though a single run has none."""
     monkeypatch.setattr(sweeps, "SIGNALS", ())  # those of the tests stay
     monkeypatch.setattr(application, "update_numbers", lambda *_: {}["our own"])
-    monkeypatch.setattr(sys, "argv", ["run.py", *base, "policy=vanilla", "hydra/launcher=joblib"])
+    monkeypatch.setattr(sys, "argv", ["run.py", *base, "policy=vanilla", *words])
     with pytest.raises(KeyError, match="our own"):
         run_application(application.measure_and_report)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (UserError("refused"), False),
+        (HydraException("no such key"), False),
+        (OmegaConfBaseException("no such value"), False),
+        (BrokenPipeError(), False),  # nobody reads on
+        (OSError("a job died"), True),
+    ],
+    ids=repr,
+)
+def test_what_a_command_refuses_is_not_told_as_the_launchers_error(
+    error: Exception, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing() -> None:
+        raise error
+
+    told: list[Exception] = []
+    monkeypatch.setattr(application, "main", failing)
+    monkeypatch.setattr(command_progress(), "report_lost", told.append)
+    with nullcontext() if is_lost else pytest.raises(type(error)):
+        application.measure_and_report()
+    assert told == [error] * is_lost
 
 
 def test_a_sweep_that_ends_early_says_that_jobs_of_slurm_go_on() -> None:

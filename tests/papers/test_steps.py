@@ -340,6 +340,40 @@ def test_what_is_done_is_skipped_until_what_it_read_or_wrote_changes(runs: Runs)
     assert not any(map(is_done, (A, B, C)))
 
 
+def test_a_new_file_changes_what_a_step_read_and_not_what_it_wrote(runs: Runs) -> None:
+    Path("outputs/a/inner").mkdir(parents=True)
+    assert run([A, B, C])[0]
+    runs.ran.clear()
+    os.utime("outputs/a/inner", (0, 0))  # of a folder nothing is read
+    assert run([A, B, C])[0] and runs.ran == []
+    Path("outputs/a/more.json").write_text("{}")
+    assert run([A, B, C])[0] and runs.ran == ["name=b x=1"]
+
+
+def test_a_figure_is_drawn_again_where_one_of_its_files_is_gone_or_another() -> None:
+    drawn = Step("python scripts/figures.py x", "figures/x", ("b",), (), figure="x")
+    files = [Path(f"outputs/figures/x.{kind}") for kind in ("md", "csv")]
+    for change in (Path.unlink, lambda file: file.write_text("another")):
+        for file in files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("drawn")
+        step_processes.finish(drawn, 0)
+        assert is_done(drawn)
+        change(files[1])
+        assert not is_done(drawn)
+
+
+def test_a_step_that_a_signal_ended_has_failed_with_the_end_of_its_log() -> None:
+    log = Path("log")
+    log.write_bytes(b"".join(b"line %d \xff\n" % number for number in range(100)))
+    Path("outputs/a").mkdir(parents=True)
+    Path("outputs/a/result.json").write_text("half")
+    with pytest.raises(UserError, match="failed with status -9: python scripts/a.py") as failed:
+        step_processes.finish(A, -9, log)
+    assert "| line 99 " in str(failed.value) and "line 0 " not in str(failed.value)
+    assert not is_done(A)
+
+
 def test_another_version_of_the_code_looks_again(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,6 +482,27 @@ def test_steps_side_by_side_have_gpus_of_their_own_and_a_log_each(
     assert "step 2 of 7 was not done" in said and "\n  | begun\n  | no such file" in said
     assert re.search(r"step 1 of 7, .*name=a\n  on GPU 0, log in outputs/.steps/a-\w+\.log", said)
     assert "step 1 of 7 is done after 0 min" in said and "step 7 of 7 was not done" in said
+
+
+def test_two_gpus_are_side_by_side_too_and_without_any_none_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    processes = Processes({})
+    monkeypatch.setattr(
+        step_processes, "subprocess", SimpleNamespace(Popen=processes, DEVNULL=None)
+    )
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(device, "usable_cores", lambda: 16)
+    assert run([made("a")], replace(NODE, gpus=2))[0]
+    assert processes.environments["a"]["OMP_NUM_THREADS"] == "8"
+    assert run([made("b")], replace(NODE, gpus=2, devices=()))[0]
+    assert "CUDA_VISIBLE_DEVICES" not in processes.environments["b"]
+
+
+def test_a_time_is_told_in_hours_from_one_on() -> None:
+    told = [step_runs.duration(seconds) for seconds in (90, 3599, 3600, 5400)]
+    assert told == ["2 min", "60 min", "1.0 h", "1.5 h"]
 
 
 def test_the_largest_step_starts_first_and_smaller_ones_do_not_keep_it_waiting() -> None:
@@ -619,6 +674,12 @@ def test_toys_take_the_cpu_of_a_machine_without_a_gpu(
     script: str, changes: dict, machine: Machine, taken: str
 ) -> None:
     assert describe_placement(step_of(script, changes), machine) == taken
+
+
+def test_the_memory_of_a_step_is_told_by_how_many_gpus_hold_its_target_together() -> None:
+    taken = [Placement(8, 1, (), "spread"), Placement(8, 8, (), "sharded")]
+    taken += [Placement(8, 8, (), "data parallel"), Placement()]
+    assert [placement.spread_over for placement in taken] == [8, 8, 1, 1]
 
 
 def test_hours_are_added_where_some_are_known() -> None:
