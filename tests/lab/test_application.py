@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from threading import Thread
@@ -18,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hydra.errors import HydraException
@@ -30,7 +32,7 @@ from bild_lab.lab import application
 from bild_lab.lab import sweep as sweeps
 from bild_lab.lab.application import main
 from bild_lab.lab.config.compose import without_other_applications
-from bild_lab.lab.config.entrypoint import run_application
+from bild_lab.lab.config.entrypoint import Stopped, run_application
 from bild_lab.lab.launcher import GpuLauncher
 from bild_lab.lab.measure import runner
 from bild_lab.lab.point.prepare import Point
@@ -105,11 +107,14 @@ def test_a_launcher_that_loses_a_job_ends_in_a_report_of_what_is_finished(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("COLUMNS", "200")
     bild_lab.run([*base, "policy=vanilla"])
-    table = Path("outputs/mine/sweep.csv")
+    table, waited = Path("outputs/mine/sweep.csv"), []
     table.unlink()
+    # jobs that still run may store a point
+    monkeypatch.setattr(sweeps.psutil, "wait_procs", lambda _: waited.append(table.is_file()))
     with pytest.raises(RuntimeError, match="the sweep ended with status 1"):
         bild_lab.run([*base, "policy=vanilla,speculative", "hydra/launcher=gpus"])
     printed = "".join(capfd.readouterr())
+    assert waited == [False]
     assert "the launcher failed: OSError: job 3 has not" in printed and "[killed: out" in printed
     assert "finished points are kept, the same command runs the rest" in printed
     assert table.is_file() and "vanilla" in table.read_text()
@@ -160,6 +165,62 @@ def test_what_a_command_refuses_is_not_told_as_the_launchers_error(
     with nullcontext() if is_lost else pytest.raises(type(error)):
         application.measure_and_report()
     assert told == [error] * is_lost
+
+
+class Started:
+    """In place of a process. words: of its command line. gone: it has ended meanwhile."""
+
+    def __init__(
+        self,
+        words: list[str],
+        killed: list[Started],
+        below: Sequence[Started] = (),
+        gone: bool = False,
+    ) -> None:
+        self.words, self.killed, self.below, self.gone = words, killed, below, gone
+
+    def cmdline(self) -> list[str]:
+        return self.words
+
+    def children(self, recursive: bool = False) -> list[Started]:
+        if self.gone:
+            raise psutil.NoSuchProcess(1)
+        deeper = [each for child in self.below for each in child.children(True)]
+        return [*self.below, *deeper] if recursive else [*self.below]
+
+    def kill(self) -> None:
+        if self.gone:
+            raise psutil.NoSuchProcess(1)
+        self.killed.append(self)
+
+
+def test_of_what_a_command_has_started_the_jobs_end_with_all_that_they_have_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed: list[Started] = []
+    waited: list[Started] = []
+    words = ["python", "-u", "-m", "submitit.local._local", "outputs/mine"]
+    lowest = Started(["g++"], killed)
+    measuring = Started(["python"], killed, [lowest])
+    job, ended = Started(words, killed, [measuring]), Started(words, killed, gone=True)
+    other = Started(["tensorboard", "--logdir=outputs"], killed)
+    command = Started(["python", "run.py"], killed, [other, ended, job])
+    monkeypatch.setattr(sweeps.psutil, "Process", lambda: command)
+    monkeypatch.setattr(sweeps.psutil, "wait_procs", waited.extend)
+    assert sweeps.local_jobs() == [ended, job]
+    sweeps.end_local_jobs()
+    assert set(killed) == {job, measuring, lowest} and job in waited
+
+
+def test_a_signal_ends_jobs_before_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[object] = []
+    monkeypatch.setattr(sweeps, "end_local_jobs", lambda: order.append("jobs"))
+    monkeypatch.setattr(sweeps.SweepCallback, "_finish", lambda *given: order.append(given[2]))
+    config = OmegaConf.create({"hydra": {"launcher": {"_target_": "hydra.BasicLauncher"}}})
+    with pytest.raises(Stopped) as stopped:
+        sweeps.SweepCallback(None, None)._stop(config)(signal.SIGTERM, None)
+    stopped.value.finish(stopped.value.code)
+    assert order == ["jobs", 143]
 
 
 def test_a_sweep_that_ends_early_says_that_jobs_of_slurm_go_on() -> None:

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -340,6 +341,23 @@ def test_what_is_done_is_skipped_until_what_it_read_or_wrote_changes(runs: Runs)
     assert not any(map(is_done, (A, B, C)))
 
 
+def test_a_plan_says_what_runs_again_and_what_cannot(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def statuses(several: list[Step]) -> list[str]:
+        return [status for _, status in plan(several, HERE)]
+
+    assert run([A, B])[0] and statuses([A, B]) == ["done", "done"]
+    # what reads the results of a step that runs again does so, too
+    assert statuses([replace(A, configuration="another"), B]) == ["to do", "to do"]
+    timed = Step("python run.py experiment=bita/generate name=g", "g", (), ())
+    drawn = Step("python scripts/figures.py x", "figures/x", ("g",), (timed.command,), figure="x")
+    assert statuses([timed, drawn]) == ["to do", "no step of it can run"]
+    monkeypatch.setattr(step_runs, "blocked_by", lambda step, _: "no room" if step is C else None)
+    waiting = replace(B, after=(C.command,))
+    assert statuses([C, waiting]) == ["no room", f"it waits for {C.command}"]
+
+
 def test_a_new_file_changes_what_a_step_read_and_not_what_it_wrote(runs: Runs) -> None:
     Path("outputs/a/inner").mkdir(parents=True)
     assert run([A, B, C])[0]
@@ -420,13 +438,14 @@ class Processes:
     def __init__(self, looks: Mapping[str, int]) -> None:
         self.looks, self.running, self.beside = looks, {}, {}
         self.environments: dict[str, Mapping[str, str]] = {}
+        self.options: dict[str, Any] = {}  # of the last one
         self.failing: set[str] = set()
 
     def __call__(self, command: list[str], env: Mapping[str, str], **options: Any) -> Any:
         (name,) = [word.partition("=")[2] for word in command if word.startswith("name=")]
         left = next((count for word, count in self.looks.items() if word in command), 0)
         status = int(name in self.failing)
-        self.environments[name] = env
+        self.environments[name], self.options = env, options
         options["stdout"].write(b"begun\nno such file\n")
         self.beside[name] = set(self.running)
         for other in self.running:
@@ -482,6 +501,7 @@ def test_steps_side_by_side_have_gpus_of_their_own_and_a_log_each(
     assert "step 2 of 7 was not done" in said and "\n  | begun\n  | no such file" in said
     assert re.search(r"step 1 of 7, .*name=a\n  on GPU 0, log in outputs/.steps/a-\w+\.log", said)
     assert "step 1 of 7 is done after 0 min" in said and "step 7 of 7 was not done" in said
+    assert "step 2 of 7 is done" not in said
 
 
 def test_two_gpus_are_side_by_side_too_and_without_any_none_is_named(
@@ -496,8 +516,46 @@ def test_two_gpus_are_side_by_side_too_and_without_any_none_is_named(
     monkeypatch.setattr(device, "usable_cores", lambda: 16)
     assert run([made("a")], replace(NODE, gpus=2))[0]
     assert processes.environments["a"]["OMP_NUM_THREADS"] == "8"
+    # Ctrl+C reaches the command alone, and errors are in the log, too
+    assert processes.options["process_group"] == 0
+    assert processes.options["stderr"] is processes.options["stdout"] is not None
     assert run([made("b")], replace(NODE, gpus=2, devices=()))[0]
     assert "CUDA_VISIBLE_DEVICES" not in processes.environments["b"]
+
+
+def test_a_process_that_does_not_end_by_itself_is_killed() -> None:
+    told: list[object] = []
+
+    def wait(seconds: float | None = None) -> None:
+        told.append(seconds)
+        if seconds is not None:
+            raise subprocess.TimeoutExpired("step", seconds)
+
+    step_runs._end(SimpleNamespace(wait=wait, kill=lambda: told.append("killed")))
+    assert told == [step_runs.GRACE_S, "killed", None]
+
+
+def test_the_time_left_is_by_the_estimates_and_what_they_were_worth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hours = {"a": 2.0, "b": 1.0, "c": 0.5}
+    monkeypatch.setattr(step_runs, "needs_of", lambda step, _: step.writes)
+    monkeypatch.setattr(step_runs, "hours_of", hours.get)
+    drawn = Step("python scripts/figures.py x", "figures/x", (), (), figure="x")
+    steps = [made("a"), made("b"), made("c")]
+    alone = [Placement()] * 3
+    clock = step_runs._RemainingTime(steps, HERE, alone)
+    assert clock.left() == "about 3.5 h left"
+    clock.took(0, 3600.0)  # half of its estimate
+    clock.ended(0)
+    assert clock.left() == "about 45 min left"
+    spread = [Placement(2, 1, (), "spread"), Placement(2, 2), Placement()]
+    on_two = step_runs._RemainingTime(steps, replace(HERE, gpus=2), spread)
+    assert on_two.left() == "about 2.8 h left"  # two hours on both, 1.5 on one of them at a time
+    with_figure = step_runs._RemainingTime([steps[0], drawn], HERE, alone[:2])
+    assert with_figure.left().startswith("about ")
+    with_unknown = step_runs._RemainingTime([steps[0], made("d")], HERE, alone[:2])
+    assert with_unknown.left() == "time left unknown yet"
 
 
 def test_a_time_is_told_in_hours_from_one_on() -> None:

@@ -278,6 +278,7 @@ def test_classes_of_others_and_those_with_languages_are_taken_as_they_are() -> N
 def test_a_setting_beside_the_file_also_takes_the_space_away(asked: bool, tmp_path: Path) -> None:
     tokenizer = bytes_with("single", lower=True)
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=not asked)
+    tokenizer.add_special_tokens(["<|endoftext|>"])
     folder = stored(tokenizer, tmp_path, "gpt2", "GPT2TokenizerFast")
     settings = {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": asked}
     # with special tokens that the class has by default, and without

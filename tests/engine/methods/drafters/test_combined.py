@@ -213,6 +213,11 @@ def test_it_needs_what_either_needs_and_gives_what_both_give() -> None:
     assert HybridDrafter(both, Fixed(), 1).gives == frozenset()
     assert not HybridDrafter(both, Fixed(), 1).drafts_trees
     assert HybridDrafter(both, LookaheadDrafter(TARGET, 2, 3, 2), 1).drafts_trees
+    learning = Fixed()
+    learning.learns_from_texts = True
+    assert HybridDrafter(learning, both, 1).learns_from_texts
+    assert HybridDrafter(both, learning, 1).learns_from_texts
+    assert not HybridDrafter(both, both, 1).learns_from_texts
 
 
 def test_a_window_that_adapts_learns_from_its_own_drafts_alone() -> None:
