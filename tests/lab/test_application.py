@@ -4,6 +4,8 @@ exit codes.
 
 from __future__ import annotations
 
+import gc
+import io
 import logging
 import os
 import re
@@ -11,11 +13,12 @@ import signal
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from threading import Thread
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +35,7 @@ from bild_lab.lab import application
 from bild_lab.lab import sweep as sweeps
 from bild_lab.lab.application import main
 from bild_lab.lab.config.compose import without_other_applications
+from bild_lab.lab.config.console import tolerate_streams
 from bild_lab.lab.config.entrypoint import Stopped, run_application
 from bild_lab.lab.launcher import GpuLauncher
 from bild_lab.lab.measure import runner
@@ -40,6 +44,7 @@ from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
 from bild_lab.lab.store.progress import SweepProgress, command_progress, read_commands
 from bild_lab.lab.store.records import Sweep
+from tests.policies import load
 from tests.tiny import save, tiny_llama
 
 
@@ -185,8 +190,9 @@ class Started:
     def children(self, recursive: bool = False) -> list[Started]:
         if self.gone:
             raise psutil.NoSuchProcess(1)
-        deeper = [each for child in self.below for each in child.children(True)]
-        return [*self.below, *deeper] if recursive else [*self.below]
+        if not recursive:
+            return [*self.below]
+        return [*self.below, *(each for child in self.below for each in child.children(True))]
 
     def kill(self) -> None:
         if self.gone:
@@ -346,6 +352,8 @@ def test_what_the_command_refuses_is_an_exception_and_nothing_is_written(base: l
         ([*base, "policy.fallback=3"], "must lie in"),
         ("policy=bild", "a list of KEY=VALUE, got 'policy=bild'"),
         (["-m", "policy=bild"], "a list of KEY=VALUE"),
+        ([5], "a list of KEY=VALUE"),
+        ("", "a list of KEY=VALUE"),
     ):
         with pytest.raises(UserError, match=message):
             bild_lab.run(words)
@@ -360,6 +368,7 @@ def test_a_sweep_from_python_leaves_the_process_as_it_was(
     monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])  # those of pytest keep a command from adding its own
+    monkeypatch.setattr(root, "level", logging.ERROR)
 
     def state() -> list[object]:
         threads, streams = torch.get_num_threads(), [sys.stdout.errors, sys.stderr.errors]
@@ -380,6 +389,41 @@ def test_a_sweep_from_python_leaves_the_process_as_it_was(
         assert state() == before
     (measured,) = Sweep(Path("outputs/mine")).results()
     assert measured.setting.threads == threads
+
+
+def test_warnings_that_a_caller_logs_are_logged_after_a_command_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging, "_warnings_showwarning", None)  # as in a new process
+    shows = warnings.showwarning
+    logging.captureWarnings(True)
+    try:
+        captured = warnings.showwarning
+        with application.as_the_command([]):
+            logging.captureWarnings(True)
+        assert warnings.showwarning is captured is not shows
+    finally:
+        logging.captureWarnings(False)
+
+
+def test_a_stream_that_stops_at_a_strange_character_does_so_after_a_command_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    monkeypatch.setattr(sys, "stdout", stream)
+    with application.as_the_command([]):
+        tolerate_streams()
+        assert stream.errors == "replace"
+    assert stream.errors == "strict"
+
+
+def test_models_that_nobody_has_leave_the_memory_with_a_command(checkpoints: Path) -> None:
+    model = weakref.ref(load(checkpoints, "llama", "vanilla").target)
+    assert model() is not None  # it stays for a next decoder
+    with application.as_the_command([]):
+        pass
+    gc.collect()
+    assert model() is None
 
 
 def test_of_two_threads_each_measures_its_own_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,6 +461,39 @@ def test_a_sweep_from_python_measures_the_weights_that_are_there_now(
         newest = Sweep(Path("outputs/mine")).results()[-1]
         texts.append([example.token_ids for example in read_examples(newest.folder)])
     assert len(list(Path("outputs/mine/points").iterdir())) == 2 and texts[0] != texts[1]
+
+
+def test_a_command_remembers_nothing_of_files_and_functions_that_may_have_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    remembered = (
+        "config.policies.shipped_knobs",
+        "data.examples.cached_examples",
+        "metrics.external_metrics.evaluate_module",
+        "metrics.quality.require_metric_works",
+    )
+    order: list[str] = []
+    for name in remembered:
+        function = SimpleNamespace(cache_clear=lambda name=name: order.append(name))
+        monkeypatch.setattr(f"bild_lab.lab.{name}", function)
+    monkeypatch.setattr(application, "run_application", lambda *_, **__: order.append("run"))
+    monkeypatch.setattr("bild_lab.lab.store.table.load_results", lambda _: None)
+    bild_lab.run(["name=mine"])
+    assert sorted(order[:-1]) == sorted(remembered) and order[-1] == "run"
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_sweep_from_python_reads_the_data_that_are_there_now(
+    base: list[str], data: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "test.jsonl"
+    rows = (data / file.name).read_text().splitlines(keepends=True)
+    seen = []
+    for chosen in (rows[:1], rows[1:2]):
+        file.write_text("".join(chosen))
+        bild_lab.run([*base, f"dataset.path={file}", "policy=vanilla"])
+        seen.append(Sweep(Path("outputs/mine")).results()[-1].setting.data)
+    assert seen[0] != seen[1]
 
 
 CELL = """

@@ -12,7 +12,8 @@ from transformers import GenerationConfig, MBart50Tokenizer, NoRepeatNGramLogits
 from bild_lab.engine.logits_processors import sampling_settings, score_settings
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.errors import UserError, warn_once
-from bild_lab.lab.config.schemas import DecodingSpec
+from bild_lab.lab.config.schemas import DecodingSpec, PairSpec, RuntimeSpec, typed
+from bild_lab.lab.point import load as loading
 from bild_lab.lab.point.languages import Languages, warn_of_what_is_left_out
 from bild_lab.lab.point.load import load, processors_of, stop_of
 from tests.policies import shipped
@@ -154,6 +155,20 @@ def test_what_a_checkpoint_samples_with_is_named_where_texts_are_sampled(
     chosen = [{"_target_": "transformers.MinPLogitsWarper", "min_p": 0.3}]
     warn_of_what_is_left_out(chosen, Languages(), said, sampled=True)  # planted: told to add it
     assert len(caplog.messages) == 1
+
+
+def test_whether_texts_are_sampled_follows_from_the_temperature(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(
+        loading, "warn_of_what_is_left_out", lambda *_, sampled: told.append(sampled)
+    )
+    pair = PairSpec("mine", str(checkpoints / "llama"), None)
+    for temperature in (0.0, 0.7):
+        decoding = DecodingSpec(4, temperature=temperature)
+        loading.decoder_of(shipped("vanilla"), pair, decoding, typed(RuntimeSpec, {}, "runtime"))
+    assert told == [False, True]
 
 
 @pytest.mark.parametrize(

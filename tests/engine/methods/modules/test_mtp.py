@@ -298,9 +298,9 @@ def test_layers_on_the_hub_are_read_at_the_commit_of_their_configuration(
     module = tiny_llama(4)
     target, folder = in_memory(module), write_mtp(module.config, tmp_path / "mtp")
     assert not target.checkpoint.in_folder
-    vars(target.checkpoint).update(
-        weight_files=Checkpoint(str(folder)).weight_files, weightless=lambda: module
-    )
+    stored = Checkpoint(str(folder)).weight_files
+    monkeypatch.setattr(Checkpoint, "weight_files", property(lambda _: stored))
+    vars(target.checkpoint)["weightless"] = lambda: module
     read: list[str] = []
     monkeypatch.setattr(
         "transformers.modeling_layers.MtpModel.from_pretrained",
