@@ -241,12 +241,21 @@ def test_scores_may_be_off_by_what_their_precision_rounds(
         assert admitted or outcome.problem.startswith("they are off by ")
 
 
-def test_tokens_that_a_module_never_gives_do_not_count() -> None:
+def test_tokens_that_a_module_never_gives_do_not_count_and_the_others_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = build("llama")
     module.lm_head.register_forward_hook(
         lambda *given: given[2].index_fill(-1, torch.tensor([5, 7]), float("-inf"))
     )
     assert checked(module, DraftShape.TREES) == Outcome()
+    extend, noise = CachedSession.extend, torch.arange(module.config.vocab_size)
+    monkeypatch.setattr(
+        CachedSession,
+        "extend",
+        lambda *given: replace(scores := extend(*given), logits=scores.logits + noise),
+    )
+    assert checked(module, DraftShape.ROWS).failed == ROW_BY_ROW
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
