@@ -4,6 +4,8 @@ exit codes.
 
 from __future__ import annotations
 
+import gc
+import io
 import logging
 import os
 import re
@@ -11,16 +13,21 @@ import signal
 import sys
 import time
 import warnings
-from contextlib import suppress
+import weakref
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from threading import Thread
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 import bild_lab
 from bild_lab.errors import UserError
@@ -28,7 +35,8 @@ from bild_lab.lab import application
 from bild_lab.lab import sweep as sweeps
 from bild_lab.lab.application import main
 from bild_lab.lab.config.compose import without_other_applications
-from bild_lab.lab.config.entrypoint import run_application
+from bild_lab.lab.config.console import tolerate_streams
+from bild_lab.lab.config.entrypoint import Stopped, run_application
 from bild_lab.lab.launcher import GpuLauncher
 from bild_lab.lab.measure import runner
 from bild_lab.lab.point.prepare import Point
@@ -36,6 +44,7 @@ from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
 from bild_lab.lab.store.progress import SweepProgress, command_progress, read_commands
 from bild_lab.lab.store.records import Sweep
+from tests.policies import load
 from tests.tiny import save, tiny_llama
 
 
@@ -103,28 +112,121 @@ def test_a_launcher_that_loses_a_job_ends_in_a_report_of_what_is_finished(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("COLUMNS", "200")
     bild_lab.run([*base, "policy=vanilla"])
-    table = Path("outputs/mine/sweep.csv")
+    table, waited = Path("outputs/mine/sweep.csv"), []
     table.unlink()
+    # jobs that still run may store a point
+    monkeypatch.setattr(sweeps.psutil, "wait_procs", lambda _: waited.append(table.is_file()))
     with pytest.raises(RuntimeError, match="the sweep ended with status 1"):
         bild_lab.run([*base, "policy=vanilla,speculative", "hydra/launcher=gpus"])
     printed = "".join(capfd.readouterr())
+    assert waited == [False]
     assert "the launcher failed: OSError: job 3 has not" in printed and "[killed: out" in printed
     assert "finished points are kept, the same command runs the rest" in printed
     assert table.is_file() and "vanilla" in table.read_text()
     assert printed.count("the rest is in outputs/mine") == 2  # one a command
     # planted: an error of a later command was told as this launcher's
     assert command_progress().report_lost is None
+    monkeypatch.setattr(GpuLauncher, "launch", lambda *_, **__: [])
+    table.unlink()
+    try:
+        raise KeyError("of a caller, who goes on")
+    except KeyError:  # which is no error of the launcher's
+        bild_lab.run([*base, "policy=vanilla,speculative", "hydra/launcher=gpus"])
+    assert table.is_file()
 
 
-def test_an_error_of_a_single_run_is_not_the_launchers(
-    base: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("words", [["hydra/launcher=joblib"], ["-m"]], ids=["single", "sweep"])
+def test_an_error_in_this_process_is_not_the_launchers(
+    words: list[str], base: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: it was told as the launcher's, though a single run has none."""
     monkeypatch.setattr(sweeps, "SIGNALS", ())  # those of the tests stay
     monkeypatch.setattr(application, "update_numbers", lambda *_: {}["our own"])
-    monkeypatch.setattr(sys, "argv", ["run.py", *base, "policy=vanilla", "hydra/launcher=joblib"])
+    monkeypatch.setattr(sys, "argv", ["run.py", *base, "policy=vanilla", *words])
     with pytest.raises(KeyError, match="our own"):
         run_application(application.measure_and_report)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (UserError("refused"), False),
+        (HydraException("no such key"), False),
+        (OmegaConfBaseException("no such value"), False),
+        (BrokenPipeError(), False),  # nobody reads on
+        (OSError("a job died"), True),
+    ],
+    ids=repr,
+)
+def test_what_a_command_refuses_is_not_told_as_the_launchers_error(
+    error: Exception, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing() -> None:
+        raise error
+
+    told: list[Exception] = []
+    monkeypatch.setattr(application, "main", failing)
+    monkeypatch.setattr(command_progress(), "report_lost", told.append)
+    with nullcontext() if is_lost else pytest.raises(type(error)):
+        application.measure_and_report()
+    assert told == [error] * is_lost
+
+
+class Started:
+    """In place of a process. words: of its command line. gone: it has ended meanwhile."""
+
+    def __init__(
+        self,
+        words: list[str],
+        killed: list[Started],
+        below: Sequence[Started] = (),
+        gone: bool = False,
+    ) -> None:
+        self.words, self.killed, self.below, self.gone = words, killed, below, gone
+
+    def cmdline(self) -> list[str]:
+        return self.words
+
+    def children(self, recursive: bool = False) -> list[Started]:
+        if self.gone:
+            raise psutil.NoSuchProcess(1)
+        if not recursive:
+            return [*self.below]
+        return [*self.below, *(each for child in self.below for each in child.children(True))]
+
+    def kill(self) -> None:
+        if self.gone:
+            raise psutil.NoSuchProcess(1)
+        self.killed.append(self)
+
+
+def test_of_what_a_command_has_started_the_jobs_end_with_all_that_they_have_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed: list[Started] = []
+    waited: list[Started] = []
+    words = ["python", "-u", "-m", "submitit.local._local", "outputs/mine"]
+    lowest = Started(["g++"], killed)
+    measuring = Started(["python"], killed, [lowest])
+    job, ended = Started(words, killed, [measuring]), Started(words, killed, gone=True)
+    other = Started(["tensorboard", "--logdir=outputs"], killed)
+    command = Started(["python", "run.py"], killed, [other, ended, job])
+    monkeypatch.setattr(sweeps.psutil, "Process", lambda: command)
+    monkeypatch.setattr(sweeps.psutil, "wait_procs", waited.extend)
+    assert sweeps.local_jobs() == [ended, job]
+    sweeps.end_local_jobs()
+    assert set(killed) == {job, measuring, lowest} and job in waited
+
+
+def test_a_signal_ends_jobs_before_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[object] = []
+    monkeypatch.setattr(sweeps, "end_local_jobs", lambda: order.append("jobs"))
+    monkeypatch.setattr(sweeps.SweepCallback, "_finish", lambda *given: order.append(given[2]))
+    config = OmegaConf.create({"hydra": {"launcher": {"_target_": "hydra.BasicLauncher"}}})
+    with pytest.raises(Stopped) as stopped:
+        sweeps.SweepCallback(None, None)._stop(config)(signal.SIGTERM, None)
+    stopped.value.finish(stopped.value.code)
+    assert order == ["jobs", 143]
 
 
 def test_a_sweep_that_ends_early_says_that_jobs_of_slurm_go_on() -> None:
@@ -250,6 +352,8 @@ def test_what_the_command_refuses_is_an_exception_and_nothing_is_written(base: l
         ([*base, "policy.fallback=3"], "must lie in"),
         ("policy=bild", "a list of KEY=VALUE, got 'policy=bild'"),
         (["-m", "policy=bild"], "a list of KEY=VALUE"),
+        ([5], "a list of KEY=VALUE"),
+        ("", "a list of KEY=VALUE"),
     ):
         with pytest.raises(UserError, match=message):
             bild_lab.run(words)
@@ -264,6 +368,7 @@ def test_a_sweep_from_python_leaves_the_process_as_it_was(
     monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])  # those of pytest keep a command from adding its own
+    monkeypatch.setattr(root, "level", logging.ERROR)
 
     def state() -> list[object]:
         threads, streams = torch.get_num_threads(), [sys.stdout.errors, sys.stderr.errors]
@@ -284,6 +389,41 @@ def test_a_sweep_from_python_leaves_the_process_as_it_was(
         assert state() == before
     (measured,) = Sweep(Path("outputs/mine")).results()
     assert measured.setting.threads == threads
+
+
+def test_warnings_that_a_caller_logs_are_logged_after_a_command_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging, "_warnings_showwarning", None)  # as in a new process
+    shows = warnings.showwarning
+    logging.captureWarnings(True)
+    try:
+        captured = warnings.showwarning
+        with application.as_the_command([]):
+            logging.captureWarnings(True)
+        assert warnings.showwarning is captured is not shows
+    finally:
+        logging.captureWarnings(False)
+
+
+def test_a_stream_that_stops_at_a_strange_character_does_so_after_a_command_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    monkeypatch.setattr(sys, "stdout", stream)
+    with application.as_the_command([]):
+        tolerate_streams()
+        assert stream.errors == "replace"
+    assert stream.errors == "strict"
+
+
+def test_models_that_nobody_has_leave_the_memory_with_a_command(checkpoints: Path) -> None:
+    model = weakref.ref(load(checkpoints, "llama", "vanilla").target)
+    assert model() is not None  # it stays for a next decoder
+    with application.as_the_command([]):
+        pass
+    gc.collect()
+    assert model() is None
 
 
 def test_of_two_threads_each_measures_its_own_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,6 +461,39 @@ def test_a_sweep_from_python_measures_the_weights_that_are_there_now(
         newest = Sweep(Path("outputs/mine")).results()[-1]
         texts.append([example.token_ids for example in read_examples(newest.folder)])
     assert len(list(Path("outputs/mine/points").iterdir())) == 2 and texts[0] != texts[1]
+
+
+def test_a_command_remembers_nothing_of_files_and_functions_that_may_have_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    remembered = (
+        "config.policies.shipped_knobs",
+        "data.examples.cached_examples",
+        "metrics.external_metrics.evaluate_module",
+        "metrics.quality.require_metric_works",
+    )
+    order: list[str] = []
+    for name in remembered:
+        function = SimpleNamespace(cache_clear=lambda name=name: order.append(name))
+        monkeypatch.setattr(f"bild_lab.lab.{name}", function)
+    monkeypatch.setattr(application, "run_application", lambda *_, **__: order.append("run"))
+    monkeypatch.setattr("bild_lab.lab.store.table.load_results", lambda _: None)
+    bild_lab.run(["name=mine"])
+    assert sorted(order[:-1]) == sorted(remembered) and order[-1] == "run"
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_a_sweep_from_python_reads_the_data_that_are_there_now(
+    base: list[str], data: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "test.jsonl"
+    rows = (data / file.name).read_text().splitlines(keepends=True)
+    seen = []
+    for chosen in (rows[:1], rows[1:2]):
+        file.write_text("".join(chosen))
+        bild_lab.run([*base, f"dataset.path={file}", "policy=vanilla"])
+        seen.append(Sweep(Path("outputs/mine")).results()[-1].setting.data)
+    assert seen[0] != seen[1]
 
 
 CELL = """

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,3 +98,24 @@ def test_points_that_have_no_gpu_of_their_own_are_refused(monkeypatch: pytest.Mo
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     with pytest.raises(UserError, match="none is visible"):
         require_gpus(config, [whole])
+
+
+def test_points_have_their_numbers_and_no_more_gpus_than_there_are_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def measured(jobs: list[Any], devices: Sequence[str], variables: dict[str, str]) -> list[str]:
+        seen.update(jobs=jobs, devices=devices, variables=variables)
+        return ["measured"] * len(jobs)
+
+    monkeypatch.setattr(launcher, "side_by_side", measured)
+    monkeypatch.setattr(launcher, "configure_log", lambda *_: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    sweep = {"hydra_logging": None, "verbose": False, "sweep": {"dir": str(tmp_path)}}
+    ours = launcher.GpuLauncher()
+    ours.setup(hydra_context=None, task_function=None, config=OmegaConf.create({"hydra": sweep}))
+    assert ours.launch([["a=1"], ["a=2"]], 3) == ["measured", "measured"]
+    assert tuple(seen["devices"]) == ("0", "1")
+    assert [given[:2] for _, given in seen["jobs"]] == [(3, ["a=1"]), (4, ["a=2"])]
+    assert seen["variables"]["TTY_COMPATIBLE"] == "0"

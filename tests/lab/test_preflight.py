@@ -239,6 +239,8 @@ def test_points_that_differ_in_knobs_read_the_data_once(monkeypatch: pytest.Monk
         ),
         ([values("runtime.threads", 1, 2), values("measure.repeats", 1, 2)], 4, 1),
         ([values("decoding.max_new_tokens", 4, 5), values("runtime.seed", 0, 1)], 2, 2),
+        # another policy may have a drafter that reads shorter texts
+        ([values("policy", "bild", "speculative")], 2, 2),
         # new prompts, whatever else is new beside them
         ([values("runtime.threads", 1, 2), values("decoding.max_new_tokens", 4, 5)], 4, 3),
     ],
@@ -286,6 +288,11 @@ def test_values_that_cannot_be_listed_are_refused_in_words(word: str) -> None:
         UserError, match=r"the values of policy\.fallback=.* cannot be listed; a sweep takes"
     ):
         alternatives(override)
+
+
+def test_each_value_of_an_added_key_is_added() -> None:
+    (override,) = OverridesParser.create().parse_overrides(["+mine.window=3,5"])
+    assert alternatives(override) == ["+mine.window=3", "+mine.window=5"]
 
 
 def test_a_sweep_has_one_folder() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -171,6 +172,14 @@ SHARDS = {
     "pytorch_model-00001-of-00002.bin": b"",
     "pytorch_model-00002-of-00002.bin": b"",
 }
+
+
+def test_pickles_among_data_are_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = SimpleNamespace(siblings=[SimpleNamespace(rfilename="pytorch_model.bin")], gated=False)
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", lambda *_, **__: info)
+    asked = repositories._state_on_hub.__wrapped__  # without what the process remembers
+    found = [asked(kind, "me/both", None).pickled for kind in ("models", "datasets")]
+    assert found == [True, False]
 
 
 @pytest.mark.slow

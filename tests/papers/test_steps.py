@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -340,6 +341,57 @@ def test_what_is_done_is_skipped_until_what_it_read_or_wrote_changes(runs: Runs)
     assert not any(map(is_done, (A, B, C)))
 
 
+def test_a_plan_says_what_runs_again_and_what_cannot(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def statuses(several: list[Step]) -> list[str]:
+        return [status for _, status in plan(several, HERE)]
+
+    assert run([A, B])[0] and statuses([A, B]) == ["done", "done"]
+    # what reads the results of a step that runs again does so, too
+    assert statuses([replace(A, configuration="another"), B]) == ["to do", "to do"]
+    timed = Step("python run.py experiment=bita/generate name=g", "g", (), ())
+    drawn = Step("python scripts/figures.py x", "figures/x", ("g",), (timed.command,), figure="x")
+    assert statuses([timed, drawn]) == ["to do", "no step of it can run"]
+    monkeypatch.setattr(step_runs, "blocked_by", lambda step, _: "no room" if step is C else None)
+    waiting = replace(B, after=(C.command,))
+    assert statuses([C, waiting]) == ["no room", f"it waits for {C.command}"]
+
+
+def test_a_new_file_changes_what_a_step_read_and_not_what_it_wrote(runs: Runs) -> None:
+    Path("outputs/a/inner").mkdir(parents=True)
+    assert run([A, B, C])[0]
+    runs.ran.clear()
+    os.utime("outputs/a/inner", (0, 0))  # of a folder nothing is read
+    assert run([A, B, C])[0] and runs.ran == []
+    Path("outputs/a/more.json").write_text("{}")
+    assert run([A, B, C])[0] and runs.ran == ["name=b x=1"]
+
+
+def test_a_figure_is_drawn_again_where_one_of_its_files_is_gone_or_another() -> None:
+    drawn = Step("python scripts/figures.py x", "figures/x", ("b",), (), figure="x")
+    files = [Path(f"outputs/figures/x.{kind}") for kind in ("md", "csv")]
+    for change in (Path.unlink, lambda file: file.write_text("another")):
+        for file in files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("drawn")
+        step_processes.finish(drawn, 0)
+        assert is_done(drawn)
+        change(files[1])
+        assert not is_done(drawn)
+
+
+def test_a_step_that_a_signal_ended_has_failed_with_the_end_of_its_log() -> None:
+    log = Path("log")
+    log.write_bytes(b"".join(b"line %d \xff\n" % number for number in range(100)))
+    Path("outputs/a").mkdir(parents=True)
+    Path("outputs/a/result.json").write_text("half")
+    with pytest.raises(UserError, match="failed with status -9: python scripts/a.py") as failed:
+        step_processes.finish(A, -9, log)
+    assert "| line 99 " in str(failed.value) and "line 0 " not in str(failed.value)
+    assert not is_done(A)
+
+
 def test_another_version_of_the_code_looks_again(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,13 +438,14 @@ class Processes:
     def __init__(self, looks: Mapping[str, int]) -> None:
         self.looks, self.running, self.beside = looks, {}, {}
         self.environments: dict[str, Mapping[str, str]] = {}
+        self.options: dict[str, Any] = {}  # of the last one
         self.failing: set[str] = set()
 
     def __call__(self, command: list[str], env: Mapping[str, str], **options: Any) -> Any:
         (name,) = [word.partition("=")[2] for word in command if word.startswith("name=")]
         left = next((count for word, count in self.looks.items() if word in command), 0)
         status = int(name in self.failing)
-        self.environments[name] = env
+        self.environments[name], self.options = env, options
         options["stdout"].write(b"begun\nno such file\n")
         self.beside[name] = set(self.running)
         for other in self.running:
@@ -448,6 +501,63 @@ def test_steps_side_by_side_have_gpus_of_their_own_and_a_log_each(
     assert "step 2 of 7 was not done" in said and "\n  | begun\n  | no such file" in said
     assert re.search(r"step 1 of 7, .*name=a\n  on GPU 0, log in outputs/.steps/a-\w+\.log", said)
     assert "step 1 of 7 is done after 0 s" in said and "step 7 of 7 was not done" in said
+    assert "step 2 of 7 is done" not in said
+
+
+def test_two_gpus_are_side_by_side_too_and_without_any_none_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    processes = Processes({})
+    monkeypatch.setattr(
+        step_processes, "subprocess", SimpleNamespace(Popen=processes, DEVNULL=None)
+    )
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(device, "usable_cores", lambda: 16)
+    assert run([made("a")], replace(NODE, gpus=2))[0]
+    assert processes.environments["a"]["OMP_NUM_THREADS"] == "8"
+    # Ctrl+C reaches the command alone, and errors are in the log, too
+    assert processes.options["process_group"] == 0
+    assert processes.options["stderr"] is processes.options["stdout"] is not None
+    assert run([made("b")], replace(NODE, gpus=2, devices=()))[0]
+    assert "CUDA_VISIBLE_DEVICES" not in processes.environments["b"]
+
+
+def test_a_process_that_does_not_end_by_itself_is_killed() -> None:
+    told: list[object] = []
+
+    def wait(seconds: float | None = None) -> None:
+        told.append(seconds)
+        if seconds is not None:
+            raise subprocess.TimeoutExpired("step", seconds)
+
+    step_runs._end(SimpleNamespace(wait=wait, kill=lambda: told.append("killed")))
+    assert told == [step_runs.GRACE_S, "killed", None]
+
+
+def test_the_time_left_is_by_the_estimates_and_what_they_were_worth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hours = {"a": 2.0, "b": 1.0, "c": 0.5}
+    monkeypatch.setattr(step_runs, "needs_of", lambda step, _: step.writes)
+    monkeypatch.setattr(step_runs, "hours_of", hours.get)
+    drawn = Step("python scripts/figures.py x", "figures/x", (), (), figure="x")
+    steps = [made("a"), made("b"), made("c")]
+    alone = [Placement()] * 3
+    clock = step_runs._RemainingTime(steps, HERE, alone)
+    assert clock.left() == "about 3 h 30 min left"
+    clock.took(0, 3600.0)  # half of its estimate
+    clock.ended(0)
+    assert clock.left() == "about 45 min left"
+    spread = [Placement(2, 1, (), "spread"), Placement(2, 2), Placement()]
+    on_two = step_runs._RemainingTime(steps, replace(HERE, gpus=2), spread)
+    assert (
+        on_two.left() == "about 2 h 45 min left"
+    )  # two hours on both, 1.5 on one of them at a time
+    with_figure = step_runs._RemainingTime([steps[0], drawn], HERE, alone[:2])
+    assert with_figure.left().startswith("about ")
+    with_unknown = step_runs._RemainingTime([steps[0], made("d")], HERE, alone[:2])
+    assert with_unknown.left() == "time left unknown yet"
 
 
 def test_the_largest_step_starts_first_and_smaller_ones_do_not_keep_it_waiting() -> None:
@@ -619,6 +729,12 @@ def test_toys_take_the_cpu_of_a_machine_without_a_gpu(
     script: str, changes: dict, machine: Machine, taken: str
 ) -> None:
     assert describe_placement(step_of(script, changes), machine) == taken
+
+
+def test_the_memory_of_a_step_is_told_by_how_many_gpus_hold_its_target_together() -> None:
+    taken = [Placement(8, 1, (), "spread"), Placement(8, 8, (), "sharded")]
+    taken += [Placement(8, 8, (), "data parallel"), Placement()]
+    assert [placement.spread_over for placement in taken] == [8, 8, 1, 1]
 
 
 def test_hours_are_added_where_some_are_known() -> None:

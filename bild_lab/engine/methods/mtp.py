@@ -146,7 +146,7 @@ class MtpDrafter(Drafter):
         count = min(self._window, self._request.limits.room(tokens))
         if not self._states[0]:
             return empty_draft(device)
-        committed, last_layer = len(tokens), min(count, len(self._lengths)) - 1
+        committed, last_layer = len(tokens), len(self._lengths) - 1
         text = on_device(tokens, device)
         outputs = None
         for step in range(count):

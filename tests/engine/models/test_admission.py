@@ -25,6 +25,7 @@ from bild_lab.engine.models.hf.admission import (
     TOGETHER,
     Outcome,
     check,
+    uncached_logits,
 )
 from bild_lab.engine.models.hf.layer_control import decoder_layers
 from bild_lab.engine.models.hf.model import open_session
@@ -126,6 +127,7 @@ def without_positions(
     return lambda b, h, row, key: own(b, h, row, key) & rows.visible[row - rows.slots.start, key]
 
 
+STORED = ModuleLayers.stored.fget
 FAULTS = {
     "a cache that keeps nothing": (
         "llama",
@@ -133,6 +135,11 @@ FAULTS = {
         ROW_BY_ROW,
     ),
     "rows that are lost": ("llama", (ModuleLayers, "stored", property(lambda _: {3})), ROW_BY_ROW),
+    "rows that are lost later": (
+        "llama",
+        (ModuleLayers, "stored", property(lambda self: {min(8, *STORED(self))})),
+        KEPT,
+    ),
     "a rollback that drops nothing": (
         "llama",
         (CachedSession, "rollback", lambda *_: None),
@@ -154,9 +161,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.fast(
-    "a cache that keeps nothing", "windows counted in cache slots", "a state that is not saved"
-)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_check_catches_a_fault_of_its_kind(
     fault: str, monkeypatch: pytest.MonkeyPatch
@@ -174,6 +178,19 @@ def test_the_prompt_of_the_check_reaches_beyond_the_window_if_that_is_affordable
     assert admission.prompt_length(build("llama/yarn")) == 26  # its original context has 24
     monkeypatch.setattr(admission, "AFFORDABLE_ELSEWHERE", 1.0)
     assert admission.prompt_length(module) == 4
+
+
+def test_the_checks_tree_begins_where_a_chunk_ends() -> None:
+    module = build("llama4_text")
+    first_row = admission.prompt_length(module) + admission.FED
+    assert (first_row + 1) % module.config.attention_chunk_size == 0
+
+
+def test_the_checks_text_has_no_token_with_a_meaning_of_its_own() -> None:
+    config = build("llama").config
+    config.eos_token_id, config.pad_token_id = [3, 4], 5
+    tokens = admission.plain_tokens(config, 200)
+    assert len(tokens) == 200 and {3, 4, 5}.isdisjoint(tokens)
 
 
 def test_an_encoder_may_have_a_smaller_vocabulary_than_its_decoder() -> None:
@@ -199,6 +216,63 @@ def test_a_session_whose_logits_are_no_numbers_is_refused(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(CachedSession, "extend", with_a_nan)
     assert checked(module, DraftShape.ROWS).failed == ROW_BY_ROW
+
+
+@pytest.mark.parametrize(
+    ("off", "rows", "in_single", "in_half"),
+    [
+        (0.0, 9, True, True),
+        (0.01, 9, False, True),
+        (1.0, 9, False, False),
+        (1.0, 1, False, True),  # of three: a rounding may send it to other experts
+    ],
+)
+def test_scores_may_be_off_by_what_their_precision_rounds(
+    off: float, rows: int, in_single: bool, in_half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extend = CachedSession.extend
+
+    def disturbed(self: CachedSession, *arguments: object, **options: object) -> Scores:
+        scores = extend(self, *arguments, **options)
+        logits = scores.logits.clone()
+        if rows > 1 or len(logits) == 3:
+            chosen = logits if rows > 1 else logits[1:2]
+            noise = torch.randn(chosen.shape, generator=torch.Generator().manual_seed(0))
+            chosen += off * logits.std() * noise.to(logits)
+        return replace(scores, logits=logits)
+
+    monkeypatch.setattr(CachedSession, "extend", disturbed)
+    for dtype, admitted in ((torch.float32, in_single), (torch.bfloat16, in_half)):
+        outcome = checked(build("llama").to(dtype), DraftShape.CHAINS)
+        assert (outcome.failed is None) is admitted, dtype
+        assert admitted or outcome.problem.startswith("they are off by ")
+
+
+def test_tokens_that_a_module_never_gives_do_not_count_and_the_others_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = build("llama")
+    module.lm_head.register_forward_hook(
+        lambda *given: given[2].index_fill(-1, torch.tensor([5, 7]), float("-inf"))
+    )
+    assert checked(module, DraftShape.TREES) == Outcome()
+    extend, noise = CachedSession.extend, torch.arange(module.config.vocab_size)
+    monkeypatch.setattr(
+        CachedSession,
+        "extend",
+        lambda *given: replace(scores := extend(*given), logits=scores.logits + noise),
+    )
+    assert checked(module, DraftShape.ROWS).failed == ROW_BY_ROW
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+@torch.inference_mode()
+def test_the_last_scores_of_a_text_are_those_of_its_last_tokens(name: str) -> None:
+    module = build(name)
+    source_ids = torch.tensor([[5, 9, 12]]) if module.config.is_encoder_decoder else None
+    text = Source((3, 9, 12, 7), source_ids)
+    every = uncached_logits(module, text)
+    torch.testing.assert_close(uncached_logits(module, text, 2), every[-2:])
 
 
 def test_a_refusal_comes_before_any_text_and_names_what_would_be_exact() -> None:

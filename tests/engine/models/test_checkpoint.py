@@ -299,6 +299,64 @@ def test_a_template_that_takes_a_content_as_parts_alone_gets_parts(tmp_path: Pat
     assert checkpoint.source(messages).prompt == (9, 7, 8)
 
 
+ALL_PARTS = "{% for one in messages %}{% for part in one['content'] %}{{ part['text'] }} {% endfor %}{% endfor %}"
+TEXT_ELSE_PARTS = (
+    "{% for one in messages %}{% if one['content'] is string %}{{ one['content'] | trim }} {% else %}"
+    "{% for part in one['content'] %}{{ part['text'] }} {% endfor %}{% endif %}{% endfor %}"
+)
+SYSTEM = {"role": "system", "content": "w9"}
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "written"),
+    [
+        # of the system, too
+        (f"{ALL_PARTS}w8", [SYSTEM, {"role": "user", "content": "w7"}], "w9 w7 w8"),
+        # what has parts keeps them
+        (
+            f"{ALL_PARTS}w8",
+            [
+                {"role": "user", "content": [{"type": "text", "text": "w5"}]},
+                {"role": "user", "content": "w7"},
+            ],
+            "w5 w7 w8",
+        ),
+        # a text as it is where it is written, whatever spaces are cut off
+        (f"{TEXT_ELSE_PARTS}w8", [{"role": "user", "content": " w7 "}], "w7 w8"),
+        # an error of Python's own in place of the template's
+        (
+            ALL_PARTS.replace("one['content']", "one['content'] + []") + "w8",
+            [{"role": "user", "content": "w7"}],
+            "w7 w8",
+        ),
+        # which leaves out the last content of either kind
+        (
+            "{% if messages[0]['content'] is string %}{{ messages[0]['content'] }}{% endif %} w8",
+            [SYSTEM, {"role": "user", "content": "w7"}],
+            "w9 w8",
+        ),
+        ("{% if mood %}{{ mood }} {% endif %}" + ALL_PARTS + "w8", [SYSTEM], "w4 w9 w8"),
+    ],
+)
+def test_contents_are_written_as_a_template_takes_them(
+    template: str, messages: list[dict], written: str, tmp_path: Path
+) -> None:
+    tokenizer = Checkpoint(str(save(tiny_llama(0), tmp_path / "llama"))).tokenizer
+    tokenizer.chat_template = template
+    chat = ChatSettings(values={"mood": "w4"} if "mood" in template else {})
+    assert chat_text(tokenizer, "it", messages, chat) == written
+
+
+@pytest.mark.parametrize("content", ["w7", "", [{"type": "text", "text": "w7"}]])
+def test_messages_that_a_template_refuses_are_refused_in_its_words(
+    content: object, tmp_path: Path
+) -> None:
+    tokenizer = Checkpoint(str(save(tiny_llama(0), tmp_path / "llama"))).tokenizer
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(UserError, match="of it refuses these messages: roles must alternate"):
+        chat_text(tokenizer, "it", [SYSTEM, {"role": "user", "content": content}], ChatSettings())
+
+
 def test_several_templates_without_a_default_are_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(save(tiny_llama(0), tmp_path / "llama")))
     checkpoint.tokenizer.chat_template = {"rag": TEMPLATE, "tool_use": TEMPLATE}

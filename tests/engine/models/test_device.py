@@ -40,5 +40,8 @@ def test_two_cores_for_each_of_several_processes_are_enough(
     monkeypatch.setattr(device, "usable_cores", lambda: 7)
     assert few_cores(3) == ""
     assert "7 CPU cores for 4 processes" in few_cores(4) and "such as 3," in few_cores(4)
+    monkeypatch.setattr(device, "usable_cores", lambda: 8)
+    assert few_cores(4) == ""
     monkeypatch.setattr(device, "usable_cores", lambda: 1)
     assert few_cores(1) == ""  # which waits for no other
+    assert "such as 1," in few_cores(2)

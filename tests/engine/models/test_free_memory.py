@@ -150,7 +150,7 @@ def test_threads_are_no_more_than_the_cores_of_the_process(monkeypatch: pytest.M
     limits[:] = [7.65, 60.0]
     assert (usable_cores(), default_threads(), thread_share(4)) == (7, 7, "1")
     limits[:] = [0.5]
-    assert (usable_cores(), default_threads()) == (1, 1)
+    assert (usable_cores(), default_threads(), thread_share(4)) == (1, 1, "1")
     limits.clear()
     monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: {3, 5})  # as taskset binds it
     assert (usable_cores(), default_threads()) == (2, 2)

@@ -1,12 +1,15 @@
-"""Which keys a tree's rows see in a model with windows."""
+"""Which keys a tree's rows see in a model with windows, which layers a decoder has, and where a
+forward may end.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from bild_lab.engine.models.hf.layer_control import along_branches
+from bild_lab.engine.models.hf.layer_control import Plan, along_branches, decoder_layers
 from bild_lab.engine.models.placed_rows import PlacedRows
+from tests.tiny import tiny_t5
 
 WINDOW = 2
 
@@ -30,3 +33,19 @@ def test_a_row_sees_a_prefix_its_window_of_the_text_and_its_own_branch() -> None
         [0, 1, 4, 6],
         [0, 1, 5, 7],
     ]
+
+
+def test_a_forward_ends_once_its_layers_ran_and_the_states_asked_for_are_there() -> None:
+    plan = Plan(start=0, layers=[0, 1], hidden=(3,), stop=True)
+    assert [plan.ends_after(index) for index in range(4)] == [False, False, False, False]
+    plan.layers, plan.hidden = [0, 1], (1,)
+    assert [plan.ends_after(index) for index in range(3)] == [False, True, False]
+    plan.layers, plan.hidden = [], (2,)  # none runs, and its states are those before
+    assert [plan.ends_after(index) for index in range(3)] == [False, True, True]
+    plan.stop = False
+    assert not any(plan.ends_after(index) for index in range(3))
+
+
+def test_a_decoder_may_have_another_depth_than_its_encoder() -> None:
+    module = tiny_t5(0, layers=3, decoder_layers=2)
+    assert len(decoder_layers(module)) == 2

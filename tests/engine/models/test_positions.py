@@ -184,12 +184,25 @@ def test_positions_are_those_of_tables_or_of_a_changing_rotation(
     assert max_session_positions(module) == whole
 
 
+@pytest.mark.parametrize(("rows", "positions"), [(16, 16), (18, 16), (19, None), (15, None)])
+def test_a_table_of_other_rows_than_positions_bounds_no_text(
+    rows: int, positions: int | None
+) -> None:
+    """Such as one of types, or of a resampled image, whose name has `pos` in it, too."""
+    module = torch.nn.Module()
+    module.wpe = torch.nn.Embedding(rows, 4)
+    config = configuration("gpt2")
+    config.n_positions = 16
+    assert learned_positions(module, config) == positions
+
+
 def test_a_rotation_that_was_scaled_tells_what_it_was_made_from() -> None:
     plain, scaled = (
         {"rope_type": "default"},
         {"rope_type": "yarn", "original_max_position_embeddings": 24},
     )
     changing = {"rope_type": "dynamic", "original_max_position_embeddings": 16}
+    longer = {"original_max_position_embeddings": 32}
     for settings, made_from, unchanged in (
         (None, None, None),
         (plain, None, None),
@@ -197,6 +210,7 @@ def test_a_rotation_that_was_scaled_tells_what_it_was_made_from() -> None:
         (changing, 16, 16),
         ({"full_attention": scaled, "sliding_attention": plain}, 24, None),
         ({"full_attention": changing, "sliding_attention": scaled}, 24, 16),
+        ({"full_attention": changing, "sliding_attention": {**changing, **longer}}, 32, 16),
     ):
         config = SimpleNamespace(rope_parameters=settings)
         assert (original_context(config), changing_rotation(config)) == (made_from, unchanged)
@@ -209,6 +223,7 @@ def test_a_rotation_that_was_scaled_tells_what_it_was_made_from() -> None:
         ({"rope_type": "default"}, 100),
         ({"rope_type": "linear", "factor": 4.0}, 400),
         ({"rope_type": "dynamic", "factor": 2.5}, 250),
+        ({"rope_type": "dynamic", "factor": 2.5, "original_max_position_embeddings": 20}, 250),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 50}, 200),
         # which it gives as scaled
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20}, 100),

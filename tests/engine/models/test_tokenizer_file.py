@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, Unigram, WordLevel
-from tokenizers.normalizers import NFC, Lowercase
+from tokenizers.normalizers import NFC, NFKC, Lowercase, Replace, Strip, StripAccents
 from tokenizers.pre_tokenizers import (
     ByteLevel,
     Metaspace,
@@ -19,10 +19,11 @@ from tokenizers.pre_tokenizers import (
     WhitespaceSplit,
 )
 from tokenizers.trainers import BpeTrainer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, NllbTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from bild_lab.engine.models.checkpoint.chat import ChatSettings
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.tokenizer_file import cut_alike, may_be_rebuilt
 from bild_lab.errors import warn_once
 
 TEXT = "In 2023 the café had 650841823 guests"
@@ -205,6 +206,96 @@ def test_special_tokens_around_a_text_and_how_tokens_are_joined_are_the_files_to
     assert found("the cat")["input_ids"] == ids
     assert found.decode(ids) == tokenizer.decode(ids)
     assert (rebuilt("the cat")["input_ids"], rebuilt.decode(ids)) != (ids, tokenizer.decode(ids))
+
+
+LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def by_bytes(rule: object = None, digits: str = "single") -> PreTrainedTokenizerFast:
+    """Cuts a text into bytes, and joins two digits that stand together."""
+    pieces = [*LETTERS, "20", "12"]
+    tokenizer = Tokenizer(
+        BPE({piece: i for i, piece in enumerate(pieces)}, [("2", "0"), ("1", "2")])
+    )
+    if rule is not None:
+        tokenizer.normalizer = rule
+    cut = Split(Regex(DIGITS[digits]), "isolated")
+    tokenizer.pre_tokenizer = Sequence([cut, ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Lowercase(),
+        NFC(),
+        NFKC(),
+        StripAccents(),
+        Strip(),
+        Replace(Regex(" +"), " "),
+        Replace("\n", " "),
+        Replace("\t", " "),
+        Replace("\u2014", "-"),
+    ],
+    ids=str,
+)
+def test_a_rule_that_alone_is_another_is_found(rule: object) -> None:
+    assert cut_alike(by_bytes(), by_bytes())
+    assert not cut_alike(by_bytes(rule), by_bytes()) and not cut_alike(by_bytes(), by_bytes(rule))
+    assert not cut_alike(by_bytes(digits="threes"), by_bytes())
+
+
+@pytest.mark.parametrize("known", ["bos_token", "eos_token"])
+def test_a_word_behind_either_special_token_is_looked_at(known: str) -> None:
+    def with_spaces(scheme: str) -> PreTrainedTokenizerFast:
+        pieces = {
+            piece: i for i, piece in enumerate(["<s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz"])
+        }
+        tokenizer = Tokenizer(BPE(pieces, [], unk_token="<unk>"))
+        tokenizer.pre_tokenizer = Metaspace(prepend_scheme=scheme, split=False)
+        tokenizer.add_special_tokens(["<s>"])
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{known: "<s>"})
+
+    always, first = with_spaces("always"), with_spaces("first")
+    assert cut_alike(always, always) and not cut_alike(always, first)
+
+
+def test_classes_of_others_and_those_with_languages_are_taken_as_they_are() -> None:
+    class Own(Qwen2Tokenizer):
+        """Of a checkpoint's own code."""
+
+    found = [
+        Qwen2Tokenizer(),
+        Own(),
+        by_bytes(),
+        NllbTokenizer(vocab={"<unk>": 0, "a": 1}, merges=[]),
+    ]
+    assert [may_be_rebuilt(one) for one in found] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_setting_beside_the_file_also_takes_the_space_away(asked: bool, tmp_path: Path) -> None:
+    tokenizer = bytes_with("single", lower=True)
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=not asked)
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    folder = stored(tokenizer, tmp_path, "gpt2", "GPT2TokenizerFast")
+    settings = {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": asked}
+    # with special tokens that the class has by default, and without
+    for more in ({}, {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}):
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings | more))
+        assert Checkpoint(str(folder)).tokenizer.tokenize("the") == ["Ġthe" if asked else "the"]
+
+
+def test_default_tokens_are_those_of_the_class_that_is_named(tmp_path: Path) -> None:
+    """Fault: a class of files alone got those of its architecture's."""
+    tokenizer = bytes_with("threes")
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    folder = stored(tokenizer, tmp_path, "qwen2", None)
+    for name, end in (("PreTrainedTokenizerFast", None), ("Qwen2TokenizerFast", "<|endoftext|>")):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+        found = Checkpoint(str(folder)).tokenizer
+        assert type(found) is PreTrainedTokenizerFast and found.eos_token == end
 
 
 def test_code_of_a_checkpoints_own_that_fails_is_not_passed_over(tmp_path: Path) -> None:

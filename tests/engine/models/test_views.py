@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 import bild_lab
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.methods.early_exit.views import EarlyExit, LayerSkip
+from bild_lab.engine.methods.early_exit.views import EarlyExit, LayerSkip, LayerView
 from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.models.cached_session import CachedSession
@@ -152,6 +152,27 @@ def test_rows_that_a_view_has_run_come_before_its_next() -> None:
         atol=1e-4,
         rtol=1e-4,
     )
+
+
+@needs_kernels
+@torch.inference_mode()
+def test_a_chain_that_is_drafted_in_one_go_leaves_out_the_same_blocks() -> None:
+    source = random_source("llama", random.Random(3))
+    target = in_memory(random_target("llama", 0).float(), "kernels")
+
+    def view_of(**blocks: Sequence[int]) -> LayerView:
+        skip = LayerSkip(target, [], **blocks)
+        return skip.start(source, 20, for_draft(target.start(source, 20)))
+
+    chains = set()
+    for blocks in ({"skipped_attention": [0, 1]}, {"skipped_feed_forward": [0, 1]}):
+        one_by_one, view = [source.prompt[-1]], view_of(**blocks)
+        for _ in range(5):
+            one_by_one.append(int(view.extend(one_by_one[-1:]).logits.argmax()))
+        drafted = view_of(**blocks).draft(one_by_one[:1], ChainSpec(5, frozenset()))
+        assert drafted.tokens == one_by_one[1:]
+        chains.add(tuple(drafted.tokens))
+    assert len(chains) == 2
 
 
 @pytest.mark.fast("t5", "qwen3")

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import bild_lab
+from bild_lab.engine.models.checkpoint import weights as checkpoint_weights
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.weights import OnDemand, Weights, file_weights
 from bild_lab.engine.models.native.stack import Stack, Weight
@@ -185,6 +187,21 @@ def test_two_values_of_one_weight_are_refused(engine: str, tmp_path: Path) -> No
     with pytest.raises(UserError, match=f"^{message} values; remove the one that the index"):
         load()
     load_model.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "other", [lambda weight: weight.view(torch.int32), torch.flatten], ids=["type", "shape"]
+)
+def test_the_same_bytes_of_another_type_or_shape_are_another_value(
+    other: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    weight = torch.arange(6.0).reshape(2, 3)
+    places = [str(tmp_path / f"{number}.safetensors") for number in (1, 2, 3)]
+    for place, value in zip(places, (weight, weight.clone(), other(weight)), strict=True):
+        save_file({"norm": value}, place)
+    checkpoint_weights._require_equal("norm", *places[:2])
+    with pytest.raises(UserError, match="both store norm, with different values"):
+        checkpoint_weights._require_equal("norm", *places[1:])
 
 
 def test_embeddings_that_encoder_and_decoder_have_apart_are_read_apart(tmp_path: Path) -> None:

@@ -643,6 +643,7 @@ def test_the_folder_of_a_refused_command_is_its_own_where_the_command_has_made_i
     "misspelt group that is added",
     "key of one's own",
     "key of one's own that a callback of one's own may read",
+    "key of one's own that a callback of one's own may read, in a sweep",
     "experiments with lists of values of their own",
     "another folder of a sweep",
     "metric that another one leads",

@@ -39,8 +39,8 @@ def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     """
     monkeypatch.chdir(tmp_path)
 
-    def help_of(script: str | Path, *words: str) -> str:
-        monkeypatch.setattr(sys, "argv", [str(ROOT / script), *words, "--help"])
+    def help_of(script: str | Path, *words: str, option: str = "--help") -> str:
+        monkeypatch.setattr(sys, "argv", [str(ROOT / script), *words, option])
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(ROOT / script), run_name="__main__")
         out = capsys.readouterr()
@@ -62,6 +62,10 @@ def test_help_has_a_usage_line_and_the_commands_own_keys(script: Path, printed) 
     if application := application_of(script.relative_to(ROOT).as_posix()):
         own = yaml.safe_load((ROOT / "conf" / f"{application}.yaml").read_text())
         assert set(own) - {"hydra"} <= set(re.findall(r"^(\w+):", text, flags=re.M))
+
+
+def test_the_short_option_shows_the_same_help(printed) -> None:
+    assert printed("run.py", option="-h") == printed("run.py")
 
 
 def test_help_loads_no_heavy_library() -> None:

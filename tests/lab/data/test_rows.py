@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.data.formats import read_rows
+from bild_lab.lab.data.formats import labels, read_rows
 from bild_lab.lab.data.rows import find_split_files, local_rows
 
 
@@ -352,6 +352,19 @@ def test_classes_inside_lists_and_fields_have_their_names_too(tmp_path: Path) ->
         "several": [{"label": "no"}],
     }
     assert (second["answers"], second["several"]) == (None, [])
+
+
+def test_a_number_without_a_name_stays_a_number() -> None:
+    """-1 stands for an unknown class."""
+    import datasets
+
+    answer = datasets.ClassLabel(names=["no", "yes"])
+    named = labels({"one": answer, "several": [answer], "text": datasets.Value("string")})
+    assert named({"one": -1, "several": [1, 2], "text": "a"}) == {
+        "one": -1,
+        "several": ["yes", 2],
+        "text": "a",
+    }
 
 
 def test_a_file_of_another_configuration_is_not_taken_for_it(folder) -> None:

@@ -68,7 +68,7 @@ def words(
         "runtime.threads=1",
         "runtime.seed=3",
     ]
-    words += ["measure.repeats=2", "measure.warmup=1", "measure.traced_examples=1"]
+    words += ["measure.repeats=2", "measure.warmup=1", "measure.traced_examples=2"]
     return [*words, "dataset.metrics=[bleu,exact_match,log_probability,length]"]
 
 
@@ -206,7 +206,8 @@ def test_a_result_tells_the_point_and_what_else_the_machine_did(
 
 def test_only_the_traced_examples_have_a_timeline(measured: tuple) -> None:
     result, examples, _ = measured
-    assert [bool(one.spans) for one in examples] == [True, False, False, False]
+    assert [bool(one.spans) for one in examples] == [True, True, False, False]
+    assert examples[0].spans != examples[1].spans
     assert examples[0].prompt and set(result.stages_s) == {"prefill", "draft", "verify", "host"}
 
 

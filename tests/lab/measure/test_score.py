@@ -263,6 +263,12 @@ def test_what_another_engine_told_is_stored_for_each_side() -> None:
     assert row.baseline_reports[0]["rounds"] is None
 
 
+def test_numbers_of_a_round_are_stored_with_four_digits() -> None:
+    stats = {"largest": 0.123456, "nats": [1234.56, 0.00012345], "depth": 123456}
+    found = measured_round(Round(stats=stats)).statistics
+    assert found == {"largest": 0.1235, "nats": [1235.0, 0.0001234], "depth": 123456}
+
+
 def test_a_number_that_is_zero_is_stored() -> None:
     stats = {"exit_layer": 0, "sure": False}
     assert measured_round(Round(stats=stats)).statistics == stats

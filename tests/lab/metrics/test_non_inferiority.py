@@ -89,6 +89,8 @@ def test_right_and_wrong_have_the_score_test_bounded_values_the_bet_others_the_b
         assert non_inferiority(values, [0.0, 0.0], differences, 5, 2, 2).test == BOOTSTRAP
     bounded = non_inferiority([100.0, 50.0], [0.0, 0.0], differences, 5, 2, 2, bounded=True)
     assert bounded == betting_test([100.0, 50.0], 5)
+    nats = score_values("log probability", [-9.0, -250.0, 3.5], [-9.5, -240.0, 3.0], margin=5)
+    assert nats.score.non_inferiority.test == BOOTSTRAP
     # one count of each kind, by hand: the second example was lost
     lost = non_inferiority([100.0, 0.0, 0.0], [100.0, 100.0, 0.0], differences, 5, 3, 1)
     assert lost == score_test(0, 1, 3, 5)

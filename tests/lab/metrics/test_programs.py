@@ -58,7 +58,7 @@ def test_a_program_is_a_module_with_annotations_of_its_own(program: str) -> None
 
 def test_imports_from_the_future_come_before_the_programs_head() -> None:
     answer = (
-        "```python\nfrom __future__ import annotations\nfrom __future__ import generators\n\n"
+        "```python\nfrom __future__ import generators\nfrom __future__ import annotations\n\n"
         "def double(x: Unknown):\n    return 2 * x\n```"
     )
     head = 'from typing import List\n\n\ndef double(x: int) -> int:\n    """Twice x."""\n'
@@ -250,9 +250,17 @@ def test_prose_is_no_code_and_code_that_does_not_compile_fails_alone(
 def test_a_function_may_be_defined_as_a_value() -> None:
     head = 'def double(x):\n    """Twice x."""\n'
     program = head + "{answer}\n\nassert double(2) == 4\n"
-    answers = [f"```python\n{code}\n```" for code in ("double = lambda x: 2 * x", "x == double")]
-    answers.append("```python\ndoubled = 2 * x\nreturn doubled\n```")
-    assert passes(answers, [[program]] * 3) == [100, 0, 100]
+    codes = {
+        "double = lambda x: 2 * x": 100,
+        "double: object = lambda x: 2 * x": 100,
+        "import math\ndouble = lambda x: math.prod([2, x])": 100,
+        "x == double": 0,
+        # bodies, which begin like it
+        "double == 3\nreturn 2 * x": 100,
+        "doubled = 2 * x\nreturn doubled": 100,
+    }
+    answers = [f"```python\n{code}\n```" for code in codes]
+    assert passes(answers, [[program]] * len(codes)) == [*codes.values()]
 
 
 @pytest.mark.slow

@@ -182,6 +182,7 @@ def test_a_resample_holds_all_turns_of_a_conversation_equally_often(metric: str)
     together = score_with_baseline(metric, *twice, margin=5, conversations=conversations)
     for name in ("value", "low", "high", "difference", "difference_low", "difference_high"):
         assert getattr(together.score, name) == pytest.approx(getattr(once.score, name)), name
+    assert 0 <= once.score.p_value <= 1
     assert together.score.p_value == pytest.approx(once.score.p_value)
     apart = score_with_baseline(metric, *twice, margin=5, conversations=[*range(60)])
     difference_of = [one.score.difference_high - one.score.difference_low for one in (apart, once)]

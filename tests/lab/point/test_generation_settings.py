@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig, MBart50Tokenizer, NoRepeatNGramLogitsProcessor
 
-from bild_lab.engine.logits_processors import score_settings
+from bild_lab.engine.logits_processors import sampling_settings, score_settings
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.errors import UserError, warn_once
-from bild_lab.lab.config.schemas import DecodingSpec
+from bild_lab.lab.config.schemas import DecodingSpec, PairSpec, RuntimeSpec, typed
+from bild_lab.lab.point import load as loading
 from bild_lab.lab.point.languages import Languages, warn_of_what_is_left_out
 from bild_lab.lab.point.load import load, processors_of, stop_of
 from tests.policies import shipped
@@ -154,6 +155,37 @@ def test_what_a_checkpoint_samples_with_is_named_where_texts_are_sampled(
     chosen = [{"_target_": "transformers.MinPLogitsWarper", "min_p": 0.3}]
     warn_of_what_is_left_out(chosen, Languages(), said, sampled=True)  # planted: told to add it
     assert len(caplog.messages) == 1
+
+
+def test_whether_texts_are_sampled_follows_from_the_temperature(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(
+        loading, "warn_of_what_is_left_out", lambda *_, sampled: told.append(sampled)
+    )
+    pair = PairSpec("mine", str(checkpoints / "llama"), None)
+    for temperature in (0.0, 0.7):
+        decoding = DecodingSpec(4, temperature=temperature)
+        loading.decoder_of(shipped("vanilla"), pair, decoding, typed(RuntimeSpec, {}, "runtime"))
+    assert told == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "off", "on"),
+    [
+        ("min_p", 0.0, 0.05),
+        ("typical_p", 1.0, 0.9),
+        ("epsilon_cutoff", 0.0, 0.1),
+        ("eta_cutoff", 0.0, 0.1),
+        ("top_h", 1.0, 0.5),
+    ],
+)
+def test_a_setting_of_sampling_counts_where_it_leaves_out_tokens(
+    name: str, off: float, on: float
+) -> None:
+    assert sampling_settings(checkpoint(**{name: off}).generation) == {}
+    assert sampling_settings(checkpoint(**{name: on}).generation) == {name: on}
 
 
 def test_a_checkpoints_stop_strings_are_followed_with_its_processors() -> None:

@@ -29,6 +29,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import bild_lab
 from bild_lab.engine.methods.lookup import suffix
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import evaluation_mode
 from bild_lab.engine.models.hf.layer_control import Plan, following
 from bild_lab.engine.models.hf.module_layers import head_input
@@ -193,6 +194,28 @@ def test_a_file_that_was_replaced_stays_for_those_who_have_it(tmp_path: Path) ->
     assert first.generate(PROMPT, 12).token_ids == text
     again = bild_lab.load(folder, policy="vanilla", engine="native")
     assert again.generate(PROMPT, 12).token_ids != text
+
+
+def test_a_file_of_weights_that_is_gone_and_other_files_that_are_written_anew_change_no_text(
+    tmp_path: Path,
+) -> None:
+    folder = save(tiny_llama(1), tmp_path / "model")
+    first = bild_lab.load(folder, policy="vanilla", engine="native")
+    text = first.generate(PROMPT, 12).token_ids
+    config = folder / "config.json"
+    config.write_text(f"{config.read_text()}\n")
+    assert first.generate(PROMPT, 12).token_ids == text
+    (folder / "model.safetensors").unlink()
+    assert first.generate(PROMPT, 12).token_ids == text
+
+
+def test_a_checkpoint_of_one_file_is_known_by_it(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"weights")
+    (stamp,) = Checkpoint(str(file)).file_stamps()
+    assert not stamp.overwritten()
+    file.write_bytes(b"other weights")
+    assert stamp.overwritten()
 
 
 def test_what_a_training_writes_beside_a_checkpoint_leaves_it_shared(tmp_path: Path) -> None:
@@ -372,6 +395,13 @@ def test_a_thread_that_has_ended_leaves_the_others_in_evaluation_mode() -> None:
     assert not any(part.training for part in module.modules())
     second.__exit__(None, None, None)
     assert [part.training for part in module.modules()] == modes
+
+
+def test_a_text_that_fails_leaves_a_model_in_training() -> None:
+    module = in_training(3)
+    with pytest.raises(KeyError, match="a fault"), evaluation_mode([module]):
+        raise KeyError("a fault")
+    assert all(part.training for part in module.modules())
 
 
 def test_generate_of_transformers_runs_what_a_user_has_compiled() -> None:

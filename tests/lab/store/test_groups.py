@@ -274,3 +274,21 @@ def test_without_a_baseline_the_first_is_the_one_of_the_least_latency():
     ]
     (group,) = by_setting(timed)
     assert [one.knobs["fallback"] for one in group.results] == [1, 0, 2]
+
+
+def test_few_of_many_results_are_the_fastest_the_best_at_each_loss_and_the_front():
+    # speedup and difference of quality; the scale's small loss is one point
+    places = {
+        0.1: (2.0, -4.0),
+        0.2: (1.8, -3.0),
+        0.3: (1.6, -0.9),
+        0.4: (1.2, 0.0),
+        0.5: (1.1, -2.0),
+    }
+    points = [sample_result("bild", {"fallback": at}, *place) for at, place in places.items()]
+    (group,) = by_setting([sample_baseline(), *points])
+    assert group.scale.small_loss == 1.0
+    notable = [one.knobs.get("fallback") for one in group.notable() if not one.is_baseline]
+    assert notable == [0.1, 0.3, 0.4]
+    few = [one.knobs.get("fallback") for one in group.selected(3) if not one.is_baseline]
+    assert few == [0.1, 0.2, 0.3, 0.4] and group.selected(6) == group.results

@@ -113,3 +113,7 @@ def test_points_that_differ_in_the_setting_alone_are_told_from_each_other() -> N
     assert frame["seed"].tolist() == [0, 1] and frame["setting_repeats"].tolist() == [3, 5]
     assert math.isnan(frame["decoding.top_p"][0]) and frame["decoding.top_p"][1] == 0.9
     assert "seed" not in to_frame([sample_result("bild", {}, 1.5)] * 2)
+    # what has a column of its own is in no other
+    assert frame.columns.is_unique and "decoding.temperature" not in frame
+    others = [sample_result("bild", {}, 1.5, setting={"dataset": name}) for name in ("a", "b")]
+    assert "setting_dataset" not in to_frame(others)

@@ -31,7 +31,7 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Scores, TreeSpec
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.config.compose import compose_policy, resolved_policy
+from bild_lab.lab.config.compose import compose_policy, knob_values, resolved_policy
 from bild_lab.lab.store.hashing import named_files
 from tests.engine.methods.drafters.naive import eagle_behind, grown, texts_before
 from tests.engine.methods.modules.tiny import files_of, random_eagle
@@ -214,6 +214,11 @@ def test_it_needs_what_either_needs_and_gives_what_both_give() -> None:
     assert HybridDrafter(both, Fixed(), 1).gives == frozenset()
     assert not HybridDrafter(both, Fixed(), 1).drafts_trees
     assert HybridDrafter(both, LookaheadDrafter(TARGET, 2, 3, 2), 1).drafts_trees
+    learning = Fixed()
+    learning.learns_from_texts = True
+    assert HybridDrafter(learning, both, 1).learns_from_texts
+    assert HybridDrafter(both, learning, 1).learns_from_texts
+    assert not HybridDrafter(both, both, 1).learns_from_texts
 
 
 def test_a_window_that_adapts_learns_from_its_own_drafts_alone() -> None:
@@ -309,3 +314,28 @@ def test_files_of_the_second_policy_count_with_their_content() -> None:
         compose_policy("hybrid", {"second": "medusa", "second_knobs": {"heads": "some/folder"}})
     )
     assert named_files(policy) == {"second_knobs.heads": "some/folder"}
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_bild_that_copies_is_bild_where_no_copy_is_long_enough(
+    family: str, checkpoints: Path
+) -> None:
+    knobs = {"fallback": 0.05, "rollback": 3.0, "window": 3}
+    prompt = "w5 w9 w12 w5 w9 w12 w5"
+    bild = load(checkpoints, family, "bild", **knobs).generate(prompt, 20)
+
+    def rounds(**more: object) -> list[tuple[int, ...]]:
+        found = load(checkpoints, family, "bild_hybrid", **knobs, **more).generate(prompt, 20)
+        return [one.drafted for one in found.trace.rounds]
+
+    assert rounds(min_depth=99) == [one.drafted for one in bild.trace.rounds]
+    copies = rounds(min_depth=1)
+    assert copies != rounds(min_depth=99)
+    assert copies != rounds(min_depth=1, first="prompt_lookup")
+
+
+def test_bild_that_copies_has_the_values_of_bild() -> None:
+    bild, hybrid = (knob_values(compose_policy(name)) for name in ("bild", "bild_hybrid"))
+    common = bild.keys() & hybrid.keys()
+    assert {"fallback", "rollback", "window"} <= common
+    assert [hybrid[knob] for knob in common] == [bild[knob] for knob in common]

@@ -4,6 +4,7 @@ target.
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -25,8 +26,12 @@ from transformers.cache_utils import MtpCache
 
 import bild_lab
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.methods.mtp import MtpDrafter, MtpHeads, load_mtp
+from bild_lab.engine.methods import mtp
+from bild_lab.engine.methods.mtp import MtpDrafter, MtpHeads, layer_names, load_mtp
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.weights import StoredWeights
+from bild_lab.engine.models.hf.slot_cache import SlotCache
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
@@ -127,7 +132,10 @@ def test_drafts_are_those_of_transformers_and_the_text_is_the_targets_own(
     kind: str, layers: int | None, tmp_path: Path
 ) -> None:
     module = random_model(kind, seed=4)
-    target, source = in_memory(module), Source((START, 5, 9, 12), None)
+    module.config.attention_dropout = 0.9  # of trainings
+    # from a prompt of one token on, so that later layers have nothing to read at first
+    prompt = (START, 5, 9, 12) if kind != "llama" else (START,)
+    target, source = in_memory(module), Source(prompt, None)
     heads = load_mtp(target, write_mtp(module.config, tmp_path / "mtp", layers))
     heads.model.embed_tokens = module.get_input_embeddings()
     heads.model.shared_head = module.get_output_embeddings()
@@ -147,10 +155,51 @@ def test_drafts_are_those_of_transformers_and_the_text_is_the_targets_own(
             assert list(drafted.drafted) == expected[:room]
             assert drafted.draft_calls == len(drafted.drafted)
         steps = [one for one in trace.forwards if one.config is heads.config]
-        assert {one.layers for one in steps} == {1}
+        assert {(one.layers, one.scored) for one in steps} == {(1, 1)}
         if window == 1:  # each row runs once
             ends = [one.cached + one.rows for one in steps]
             assert [one.cached for one in steps] == [0, *ends[:-1]]
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_rows_position_is_that_of_the_token_that_it_reads(
+    layer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rotations are relative, so that no draft shows it but of a model that scales them by length."""
+    module = tiny_llama(4)
+    heads = load_mtp(in_memory(module), write_mtp(module.config, tmp_path / "mtp", 3))
+    asked: list[Tensor] = []
+
+    def noting(*given: object, **_: object) -> Tensor:
+        asked.append(given[2])
+        return given[1]
+
+    monkeypatch.setattr(heads.model, "forward_layer", noting)
+    states = torch.zeros(2, module.config.hidden_size)
+    heads.run(layer, torch.tensor([5, 9]), states, SlotCache(heads.config), start=3)
+    # rows 3 and 4 read the tokens that are layer + 1 places behind theirs
+    assert asked[0].tolist() == [[4 + layer, 5 + layer]]
+
+
+@pytest.mark.parametrize(
+    ("names", "layers"),
+    [
+        (["model.layers.1.a", "model.layers.2.a", "model.layers.3.b", "lm_head.weight"], 2),
+        (["model.language_model.layers.2.a", "language_model.layers.3.a"], 2),
+        (["layers.2.a"], 1),
+        (["mtp.layers.0.a", "mtp.layers.1.a", "mtp.fc.weight"], 2),
+        (["mtp.fc.weight"], 1),
+        (["model.layers.0.a", "visual.mtp.layers.0.a", "model.vision.layers.7.a"], 0),
+    ],
+)
+def test_layers_are_found_by_the_names_that_checkpoints_give_them(
+    names: list[str], layers: int
+) -> None:
+    stored = StoredWeights({name: [1] for name in names}, lambda *_: torch.ones(1))
+    found, depth = layer_names(stored, target_depth=2)
+    others = {"model.layers.1.a", "lm_head.weight"}
+    assert depth == layers
+    assert found == [name for name in names if layers and name not in others]
 
 
 def test_no_id_without_a_token_is_drafted(tmp_path: Path) -> None:
@@ -218,6 +267,60 @@ def test_the_targets_weights_are_read_for_the_first_text_not_for_the_check(
     assert "decoder" in vars(decoder.target)
 
 
+def test_what_a_round_reads_of_the_target_is_made_before_a_text(tmp_path: Path) -> None:
+    """Rounded weights are blocks, of which a table is made, for which no clock runs."""
+    module = tiny_llama(4)
+    target = in_memory(module)
+    heads = load_mtp(target, write_mtp(module.config, tmp_path / "mtp"))
+    assert "vocabulary" not in vars(heads)
+    MtpDrafter(target, heads).prepare(Request(Source((START,)), Limits(1, 4)))
+    assert "vocabulary" in vars(heads)
+
+
+def test_copies_of_the_targets_table_and_head_are_left_out_without_a_word(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    module = tiny_llama(4)
+    folder, depth = write_mtp(module.config, tmp_path / "mtp", 1), module.config.num_hidden_layers
+    tensors = load_file(folder / "model.safetensors")
+    table = torch.ones(module.config.vocab_size, module.config.hidden_size)
+    for name in ("embed_tokens", "shared_head.head"):
+        tensors[f"model.layers.{depth}.{name}.weight"] = table.clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    heads = load_mtp(in_memory(module), folder)
+    assert heads.depth == 1 and torch.equal(heads.vocabulary[1], module.lm_head.weight)
+    assert capfd.readouterr().err == ""
+
+
+def test_layers_on_the_hub_are_read_at_the_commit_of_their_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tiny_llama(4)
+    target, folder = in_memory(module), write_mtp(module.config, tmp_path / "mtp")
+    assert not target.checkpoint.in_folder
+    stored = Checkpoint(str(folder)).weight_files
+    monkeypatch.setattr(Checkpoint, "weight_files", property(lambda _: stored))
+    vars(target.checkpoint)["weightless"] = lambda: module
+    read: list[str] = []
+    monkeypatch.setattr(
+        "transformers.modeling_layers.MtpModel.from_pretrained",
+        lambda outline: read.append(outline.config.name_or_path) or torch.nn.Linear(2, 2),
+    )
+    monkeypatch.setattr(Checkpoint, "files", property(lambda _: tmp_path / "snapshots" / "commit"))
+    with pytest.raises(UserError, match="hold .* numbers"):
+        load_mtp(target)
+    assert read == [str(tmp_path / "snapshots" / "commit")]
+
+
+def test_each_layer_has_a_kind_where_a_configuration_names_none() -> None:
+    config = copy.deepcopy(CONFIGS["qwen3.5"])
+    config.mlp_layer_types = ["dense", "dense"]
+    mtp._describe(config, 3)
+    described = config.get_mtp_config()
+    assert described.layer_types == ["full_attention"] * 3
+    assert described.mlp_layer_types == ["sparse"] * 3  # experts, whatever the first layers have
+
+
 OWN_CODE = """
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -272,6 +375,19 @@ def test_a_layer_that_passes_the_token_on_drafts_what_the_target_says(tmp_path: 
     assert [one.accepted for one in trace.rounds] == [0, 3, 3, 3, 3]
 
 
+@pytest.mark.parametrize("error", [AttributeError, KeyError, TypeError, ValueError, RuntimeError])
+def test_what_transformers_cannot_build_is_refused_in_a_sentence(
+    error: type[Exception], checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*_: object) -> None:
+        raise error("no such layer")
+
+    monkeypatch.setattr("transformers.modeling_layers.MtpModel.from_pretrained", refusing)
+    folder = with_layers(checkpoints, tmp_path / "own")
+    with pytest.raises(UserError, match=r"own \(llama\): .*no such layer.*; choose a target"):
+        bild_lab.load(str(folder), policy="mtp")
+
+
 def test_what_is_not_there_or_does_not_fit_is_refused(checkpoints: Path, tmp_path: Path) -> None:
     folder = with_layers(checkpoints, tmp_path / "own")
     tensors = load_file(folder / "model.safetensors")
@@ -296,8 +412,10 @@ def test_what_is_not_there_or_does_not_fit_is_refused(checkpoints: Path, tmp_pat
     wider = {**layers, "mtp.fc.weight": torch.ones(32, 96)}
     refused("transformers cannot read", wider)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
-    refused("whose hidden_size is 64, but that of .* is 32", layers)
+    others = {"hidden_size": 64, "num_hidden_layers": 9, "vocab_size": 7, "model_type": "mistral"}
+    for name, value in others.items():
+        (folder / "config.json").write_text(json.dumps({**config, name: value}))
+        refused(f"whose {name} is {value}, but that of .* is {config[name]}", layers)
     with pytest.raises(UserError, match="needs a decoder-only target"):
         load(checkpoints, "t5", "mtp")
     (folder / "config.json").write_text(json.dumps(config))
