@@ -10,8 +10,8 @@ What orders two accesses:
 
 - **of one program**: a barrier between them, or that both ask for the same places by the same
   addresses in the same order, of which each thread has its own, so that each place is one thread's.
-  Of fewer addresses than threads several threads read each. A barrier that the compiler adds for its
-  own needs does not count.
+  Of fewer addresses than threads several threads read each, so even a small tensor that is updated
+  in place needs a barrier. One that the compiler adds for its own needs does not count.
 - **of two programs of a launch**: a barrier after the first, then an atomic operation, then one of
   the other program on the same number (for a tensor of numbers then a barrier), then the second.
   Both operations release and acquire, for the whole GPU.
