@@ -124,17 +124,27 @@ def file_digest(file: Path) -> str:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write to a temporary file in the same folder, then put it in place in one step."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Inside the block a temporary file in the same folder, which the caller writes; after it the
+    file is on disk, and becomes `path` in one step. An error leaves what was there.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(descriptor)
+    temporary = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
+        yield temporary
+        with temporary.open("r+b") as file:
             os.fsync(file.fileno())  # else a power cut may leave the name without the content
         os.chmod(temporary, 0o644)  # mkstemp keeps its files private
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 

@@ -9,11 +9,12 @@ reads and writes what, and finds the pairs of accesses that nothing orders.
 What orders two accesses:
 
 - **of one program**: a barrier between them, or that both ask for the same places by the same
-  addresses, so that each place is one thread's. A barrier that the compiler adds for its own needs
-  does not count.
+  addresses in the same order, of which each thread has its own, so that each place is one thread's.
+  Of fewer addresses than threads several threads read each, so even a small tensor that is updated
+  in place needs a barrier. One that the compiler adds for its own needs does not count.
 - **of two programs of a launch**: a barrier after the first, then an atomic operation, then one of
   the other program on the same number (for a tensor of numbers then a barrier), then the second.
-  Both operations release and acquire.
+  Both operations release and acquire, for the whole GPU.
 - **of two launches**: that the second waits for the first. A launch in turn waits as a whole. Of one
   that overlaps, only what follows the wait of its program has waited. What precedes it runs beside
   all launches since the last *fence*, a launch that waits before it lets the next one begin, or that
@@ -38,6 +39,7 @@ import numpy as np
 import pytest
 
 UNIT = 2  # bytes: the smallest number that kernels write
+THREADS_OF_WARP, WARPS = 32, 4  # Triton's number of warps where a launch gives none
 
 
 @dataclass
@@ -46,8 +48,8 @@ class Access:
 
     program: its place in the order in which the programs ran. barriers: how many it had passed, a
     half less for an atomic operation, which publishes itself. clock: of other programs, of how many
-    barriers it knew. addresses: those asked for, unmasked, in the order of the operation. units: of
-    UNIT bytes that are touched, sorted.
+    barriers it knew. addresses: those asked for, in the operation's shape, 0 where it is masked.
+    owned: whether there are as many as threads. units: of UNIT bytes that are touched, sorted.
     """
 
     program: int
@@ -57,6 +59,7 @@ class Access:
     writes: bool
     atomic: bool
     addresses: np.ndarray
+    owned: bool
     units: np.ndarray
     place: str
 
@@ -66,7 +69,7 @@ class Access:
             return True
         if self.program != later.program:
             return later.clock.get(self.program, -1.0) > self.barriers
-        same_threads = self.addresses.size > 1 and np.array_equal(self.addresses, later.addresses)
+        same_threads = self.owned and np.array_equal(self.addresses, later.addresses)
         return self.barriers < later.barriers or same_threads
 
 
@@ -84,10 +87,13 @@ class Running:
 
 @dataclass
 class LaunchRecord:
-    """What the programs of one launch did. published: of each address of an atomic operation."""
+    """What the programs of one launch did. threads: of each program. published: of each address of an
+    atomic operation.
+    """
 
     kernel: str
     overlaps: bool
+    threads: int
     programs: list[Running] = field(default_factory=list)
     accesses: list[Access] = field(default_factory=list)
     published: dict[int, dict[int, float]] = field(default_factory=dict)
@@ -110,9 +116,9 @@ class MemoryWatch:
 
     # what runs
 
-    def begin_launch(self, kernel: str, overlaps: bool) -> None:
+    def begin_launch(self, kernel: str, overlaps: bool, warps: int) -> None:
         """overlaps: it begins when the launch before it lets it, and else when that has ended."""
-        self._record = LaunchRecord(kernel, overlaps)
+        self._record = LaunchRecord(kernel, overlaps, warps * THREADS_OF_WARP)
 
     def order_programs(self, grid: tuple[int, int, int]) -> None:
         """Choose the order in which the programs of a grid run: any may come."""
@@ -199,13 +205,14 @@ class MemoryWatch:
                 program.waited,
                 writes,
                 atomic,
-                touched,
+                np.where(mask, addresses, 0),
+                addresses.size >= record.threads,
                 units,
                 place,
             )
         )
         if publishes:
-            learned = program.clock if touched.size == 1 else program.pending
+            learned = program.clock if addresses.size == 1 else program.pending
             for address in touched.tolist():
                 published = record.published.setdefault(address, {})
                 join(learned, published)
@@ -292,7 +299,8 @@ def watch_memory() -> Iterator[MemoryWatch]:
         self.overlap = True
 
     def run_grid(original, self, *arguments, **named):
-        watch.begin_launch(self.fn.__name__, overlaps=named.get("launch_pdl", False))
+        overlaps, warps = named.get("launch_pdl", False), named.get("num_warps", WARPS)
+        watch.begin_launch(self.fn.__name__, overlaps, warps)
         result = original(self, *arguments, **named)
         watch.end_launch()
         return result
@@ -320,8 +328,8 @@ def watch_memory() -> Iterator[MemoryWatch]:
             mask.data,
             value.data.dtype.itemsize,
             writes=True,
-            atomic=True,
-            publishes=semantics.name == "ACQUIRE_RELEASE",
+            atomic=scope.name != "CTA",  # that is the program alone
+            publishes=semantics.name == "ACQUIRE_RELEASE" and scope.name != "CTA",
         )
         return original(self, operation, pointers, value, mask, semantics, scope)
 

@@ -21,13 +21,15 @@ from typing import Any
 import torch
 from jaxtyping import Shaped
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
-from bild_lab.files import write_atomically, write_json
+from bild_lab.errors import UserError
+from bild_lab.files import replacing, write_json
 
 log = logging.getLogger(__name__)
 BLOCKS, KEY = "*.safetensors", "record.json"
+DAMAGES = (SafetensorError, OSError, ValueError, KeyError, TypeError)  # what `read_block` raises
 
 RowValues = Shaped[Tensor, "1 width"]
 
@@ -95,7 +97,7 @@ class RecordStore:
         for file in self._blocks.get(text, ()):
             try:
                 rows, summed = read_block(file, checksums[-1])
-            except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+            except DAMAGES:
                 log.warning("%s is damaged: the rows of one text are recorded anew", file)
                 self._forget_from(text, len(rows_of_blocks))
                 break
@@ -107,9 +109,19 @@ class RecordStore:
     def read_newest(self, text: str) -> list[RecordedRow]:
         """The rows of the last block of a text.
 
-        They are read from the disk when they are used.
+        They are read from the disk when they are used. Raises UserError where they are no longer
+        those that were saved here.
         """
-        rows, _ = read_block(self._blocks[text][-1], self._checksums[text][-2])
+        before, saved = self._checksums[text][-2:]
+        try:
+            rows, summed = read_block(self._blocks[text][-1], before)
+        except DAMAGES:
+            summed = None
+        if summed != saved:
+            raise UserError(
+                f"another command writes its rows into {self.folder} too; when it has ended, run"
+                " this one again: it goes on"
+            )
         return rows
 
     def append(self, text: str, rows: Sequence[RecordedRow], forwards: Mapping[str, int]) -> None:
@@ -127,16 +139,17 @@ class RecordStore:
         if not (self.folder / KEY).is_file():
             write_json(self.folder / KEY, self._key)
         file = self.folder / f"{text}.{self.block_count(text):06}.safetensors"
-        content = save(tensors, {name: json.dumps(value) for name, value in metadata.items()})
-        write_atomically(file, content)
+        with replacing(file) as temporary:  # in a stream: rows take a large part of the memory
+            words = {name: json.dumps(value) for name, value in metadata.items()}
+            save_file(tensors, temporary, words)
+            self._sizes[file] = temporary.stat().st_size
         self._blocks.setdefault(text, []).append(file)
-        self._sizes[file] = len(content)
         checksums.append(summed)
 
     def _forget_from(self, text: str, place: int) -> None:
         """Remove this block of a text, and those after it, the last one first."""
         for file in reversed(self._blocks[text][place:]):
-            file.unlink()
+            file.unlink(missing_ok=True)  # another command may have removed it
             del self._sizes[file]
         del self._blocks[text][place:]
 

@@ -80,7 +80,7 @@ class TextLog:
         """The examples that are logged, by their places. sources: the prompts of all examples.
 
         Lines that are cut short or damaged, or of other prompts, are removed: their examples are
-        decoded anew.
+        decoded anew. Those of examples behind the last of these prompts stay for a command with more.
         """
         examples: dict[int, LoggedExample] = {}
         if not self.file.is_file():
@@ -89,9 +89,11 @@ class TextLog:
         kept_lines = [f"{self._head()}\n".encode()]
         for line in lines if head == kept_lines[0] else ():
             logged = LoggedExample.from_line(line)
-            if logged is not None and sources[logged.example : logged.example + 1] == [
-                logged.source
-            ]:
+            if logged is None:
+                continue
+            if logged.example >= len(sources):
+                kept_lines.append(line)
+            elif sources[logged.example] == logged.source:
                 examples[logged.example] = logged
                 kept_lines.append(line)
         if kept_lines != [head, *lines]:

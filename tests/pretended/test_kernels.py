@@ -118,15 +118,16 @@ def test_a_graph_launches_kernels_on_the_memory_as_it_then_is(
     machine: Machine, kernels: ModuleType
 ) -> None:
     source, target = numbers(1, 2, 3, 4), torch.zeros(4, device=DEVICE)
+    followed = torch.zeros(4, device=DEVICE)
     other, address = numbers(5, 6, 7, 8), address_of(source)
     factor = 2.0
-    kernels.follow[(1,)](address, target, COUNT=4)
-    kernels.copy_scaled[(1,)](target, target, factor, COUNT=4)
+    kernels.follow[(1,)](address, followed, COUNT=4)
+    kernels.copy_scaled[(1,)](followed, target, factor, COUNT=4)
     target.zero_()
     graph = torch.cuda.CUDAGraph()
     with captured(graph):
-        kernels.follow[(1,)](address, target, COUNT=4)
-        kernels.copy_scaled[(1,)](target, target, factor, COUNT=4)
+        kernels.follow[(1,)](address, followed, COUNT=4)
+        kernels.copy_scaled[(1,)](followed, target, factor, COUNT=4)
     assert target.tolist() == [0, 0, 0, 0]  # a capture runs nothing
     address.copy_(address_of(other))
     factor = 3.0  # what the host says later changes nothing

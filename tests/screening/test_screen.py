@@ -196,14 +196,14 @@ def test_a_grid_is_screened_confirmed_and_continued(screen: Command) -> None:
 _KILLED = """
 import os, signal
 from bild_lab.screening import record_store as store
-write_atomically, files = store.write_atomically, []
-def half(file, content):
+save_file, files = store.save_file, []
+def half(tensors, file, words):
+    save_file(tensors, file, words)
     files.append(file)
-    if len(files) < 4:  # the drafter's and the target's rows of the first text, and one's of the second
-        return write_atomically(file, content)
-    os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    write_atomically(file, content[: len(content) // 2])
-store.write_atomically = half
+    if len(files) == 4:  # after the drafter's and the target's rows of the first text, and one's of the second
+        os.truncate(file, os.path.getsize(file) // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+store.save_file = half
 """
 
 

@@ -58,6 +58,16 @@ def test_texts_of_other_points_or_prompts_are_not_taken(log: TextLog, tmp_path: 
     assert TextLog(tmp_path, KEY).read(["another", "second", "third"]) == {}
 
 
+def test_examples_behind_the_last_of_a_command_with_fewer_stay_logged(
+    log: TextLog, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault: they were removed, and decoded anew by the next command with all examples."""
+    with caplog.at_level(logging.WARNING):
+        assert TextLog(tmp_path, KEY).read(SOURCES[:1]) == {0: example(0)}
+    assert not caplog.text
+    assert TextLog(tmp_path, KEY).read(SOURCES) == {2: example(2), 0: example(0)}
+
+
 def test_a_log_whose_beginning_is_damaged_begins_anew(log: TextLog, tmp_path: Path) -> None:
     log.file.write_bytes(log.file.read_bytes()[1:])
     again = TextLog(tmp_path, KEY)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.logging import RichHandler
@@ -355,9 +355,12 @@ def plain_message(error: BaseException, config_name: str | None = "config") -> s
             f"{match[1]} cannot be read{signs and f' because of {signs}'}; write plain signs, or"
             " quote the value"
         )
-    return " ".join(
+    message = " ".join(
         line.strip() for line in str(error).splitlines() if line.strip() and "full_key" not in line
     )
+    if isinstance(error, OverrideParseException):  # its words do not have the override
+        return f"{error.override} cannot be read: {message}"
+    return message
 
 
 def unknown_key(key: str, config_name: str | None) -> str:

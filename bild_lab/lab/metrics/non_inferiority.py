@@ -136,7 +136,8 @@ def _betting_p_value(
 def _least_share_shown(p_value: Callable[[float], float]) -> float:
     """The smallest share of the scale that a test shows not to be lost, to 1e-9; 1 if none is.
 
-    p_value: given the share, falling.
+    p_value: given the share, falling. The score test's rises here and there by some ten-thousandths:
+    where it crosses the level several times, some tenths of a point apart, this is one of them.
     """
     not_shown, shown = -1.0, 1.0
     while shown - not_shown > 1e-9:

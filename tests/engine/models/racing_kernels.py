@@ -25,13 +25,21 @@ def write_twice(numbers, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def sum_in_turn(numbers, tickets, total, programs, BARRIER: tl.constexpr, SEMANTICS: tl.constexpr):
+def sum_in_turn(
+    numbers,
+    tickets,
+    total,
+    programs,
+    BARRIER: tl.constexpr,
+    SEMANTICS: tl.constexpr,
+    SCOPE: tl.constexpr,
+):
     """The program that takes the last ticket adds what all have written. Grid: (programs)."""
     program = tl.program_id(0)
     tl.store(numbers + program, program + 1)
     if BARRIER:
         tl.debug_barrier()
-    if tl.atomic_add(tickets, 1, sem=SEMANTICS) == programs - 1:
+    if tl.atomic_add(tickets, 1, sem=SEMANTICS, scope=SCOPE) == programs - 1:
         result = 0
         for index in range(programs):
             result += tl.load(numbers + index)
@@ -40,15 +48,17 @@ def sum_in_turn(numbers, tickets, total, programs, BARRIER: tl.constexpr, SEMANT
 
 @triton.jit
 def sum_by_several_tickets(
-    numbers, tickets, total, programs, WIDTH: tl.constexpr, BARRIER: tl.constexpr
+    numbers, tickets, total, programs, taken, WIDTH: tl.constexpr, BARRIER: tl.constexpr
 ):
-    """The same with WIDTH tickets, each of which a thread takes for itself. Grid: (programs)."""
+    """The same with the first `taken` of WIDTH tickets, each of which a thread takes for itself.
+    Grid: (programs).
+    """
     program = tl.program_id(0)
     lane = tl.arange(0, WIDTH)
     tl.store(numbers + program * WIDTH + lane, program + 1)
     tl.debug_barrier()
-    ended = tl.atomic_add(tickets + lane, 1, sem="acq_rel")
-    if tl.max(ended, 0) == programs - 1:
+    ended = tl.atomic_add(tickets + lane, 1, mask=lane < taken, sem="acq_rel")
+    if tl.max(tl.where(lane < taken, ended, 0), 0) == programs - 1:
         if BARRIER:
             tl.debug_barrier()
         result = tl.zeros((WIDTH,), tl.int64)
@@ -71,6 +81,17 @@ def add_one(numbers, WIDTH: tl.constexpr):
     """Each thread reads and writes its own number. Grid: (1)."""
     lane = tl.arange(0, WIDTH)
     tl.store(numbers + lane, tl.load(numbers + lane) + 1)
+
+
+@triton.jit
+def double_other_half(numbers, WIDTH: tl.constexpr, BARRIER: tl.constexpr):
+    """Threads of the first half read what those of the second half write. Grid: (1)."""
+    lane = tl.arange(0, WIDTH)
+    half = WIDTH // 2
+    number = tl.load(numbers + lane, mask=lane < half, other=0)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(numbers + lane - half, 2 * tl.sum(number, 0), mask=lane >= half)
 
 
 @triton.jit

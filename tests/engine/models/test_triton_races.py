@@ -74,26 +74,34 @@ def test_a_store_of_two_numbers_in_one_place_is_found(kernels: ModuleType) -> No
 
 
 @pytest.mark.parametrize(
-    ("barrier", "semantics", "races"),
-    [(True, "acq_rel", False), (False, "acq_rel", True), (True, "relaxed", True)],
+    ("barrier", "semantics", "scope", "races"),
+    [
+        (True, "acq_rel", "gpu", False),
+        (False, "acq_rel", "gpu", True),
+        (True, "relaxed", "gpu", True),
+        (True, "acq_rel", "cta", True),
+    ],
 )
 def test_a_ticket_orders_what_precedes_it_and_a_barrier(
-    barrier: bool, semantics: str, races: bool, kernels: ModuleType
+    barrier: bool, semantics: str, scope: str, races: bool, kernels: ModuleType
 ) -> None:
     total = numbers(1)
     with watch_memory() as watch:
-        kernels.sum_in_turn[(PROGRAMS,)](numbers(), numbers(1), total, PROGRAMS, barrier, semantics)
+        kernels.sum_in_turn[(PROGRAMS,)](
+            numbers(), numbers(1), total, PROGRAMS, barrier, semantics, scope
+        )
     assert total.item() == 6  # as programs run one after another here
     assert bool(watch.conflicts) == races
 
 
+@pytest.mark.parametrize("taken", [1, 4])
 @pytest.mark.parametrize("barrier", [True, False])
 def test_tickets_of_several_threads_order_what_follows_a_barrier(
-    barrier: bool, kernels: ModuleType
+    barrier: bool, taken: int, kernels: ModuleType
 ) -> None:
     with watch_memory() as watch:
         kernels.sum_by_several_tickets[(PROGRAMS,)](
-            numbers(), numbers(4), numbers(4), PROGRAMS, 4, barrier
+            numbers(), numbers(4), numbers(4), PROGRAMS, taken, 4, barrier
         )
     assert bool(watch.conflicts) != barrier
 
@@ -104,7 +112,23 @@ def test_a_number_that_one_thread_writes_and_others_still_read_is_found(
 ) -> None:
     with watch_memory() as watch:
         kernels.count_up[(1,)](numbers(), barrier)
-        kernels.add_one[(1,)](numbers(), 4)
+        kernels.add_one[(1,)](numbers(128), 128)
+    assert bool(watch.conflicts) != barrier
+
+
+@pytest.mark.parametrize(("width", "warps", "races"), [(64, 2, False), (64, 4, True)])
+def test_a_place_is_one_threads_where_there_are_as_many_as_threads(
+    width: int, warps: int, races: bool, kernels: ModuleType
+) -> None:
+    with watch_memory() as watch:
+        kernels.add_one[(1,)](numbers(width), width, num_warps=warps)
+    assert bool(watch.conflicts) == races
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_the_same_places_in_other_threads_are_found(barrier: bool, kernels: ModuleType) -> None:
+    with watch_memory() as watch:
+        kernels.double_other_half[(1,)](numbers(128), 256, barrier)
     assert bool(watch.conflicts) != barrier
 
 

@@ -512,6 +512,7 @@ BAD_INPUT = {
         ["policy.fallback=0,5"],
         "Ambiguous value for argument 'policy.fallback=0,5' 1. To use it as a list",
     ),
+    "a comma at the end": (["policy=bild,"], "policy=bild, cannot be read: mismatched input"),
     "misspelt policy": (["policy=blid"], "no policy 'blid'; did you mean bild?"),
     "unknown experiment": (
         ["experiment=xyz"],

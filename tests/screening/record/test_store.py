@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import resource
+import tracemalloc
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
+from bild_lab.errors import UserError
+from bild_lab.screening import record_store
 from bild_lab.screening.record_store import BLOCKS, RecordedRow, RecordStore
 
 KEY = {"weights": "a", "precision": "float32"}
@@ -63,6 +67,55 @@ def test_rows_keep_their_precision_and_their_kinds(tmp_path: Path) -> None:
     ((one, other),) = RecordStore(tmp_path / "r", KEY).read("text")
     assert torch.equal(one.values, rows[0]) and torch.equal(other.values, rows[1])
     assert (one.kind, other.kind) == ("logits", "head_input")
+
+
+def test_a_block_is_written_in_a_stream(tmp_path: Path) -> None:
+    """Fault: two copies of it as bytes, beside rows that take a fifth of the free memory."""
+    rows = [RecordedRow(at, at, "logits", torch.zeros(1, 100_000)) for at in range(10)]
+    tracemalloc.start()
+    try:
+        RecordStore(tmp_path / "record", KEY).append("one", rows, {})
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < rows[0].values.nbytes
+
+
+def test_a_full_disk_leaves_what_was_there(
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tensors: dict, file: Path, words: dict) -> None:
+        file.write_bytes(b"half a block")
+        raise SafetensorError("No space left on device")
+
+    before = set(store.folder.iterdir())
+    with monkeypatch.context() as patched, pytest.raises(SafetensorError, match="No space left"):
+        patched.setattr(record_store, "save_file", full)
+        store.append("one", entries(40), {})
+    assert set(store.folder.iterdir()) == before
+    store.append("one", entries(40), {})
+    assert read(store.folder, "one") == [10.0, 11.0, 12.0, 40.0, 41.0, 42.0]
+
+
+def test_a_block_that_another_command_removed_is_recorded_anew(store: RecordStore) -> None:
+    """Fault: it was looked for once more, to remove it."""
+    store.append("two", entries(40), {})
+    block_of(store, "two").unlink()
+    assert store.read("two") == [] and not list(store.folder.glob("two.*"))
+
+
+def test_new_rows_that_another_command_wrote_over_are_not_taken_for_them(
+    tmp_path: Path,
+) -> None:
+    first, second = (RecordStore(tmp_path / "record", KEY) for _ in range(2))
+    first.append("one", entries(10), {})
+    second.append("one", entries(20), {})
+    assert float(second.read_newest("one")[0].values[0, 0]) == 20.0
+    with pytest.raises(UserError, match="another command writes its rows into"):
+        first.read_newest("one")
+    block_of(first, "one").unlink()
+    with pytest.raises(UserError, match="another command writes its rows into"):
+        first.read_newest("one")
 
 
 def test_more_blocks_are_read_than_a_shell_allows_open_files(store: RecordStore) -> None:
