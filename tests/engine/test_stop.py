@@ -329,6 +329,7 @@ def test_generate_of_transformers_ends_where_vanilla_ends(checkpoints: Path) -> 
 def test_generate_runs_no_further_than_the_stop_string(checkpoints: Path) -> None:
     folder, ran = checkpoints / "llama", []
     target = models_for(folder)["target"]
+    assert not target.transformers.reads_padding  # what tells it runs forwards of its own
     hook = target.transformers.module.register_forward_hook(lambda *_: ran.append(1))
     try:
         texts = texts_of(HuggingFaceGenerate(target), with_stops(folder))
