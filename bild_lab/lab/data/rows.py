@@ -408,7 +408,7 @@ def _prepared(hub_id: str, config: str | None, revision: str | None, commit: str
         if _configuration_of(folder) == folder.parts[-3]
     ]
     matching = [folder for folder in folders if folder.name == commit]
-    if commit is None and revision is None:
+    if commit is None and revision in (None, "main"):
         matching = folders
     if len(matching) != 1:
         held = ", ".join(f"{folder.name} ({folder.parts[-3]})" for folder in sorted(folders))
