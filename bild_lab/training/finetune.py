@@ -250,9 +250,9 @@ class Evaluator:
     result.
 
     references: of every example. settings: greedy decoding, as `greedy_settings` gives it. cut:
-    stop strings, before which a text ends. Texts are decoded in the training's precision, in
-    batches, with Transformers' `generate`, at most to the last position that sessions of the model
-    have; one by one where its modules read the padding.
+    stop strings, before which a text ends. dtype: the training's precision, in which texts are
+    decoded, in batches, with Transformers' `generate`, at most to the last position that sessions
+    of the model have; one by one where its modules read the padding.
     """
 
     references: Sequence[Sequence[str]]
@@ -264,6 +264,7 @@ class Evaluator:
     settings: GenerationConfig
     writing: Writing = BY_SCRIPT
     cut: tuple[str, ...] = ()
+    dtype: torch.dtype = torch.float32
 
     def __call__(self, model: PreTrainedModel, loss: LayerLoss) -> dict[str, float]:
         """`METRIC` with `METRIC_low` and `METRIC_high` (95 %), `loss` in nats a token, and seconds.
@@ -312,7 +313,7 @@ class Evaluator:
     def _texts(self, model: PreTrainedModel) -> list[str]:
         texts: list[tuple[int, str]] = []
         positions = max_session_positions(model) or math.inf
-        for indices in self._batches(1 if reads_padding(model) else self.batch_size):
+        for indices in self._batches(1 if reads_padding(model, self.dtype) else self.batch_size):
             prompts = send_to_device(
                 self.collate.prompts([self.examples[index] for index in indices]), model.device
             )
@@ -456,6 +457,7 @@ def _evaluator(
         settings=settings,
         writing=job.fitting,
         cut=job.cut,
+        dtype=job.recipe.dtype,
     )
 
 

@@ -15,8 +15,10 @@ import pytest
 import torch
 from transformers import (
     GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
     NoBadWordsLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
     PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
 )
@@ -278,6 +280,37 @@ def test_a_processor_of_tokens_that_the_target_lacks_is_refused(checkpoints: Pat
         listed = [{**BAD_WORDS[0], "bad_words_ids": [[token]]}]
         with pytest.raises(UserError, match=rf"decoding.processors: {words}.*\[{token}\]; correct"):
             load(checkpoints / "llama", policy="vanilla", processors=listed)
+
+
+class OfTwoTokens(LogitsProcessor):
+    """Reads the token before the last."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores + float(input_ids[0, -2])
+
+
+class OnAnotherDevice(LogitsProcessor):
+    """As one that holds tensors of a GPU, at scores of the CPU."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if not input_ids.any():  # the prompts have tokens
+            raise RuntimeError("Expected all tensors to be on the same device")
+        return scores
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        PrefixConstrainedLogitsProcessor(lambda _, ids: [5, 6] if int(ids[-1]) else [], 1),
+        OfTwoTokens(),
+        OnAnotherDevice(),
+    ],
+)
+def test_a_processor_of_the_texts_alone_is_not_refused(
+    processor: LogitsProcessor, checkpoints: Path
+) -> None:
+    """Fault: it was tried at a text that it never gets, and refused, or ended in a traceback."""
+    load(checkpoints / "llama", policy="vanilla", processors=[processor]).generate([[5, 9]], 3)
 
 
 @pytest.mark.parametrize(

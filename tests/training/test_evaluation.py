@@ -102,6 +102,24 @@ def test_texts_of_modules_that_read_the_padding_are_those_of_each_alone(name: st
     assert together == alone == [greedy_text(model, prompt) for prompt in PROMPTS]
 
 
+def test_the_roundings_of_bfloat16_are_no_padding_that_was_read() -> None:
+    """Fault: on a GPU every training in bfloat16 was evaluated text by text, as its batches were
+    held to the digits of the weights, which are of float32.
+    """
+    model, rows = tiny_llama(1), []
+    head = model.get_output_embeddings()
+
+    def rounded(module: torch.nn.Module, inputs: object, logits: torch.Tensor) -> torch.Tensor:
+        rows.append(len(logits))  # other products for other shapes
+        return logits * (1 + 2**-8 * torch.cos(torch.arange(VOCABULARY))) ** len(logits)
+
+    head.register_forward_hook(rounded)
+    for dtype, largest in ((torch.bfloat16, len(PROMPTS)), (torch.float32, 2)):
+        rows.clear()
+        replace(evaluator(model, 5), dtype=dtype)._texts(model)
+        assert max(rows) == largest  # two texts tell whether the padding is read
+
+
 def test_texts_end_where_a_rotation_would_change() -> None:
     model = build("phi3/longrope")  # of 24 tokens
     unending = greedy_settings(40, [], PAD, None)

@@ -41,20 +41,32 @@ def require_float32(dtype: torch.dtype, device: torch.device) -> None:
     """
     if dtype != torch.float32:
         return
-    on_cpu, precision = device.type == "cpu", torch.get_float32_matmul_precision()
+    on_cpu = device.type == "cpu"
     variables = _FEWER_DIGITS["cpu" if on_cpu else "cuda"]
     named = [name for name in variables if os.environ.get(name, "").upper() not in _ALL_DIGITS]
-    whole = ("highest", "high") if on_cpu else ("highest",)  # high is TF32 on a GPU
+    setting, precision, highest = _matmul_precision(on_cpu)
+    # high is TF32 on a GPU, and changes nothing on most CPUs
+    whole = (highest, "none", *(("high", "tf32") if on_cpu else ()))
     if named:
         cause, remedy = f"{named[0]}={os.environ[named[0]]} says", f"unset {named[0]}"
     elif precision not in whole:
-        cause, remedy = f"its float32_matmul_precision is {precision!r}", "set it to 'highest'"
+        cause, remedy = f"its {setting} is {precision!r}", f"set it to {highest!r}"
     else:
         return
     raise UserError(
         f"PyTorch multiplies float32 with fewer digits here, as {cause}; {remedy}, or decode in"
         " bfloat16 (runtime.dtype, train.precision)"
     )
+
+
+def _matmul_precision(on_cpu: bool) -> tuple[str, str, str]:
+    """PyTorch's setting for products of float32 on a device, its value, and that of all digits."""
+    try:
+        return "float32_matmul_precision", torch.get_float32_matmul_precision(), "highest"
+    except RuntimeError:  # PyTorch ≥ 2.9, once any of the backends' own settings is set
+        backend = "mkldnn" if on_cpu else "cuda"
+        settings = getattr(torch.backends, backend).matmul
+        return f"torch.backends.{backend}.matmul.fp32_precision", settings.fp32_precision, "ieee"
 
 
 def wait_for(device: torch.device) -> None:

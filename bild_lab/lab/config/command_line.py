@@ -111,7 +111,7 @@ def _require_range_in_order(word: str) -> None:
     that ends between two steps.
     """
     key, _, value = word.partition("=")
-    if re.match(r"sort\(\s*range\(", value):
+    if re.match(r"(tag\([^'\"]*)?sort\([^'\"]*range\(", value):
         raise UserError(
             f"Hydra sorts a range wrongly, got {word!r}; write the range in its order, such as"
             f" {key}=range(5,0,-2) for 5, 3, 1"

@@ -36,7 +36,8 @@ SPLIT_WORDS = {
 METADATA_FILES = {"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"}
 REMEDY = f"give a local copy instead: dataset.path=DIR (a folder or a file: {' '.join(SUFFIXES)})"
 
-_SHARD = re.compile(r"-of-(\d+)")
+# older versions of datasets wrote a fingerprint behind it, which is another for each shard
+_SHARD = re.compile(r"(\d+)-of-(\d+)(?:-[0-9a-f]{16}(?=\.))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -186,20 +187,19 @@ def _require_one_dataset(root: Path, split: str, files: Sequence[Path]) -> None:
     """Raise UserError unless the files are the shards of one dataset: two configs, years or formats
     must not be mixed, and no shard may lack.
     """
-    families = {
-        str(file.relative_to(root).with_name(re.sub(r"\d+", "#", file.name))) for file in files
-    }
+    names = {file: re.sub(r"\d+", "#", _SHARD.sub("0-of-0", file.name)) for file in files}
+    families = {str(file.relative_to(root).with_name(name)) for file, name in names.items()}
     if len(families) > 1:
         families_text = ", ".join(sorted(families))
         raise UserError(
             f"{root} holds split {split!r} more than once ({families_text}); point dataset.path at"
             " one of them"
         )
-    shards = _SHARD.search(files[0].name)
-    if shards and int(shards[1]) != len(files):
+    shards = [shard for file in files if (shard := _SHARD.search(file.name))]
+    if shards and not _are_counted(sorted(int(shard[1]) for shard in shards), int(shards[0][2])):
         raise UserError(
-            f"{files[0]} is one of {int(shards[1])} shards, got {len(files)}; copy the others next"
-            " to it"
+            f"{files[0]} is one of {int(shards[0][2])} shards, got {len(files)}; copy the others"
+            " next to it, and leave no shard there twice"
         )
     if len(files) > 1 and not shards and not _count_up(files):
         raise UserError(
@@ -216,12 +216,16 @@ def _count_up(files: Sequence[Path]) -> bool:
     numbers = [tuple(map(int, re.findall(r"\d+", file.name))) for file in files]
     counting = [place for place in zip(*numbers, strict=True) if len(set(place)) > 1]
     if len(counting) == 1:
-        counted = set(counting[0])
-        return counted in ({*range(len(files))}, {*range(1, len(files) + 1)})
+        return _are_counted(sorted(counting[0]), len(files))
     if len(counting) != 2:
         return False
     ranges = sorted(zip(*counting, strict=True))
-    return ranges[0][0] == 0 and all(end == start for (_, end), (start, _) in pairwise(ranges))
+    steps = {start - end for (_, end), (start, _) in pairwise(ranges)}
+    return ranges[0][0] == 0 and steps in ({0}, {1})  # up to a row, or to the one before
+
+
+def _are_counted(numbers: list[int], count: int) -> bool:
+    return numbers in (list(range(count)), list(range(1, count + 1)))
 
 
 def hub_rows(
@@ -404,7 +408,7 @@ def _prepared(hub_id: str, config: str | None, revision: str | None, commit: str
         if _configuration_of(folder) == folder.parts[-3]
     ]
     matching = [folder for folder in folders if folder.name == commit]
-    if commit is None and revision is None:
+    if commit is None and revision in (None, "main"):
         matching = folders
     if len(matching) != 1:
         held = ", ".join(f"{folder.name} ({folder.parts[-3]})" for folder in sorted(folders))

@@ -79,6 +79,7 @@ OPTIONS = {  # the keys of the configuration that `load` takes beside knobs
     "pair": {field.name for field in fields(PairSpec) if field.name.endswith(_PAIR_OPTIONS)},
     "runtime": {field.name for field in fields(RuntimeSpec)} - {"batch", "seed"},
 }
+MANY_COLUMNS = 2**21  # more than any vocabulary has
 METHOD_PARTS = ("engine", "draft_shape", "lossless", "decode")  # of `Method`
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]  # a model in memory and its tokenizer
 
@@ -632,16 +633,27 @@ def _processor(node: Any) -> LogitsProcessor:
 
 
 def _require_suited(processors: Sequence[LogitsProcessor], checkpoint: Checkpoint) -> None:
-    """Raise UserError for a processor that cannot change the scores of this checkpoint, such as one
-    of tokens that it does not have: some check their values at the first scores alone.
+    """Raise UserError for a processor of tokens that this checkpoint does not have: some check their
+    values at the first scores alone.
+
+    One that would fail at scores of any number of tokens wants another text than the one that is
+    made up here, or another device; it is not judged.
     """
-    text, scores = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, checkpoint.columns)
     for processor in processors:
-        try:
-            copy(processor)(text, scores.clone())
-        except (ValueError, IndexError) as error:
+        error = _error_of(processor, checkpoint.columns)
+        if error is not None and _error_of(processor, MANY_COLUMNS) is None:
             raise UserError(
                 f"decoding.processors: {type(processor).__name__} cannot change the"
                 f" {checkpoint.columns} scores of {checkpoint.path}: {first_line(error)}; correct its"
                 " values"
             ) from error
+
+
+def _error_of(processor: LogitsProcessor, columns: int) -> Exception | None:
+    """What the processor raises at the scores of this many tokens, behind a text of one."""
+    text, scores = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, columns)
+    try:
+        copy(processor)(text, scores)
+    except Exception as error:  # a user's own may raise any
+        return error
+    return None

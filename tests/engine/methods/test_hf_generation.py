@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import bild_lab
 from bild_lab.engine.methods import hf_generation
@@ -16,6 +17,7 @@ from bild_lab.engine.methods.hf_generation import (
     HuggingFaceGenerate,
     HuggingFacePromptLookup,
 )
+from bild_lab.engine.models.hf.generation import reads_padding
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
@@ -104,6 +106,23 @@ def test_texts_of_a_padded_batch_are_those_of_each_alone(
     same_length = [PADDED[0], [7, 7]]
     decoder.generate(same_length, 10, batch=2)
     assert batches == [2]
+
+
+def test_a_rounding_that_chooses_another_token_is_no_padding_that_was_read() -> None:
+    """Fault: where two scores are close, a batch was decoded text by text, with a warning that the
+    module reads the padding.
+    """
+    model = tiny_llama(1)
+    head = model.get_output_embeddings()
+    with torch.no_grad():
+        head.weight[1::2] = head.weight[::2]
+
+    def rounded(module: torch.nn.Module, inputs: object, logits: torch.Tensor) -> torch.Tensor:
+        ahead = torch.arange(logits.shape[-1]) % 2 == len(logits) % 2  # of two equal scores
+        return logits + 1e-5 * ahead
+
+    head.register_forward_hook(rounded)
+    assert not reads_padding(model, torch.float32)
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(checkpoints: Path, tmp_path: Path) -> None:

@@ -72,6 +72,42 @@ def test_float32_with_fewer_digits_is_refused(
             HuggingFaceModel(checkpoint, device, torch.float32)
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="needs PyTorch 2.9"
+)
+@pytest.mark.parametrize(
+    ("setting", "value", "refused_on"),
+    [
+        ("cuda.matmul.fp32_precision", "tf32", [GPU]),
+        ("mkldnn.matmul.fp32_precision", "bf16", [CPU]),
+        ("fp32_precision", "tf32", [GPU]),
+    ],
+)
+def test_precisions_of_single_backends_are_understood(
+    setting: str, value: str, refused_on: list[torch.device]
+) -> None:
+    """Fault: every decoding in float32 ended in a traceback, as PyTorch then refuses to tell one
+    precision for all.
+    """
+    program = f"""
+import torch
+from bild_lab.engine.models.device import require_float32
+from bild_lab.errors import UserError
+torch.backends.{setting} = {value!r}
+for name in ("cpu", "cuda"):
+    try:
+        require_float32(torch.float32, torch.device(name))
+    except UserError as error:
+        print(name, error)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    refusals = found.stdout.splitlines()
+    assert [line.split()[0] for line in refusals] == [device.type for device in refused_on]
+    assert f"matmul.fp32_precision is {value!r}; set it to 'ieee'" in refusals[0]
+
+
 def test_float32_has_all_its_digits_in_a_container_of_nvidia() -> None:
     program = "import bild_lab, torch; print(torch.get_float32_matmul_precision())"
     process = subprocess.run(

@@ -454,6 +454,15 @@ def test_line_breaks_of_the_command_line_are_line_breaks(word: str, wanted: obje
             ["policy.window=sort(range(1,6,2),reverse=true)"],  # Hydra would take 4, 2 and 0
             "write the range in its order, such as policy.window=range(5,0,-2) for 5, 3, 1",
         ),
+        (
+            ["policy.window=tag(few,sort(range(1,6,2),reverse=true))"],
+            "write the range in its order",
+        ),
+        (
+            ["policy.window=sort(tag(few,range(1,6,2)),reverse=true)"],
+            "write the range in its order",
+        ),
+        (["policy.window=sort(sweep=range(1,6,2),reverse=true)"], "write the range in its order"),
         (["bild"], "'bild' is no KEY=VALUE, such as policy=bild"),
         (["bild", "name=a"], "'bild' is no KEY=VALUE, such as policy=bild"),
     ],

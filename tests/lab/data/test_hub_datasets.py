@@ -186,7 +186,8 @@ def test_without_the_hub_a_revision_is_the_one_that_was_read_and_no_newer_one(
     *unclear, exact = load_in_a_fresh_process(endpoint, tmp_path, *asked[:3])
     assert all("not one dataset of" in message for message in unclear) and exact == read[0]
     shutil.rmtree(next((tmp_path / "datasets").rglob(second)))
-    assert load_in_a_fresh_process(endpoint, tmp_path, asked[0]) == read[:1]
+    named = {"hub_id": "me/two", "hub_revision": "main"}
+    assert load_in_a_fresh_process(endpoint, tmp_path, asked[0], named) == read[:1] * 2
 
 
 def spec_of(**fields: str) -> DatasetSpec:

@@ -54,6 +54,10 @@ def test_every_name_of_the_validation_split_finds_every_layout(
 
 
 SHARDS = [f"data/train-0000{index}-of-00003.parquet" for index in range(3)]
+FINGERPRINTS = [
+    "data/test-00000-of-00002-a09b74b3ef9c3b56.parquet",
+    "data/test-00001-of-00002-1c2d3e4f5a6b7c8d.parquet",
+]
 CONFIGS = ["de-en/test-00000-of-00001.parquet", "fr-en/test-00000-of-00001.parquet"]
 
 
@@ -82,6 +86,15 @@ CONFIGS = ["de-en/test-00000-of-00001.parquet", "fr-en/test-00000-of-00001.parqu
             ["test"],
             ["test-0-2.jsonl", "test-2-4.jsonl", "test-4-6.jsonl"],
         ),
+        (
+            ["test-1000-1999.jsonl", "test-0-999.jsonl"],
+            ["test"],
+            ["test-0-999.jsonl", "test-1000-1999.jsonl"],
+        ),
+        # with the fingerprints that older versions of datasets wrote
+        (FINGERPRINTS[::-1], ["test"], FINGERPRINTS),
+        # a word that is no number of shards
+        (["test-best-of-10.jsonl"], ["test"], ["test-best-of-10.jsonl"]),
         # a split with a name of its own
         (["flickr.jsonl", "test.jsonl"], ["flickr"], ["flickr.jsonl"]),
     ],
@@ -103,6 +116,12 @@ def test_a_lone_file_without_a_split_word_serves_any_split(folder) -> None:
         (
             ["test-00000-of-00003.parquet", "test-00002-of-00003.parquet"],
             "is one of 3 shards, got 2",
+        ),
+        # of two uploads, and of two years
+        ([FINGERPRINTS[0], FINGERPRINTS[0].replace("a09b", "b09b")], "is one of 2 shards, got 2"),
+        (
+            ["test-2014-00000-of-00002.parquet", "test-2015-00000-of-00002.parquet"],
+            "is one of 2 shards, got 2; copy the others next to it, and leave no shard there twice",
         ),
         (
             ["test-00000.parquet", "test-00002.parquet"],

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
     PreTrainedModel,
 )
 
@@ -46,28 +48,44 @@ def cache_of_its_own(module: PreTrainedModel) -> dict[str, EncoderDecoderCache]:
     return {cache_name(module): EncoderDecoderCache(DynamicCache(), DynamicCache())}
 
 
+class _Given(LogitsProcessor):
+    """Lets the new tokens of every row be given ones, whatever their scores."""
+
+    def __init__(self, tokens: Sequence[int], width: int) -> None:
+        self._tokens, self._width = tokens, width  # width: of the prompts
+
+    def __call__(
+        self, input_ids: Int[Tensor, "rows n"], scores: Float[Tensor, "rows vocab"]
+    ) -> Float[Tensor, "rows vocab"]:
+        chosen = torch.full_like(scores, -torch.inf)
+        chosen[:, self._tokens[input_ids.shape[1] - self._width]] = 0.0
+        return chosen
+
+
 @torch.inference_mode()
-def reads_padding(module: PreTrainedModel) -> bool:
+def reads_padding(module: PreTrainedModel, dtype: torch.dtype) -> bool:
     """Whether a text gets other scores beside a longer one, as some modules read the padding: in
     transformers 5.23 those of XLNet, RWKV, MiniMax, and DeepSeek's sparse attention.
 
-    A short text is decoded alone and in a batch. Scores of NaN tell nothing, and are found
-    elsewhere.
+    A short text is decoded alone and in a batch, with the same tokens: a rounding would choose
+    others where two scores are close. dtype: the precision of the module's products, which under
+    autocast is not that of its weights. Scores of NaN tell nothing, and are found elsewhere.
     """
     if module.config.is_encoder_decoder:
         sources = source_tokens(module)
-        short, long = sources[:2], sources
+        short, long, new = sources[:2], sources, plain_tokens(module.config, CHECKED)
     else:
         length, room = prompt_length(module), max_session_positions(module)
         padding = PADDING if room is None else min(PADDING, room - length - CHECKED)
         drawn = plain_tokens(module.config, 2 * length + padding)
-        short, long = drawn[:length], drawn[length:]
-    alone, together = _logits(module, [short]), _logits(module, [short, long])
-    # positions behind a token that another padding has chosen are of another text
-    return distance(together, alone, module.dtype) > tolerance(module.dtype)
+        short, long, new = drawn[:length], drawn[length:], drawn[-CHECKED:]
+    alone, together = _logits(module, [short], new), _logits(module, [short, long], new)
+    return distance(together, alone, dtype) > tolerance(dtype)
 
 
-def _logits(module: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Float[Tensor, "n vocab"]:
+def _logits(
+    module: PreTrainedModel, rows: Sequence[Sequence[int]], new: Sequence[int]
+) -> Float[Tensor, "n vocab"]:
     """The scores of the first row's new tokens, by `generate` over all rows."""
     encoder_decoder = module.config.is_encoder_decoder
     width = max(map(len, rows))
@@ -82,15 +100,19 @@ def _logits(module: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Float[Ten
         torch.tensor(each, device=input_device(module)) for each in zip(*texts, strict=True)
     )
     settings = GenerationConfig(
-        max_new_tokens=CHECKED,
+        max_new_tokens=len(new),
         do_sample=False,
         pad_token_id=0,
         decoder_start_token_id=0 if encoder_decoder else None,
         output_logits=True,
         return_dict_in_generate=True,
     )
+    given = _Given(new, 1 if encoder_decoder else width)
     options = cache_of_its_own(module) if encoder_decoder else {}
     generated = with_settings(module, settings).generate(
-        input_ids=input_ids, attention_mask=attention_mask, **options
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        logits_processor=LogitsProcessorList([given]),
+        **options,
     )
     return torch.stack(generated.logits)[:, 0]

@@ -125,7 +125,7 @@ class HuggingFaceModel:
     @cached_property
     def reads_padding(self) -> bool:
         """Whether the texts of a padded batch of `generate` are others than alone."""
-        return reads_padding(self.module)
+        return reads_padding(self.module, self.dtype)
 
     @property
     def _outline(self) -> PreTrainedModel:

@@ -309,6 +309,21 @@ def test_a_drafter_of_states_gets_those_of_the_prompt_beside_layers_of_the_targe
         assert found == expected, (first, second)
 
 
+def test_a_hybrid_waits_for_the_states_of_the_prompt_one_round_at_most(checkpoints: Path) -> None:
+    """A prompt of one token has none, and of a hybrid within another each hears what the other has
+    waited for.
+    """
+    files = files_of("dflash", Checkpoint(str(checkpoints / "llama")).config, checkpoints)
+    inner = {"first": "dflash", "first_knobs": files, "second": "layer_skip", "min_depth": 1}
+    outer = {"first": "hybrid", "first_knobs": inner, "second": "suffix", "min_depth": 1}
+    for knobs in (inner, outer):
+        hybrid = load(checkpoints, "llama", "hybrid", **knobs)
+        for prompt, waited in (([START], 0), ([START, 5, 9, 30, 12], 1)):
+            rounds = hybrid.generate(prompt, 8).trace.rounds
+            drafts = [bool(each.drafted) for each in rounds[:2]]
+            assert drafts == [not waited, True], (knobs["first"], prompt)
+
+
 def test_files_of_the_second_policy_count_with_their_content() -> None:
     policy = resolved_policy(
         compose_policy("hybrid", {"second": "medusa", "second_knobs": {"heads": "some/folder"}})
