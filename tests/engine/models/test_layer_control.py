@@ -4,12 +4,23 @@ forward may end.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from bild_lab.engine.models.hf.layer_control import Plan, along_branches, decoder_layers
+from bild_lab.engine.models.hf.layer_control import (
+    Plan,
+    along_branches,
+    decoder_layers,
+    wrap_blocks,
+    wrap_layers,
+)
 from bild_lab.engine.models.placed_rows import PlacedRows
-from tests.tiny import tiny_t5
+from tests.tiny import tiny_llama, tiny_t5
 
 WINDOW = 2
 
@@ -49,3 +60,17 @@ def test_a_forward_ends_once_its_layers_ran_and_the_states_asked_for_are_there()
 def test_a_decoder_may_have_another_depth_than_its_encoder() -> None:
     module = tiny_t5(0, layers=3, decoder_layers=2)
     assert len(decoder_layers(module)) == 2
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_t5])
+def test_a_module_serves_any_number_of_texts(make: Callable[[int], PreTrainedModel]) -> None:
+    module = make(0).eval()
+    ids = torch.tensor([[5, 9, 12]])
+    inputs = {"input_ids": ids}
+    if module.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = ids
+    expected = module(**inputs).logits
+    for _ in range(sys.getrecursionlimit()):  # each text wraps; planted: a wrapper around a wrapper
+        wrap_layers(module)
+        assert wrap_blocks(module)
+    assert torch.equal(module(**inputs).logits, expected)
