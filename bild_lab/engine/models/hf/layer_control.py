@@ -93,10 +93,7 @@ class Plan:
 
         is_last: whether it is the module's last.
         """
-        if self.layers is None:
-            ran_last = is_last
-        else:
-            ran_last = not self.layers or index == self.layers[-1]
+        ran_last = is_last if self.layers is None else not self.layers or index == self.layers[-1]
         return self.stop and ran_last and index + 1 >= max(self.hidden, default=0)
 
 
