@@ -86,7 +86,12 @@ def texts_of(checkpoints: Path, policy: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("default_dtype", [torch.float64, torch.bfloat16], indirect=True)
 @pytest.mark.parametrize("policy", EVERY_KIND)
-@pytest.mark.fast("speculative-default_dtype0", "medusa-default_dtype1", "eagle-default_dtype1")
+@pytest.mark.fast(
+    "speculative-default_dtype0",
+    "medusa-default_dtype1",
+    "eagle-default_dtype1",
+    "ngram-default_dtype0",
+)
 @pytest.mark.usefixtures("default_dtype")
 def test_texts_do_not_depend_on_the_default_type_of_pytorch(checkpoints: Path, policy: str) -> None:
     found = []
