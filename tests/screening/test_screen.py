@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -264,6 +265,15 @@ SPEC = {
 def test_a_screening_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"screen\.({'|'.join(changed)}|select)"):
         ScreenSpec(**{**SPEC, **changed})
+
+
+@pytest.mark.parametrize(
+    "word", ["hydra/launcher=gpus", "+hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+)
+def test_a_launcher_and_its_settings_are_refused(word: str) -> None:
+    hydra_config = OmegaConf.create({"overrides": {"hydra": ["hydra.mode=RUN", word], "task": []}})
+    with pytest.raises(UserError, match=f"so {re.escape(word)} would change nothing"):
+        command_line_lists(hydra_config)
 
 
 def test_points_that_are_not_measured_live_may_be_screened_on_any_split() -> None:
