@@ -575,7 +575,7 @@ def test_a_confirmed_point_is_told_with_the_digits_of_its_metric(metric: str, wo
 def test_a_screened_point_is_told_by_the_knobs_that_differ_among_the_screened() -> None:
     fixed = {"window": 10, "verify_tail": True, "draft_vocabulary": None}
     rows = [
-        SimpleNamespace(policy="bild", knobs={"fallback": fallback, "rollback": 2, **fixed})
+        SimpleNamespace(policy="bild", knobs={"fallback": fallback, "rollback": 7, **fixed})
         for fallback in (0.3, 0.5)
     ]
     assert [row_label(row, rows) for row in rows] == ["bild (fallback 0.3)", "bild (fallback 0.5)"]
