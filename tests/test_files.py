@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.files import append_line, cache_folder, holding, sync_folder, write_atomically
+from bild_lab.files import (
+    append_line,
+    cache_folder,
+    holding,
+    json_text,
+    sync_folder,
+    write_atomically,
+)
 
 
 def test_a_user_without_a_home_is_told_to_name_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +94,7 @@ def test_a_line_is_added_to_a_new_file_a_whole_one_and_one_that_was_cut_short(
         stream.write(b"cut")
     append_line(file, "last")
     assert file.read_text(encoding="utf-8").splitlines() == ["first", "café", "cut", "last"]
+
+
+def test_json_for_people_shows_every_letter() -> None:
+    assert json_text({"text": "Höhe 語"}) == '{\n  "text": "Höhe 語"\n}\n'

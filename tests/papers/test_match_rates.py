@@ -307,7 +307,7 @@ BAD_INPUT = {  # words of the command, and what the message names
 }
 
 
-@pytest.mark.fast("layers=[1,3]", "heads=nowhere")
+@pytest.mark.fast("layers=[1,3]", "top_k=[1,41]", "heads=nowhere")
 @pytest.mark.parametrize("words", BAD_INPUT)
 def test_bad_input_gives_one_line_and_leaves_nothing(
     words: str, command: Command, checkpoints: Path, data: Path

@@ -82,6 +82,21 @@ def test_the_table_has_each_run_with_its_machine_and_its_two_numbers() -> None:
     assert rows["run0"].count("–") == 2  # of before the numbers were measured
 
 
+def test_points_are_named_by_what_differs_among_all_of_a_policy() -> None:
+    found = {
+        name: [
+            sample_baseline(),
+            *(
+                sample_result("bild", {"fallback": fallback, "rollback": 7}, 1.5)
+                for fallback in (0.5, 0.7)
+            ),
+        ]
+        for name in ("one", "other")
+    }
+    labels = [runs.label for runs in point_runs(found)]
+    assert labels == ["bild fallback 0.5", "bild fallback 0.7"]
+
+
 def test_points_match_as_in_a_comparison_of_two() -> None:
     first = [run(1.5, 0.3), run(1.6, 0.5), run(1.7, 0.5)]  # the newest of equal points counts
     second = [run(1.2, 0.5)]

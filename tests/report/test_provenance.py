@@ -193,6 +193,20 @@ def test_what_certificates_found_is_told_of_points_that_do_not_say_that_they_are
     assert notes([sample_replayed(certificate={**vars(lossy[0].certificate)})]) == []
 
 
+def test_points_of_one_server_are_told_apart_by_what_differs() -> None:
+    certificate = {"claimed": False, "equal": 6, "ties": 0, "defects": 0}
+    points = [
+        sample_result(
+            "server", {"window": window, "top": 3}, 1.5, engine="server", certificate=certificate
+        )
+        for window in (2, 4)
+    ]
+    assert [remark.split(" does")[0] for remark in certified_without_claim(points)] == [
+        "server (window 2)",
+        "server (window 4)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("retries", "said"), [(0, []), (1, ["1 request was sent"]), (3, ["3 requests were sent"])]
 )

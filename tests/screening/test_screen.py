@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -264,6 +265,15 @@ SPEC = {
 def test_a_screening_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"screen\.({'|'.join(changed)}|select)"):
         ScreenSpec(**{**SPEC, **changed})
+
+
+@pytest.mark.parametrize(
+    "word", ["hydra/launcher=gpus", "+hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+)
+def test_a_launcher_and_its_settings_are_refused(word: str) -> None:
+    hydra_config = OmegaConf.create({"overrides": {"hydra": ["hydra.mode=RUN", word], "task": []}})
+    with pytest.raises(UserError, match=f"so {re.escape(word)} would change nothing"):
+        command_line_lists(hydra_config)
 
 
 def test_points_that_are_not_measured_live_may_be_screened_on_any_split() -> None:
@@ -565,7 +575,7 @@ def test_a_confirmed_point_is_told_with_the_digits_of_its_metric(metric: str, wo
 def test_a_screened_point_is_told_by_the_knobs_that_differ_among_the_screened() -> None:
     fixed = {"window": 10, "verify_tail": True, "draft_vocabulary": None}
     rows = [
-        SimpleNamespace(policy="bild", knobs={"fallback": fallback, "rollback": 2, **fixed})
+        SimpleNamespace(policy="bild", knobs={"fallback": fallback, "rollback": 7, **fixed})
         for fallback in (0.3, 0.5)
     ]
     assert [row_label(row, rows) for row in rows] == ["bild (fallback 0.3)", "bild (fallback 0.5)"]

@@ -205,6 +205,13 @@ def test_below_a_second_choice_nothing_is_known_of_candidates_that_depend_on_the
     assert acceptance_of([first], 2, 2, by_parent=True).tolist() == [[1.0, 0.0], [1.0, 0.0]]
 
 
+def test_below_a_miss_nothing_is_known() -> None:
+    missed = DraftedText([0, 7, 3], 1, [Round((1, 2, 3, 4), 0, 7)])  # 3 is drafted below 1 and 2
+    found = DraftedText([0, 2, 4], 1, [Round((1, 2, 3, 4), 2)])
+    assert acceptance_of([missed], 2, 2).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert acceptance_of([missed, found], 2, 2).tolist() == [[0.0, 0.5], [0.0, 1.0]]
+
+
 def test_behind_a_text_that_ended_every_candidate_is_a_miss() -> None:
     whole = DraftedText([0, 1, 3], 1, [Round((1, 2, 3, 4), 2)])
     ended = DraftedText([0, 1], 1, [Round((1, 2, 3, 4), 1)])

@@ -197,6 +197,29 @@ def test_a_full_disk_leaves_earlier_parts_intact_and_the_same_command_does_the_r
     assert sorted(whole) == sorted(file.name for file in left.glob("*.parquet"))
 
 
+@pytest.mark.usefixtures("there")
+def test_a_model_and_data_at_another_place_are_the_same(
+    command: Command, targets: Path, data: Path
+) -> None:
+    shutil.copytree(targets / "t5", "moved")
+    shutil.copytree(data, "data")
+    code, printed = command(*words_for(Path("moved"), Path("data")))
+    assert code == 0 and "all answers were there already" in printed
+
+
+@pytest.mark.usefixtures("there")
+def test_no_manifest_says_that_all_parts_are_there_while_one_is_missing(
+    command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (FOLDER / parts()[0]).unlink()
+    monkeypatch.setattr(generate, "write_atomically", full)
+    assert command(*base)[0] == 2
+    assert not (FOLDER / "manifest.json").exists()
+
+
 def rewritten(change: Callable[[list[dict]], list[dict]]) -> None:
     """The first part with other rows."""
     file = FOLDER / parts()[0]

@@ -29,7 +29,7 @@ from bild_lab.screening.candidates import read_lists
 HUB = Path(__file__).parent / "hub.yaml"
 ALL = "all"
 SHARED = "shared"  # the model's own head, in conf/match_rates.yaml
-CHOICES = ("experiment", "scale", "match")  # groups that decide what is swept
+CHOICES = ("experiment", "scale")  # groups that decide what is swept
 # groups of which each choice is a setting of its own
 SETTINGS = ("pair", "dataset", "model", "template")
 # others bear their script's name

@@ -86,6 +86,11 @@ def test_each_token_of_a_drafter_is_one_of_the_targets() -> None:
     for difference, tokens in (([0, 3, 8], "0 to 10"), ([-1, 3, 7], "-1 to 9")):
         with pytest.raises(UserError, match=f"whose d2t gives tokens from {tokens} is not known"):
             require_tokens_of(10, torch.tensor(difference), None, PLACE, KIND)
+    named = torch.zeros(10, dtype=torch.bool)
+    named[[0, 4, 9]] = True
+    require_tokens_of(10, torch.tensor([9, -1, 2]), named, PLACE, KIND)  # 9, 0 and 4: any order
+    with pytest.raises(UserError, match="whose d2t and t2d name different tokens"):
+        require_tokens_of(10, torch.tensor([8, -1, 2]), named, PLACE, KIND)
 
 
 def target_of(depth: int = 3, width: int = 32, vocabulary: int = 40) -> SimpleNamespace:

@@ -125,6 +125,15 @@ def test_a_rounding_that_chooses_another_token_is_no_padding_that_was_read() -> 
     assert not reads_padding(model, torch.float32)
 
 
+def test_each_text_of_a_batch_has_its_own_length() -> None:
+    target = in_memory(tiny_llama(3), "hf")
+    asked = (([5, 9, 12], 3), ([8, 7, 20], 9), ([30, 4, 6], 6))  # the first is the shortest
+    requests = [Request(source_of("llama", words), Limits(4, length)) for words, length in asked]
+    alone = [hf_generation.generate(target, [request])[0] for request in requests]
+    assert [len(text) for text in alone] == [4 + length for _, length in asked]
+    assert hf_generation.generate(target, requests) == alone
+
+
 def test_a_drafter_of_another_vocabulary_is_refused(checkpoints: Path, tmp_path: Path) -> None:
     module, words = foreign_module(relative_of(tiny_llama(1), 2, noise=0.05), seed=3)
     draft = str(save(module, tmp_path / "foreign", words))

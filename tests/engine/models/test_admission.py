@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 
+from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
 from bild_lab.engine.models.hf import admission, layer_control
@@ -95,7 +96,7 @@ def checked(module: PreTrainedModel, draft_shape: DraftShape) -> Outcome:
     )
 
 
-@pytest.mark.fast("gemma3_text", "bart", "mamba", "lfm2")
+@pytest.mark.fast("gemma3_text", "bart", "mamba", "lfm2", "bamba")
 @pytest.mark.parametrize("name", FEEDS)
 def test_a_module_that_scores_alike_however_it_is_fed_is_admitted(name: str) -> None:
     outcome = checked(build(name), FEEDS[name])
@@ -103,7 +104,7 @@ def test_a_module_that_scores_alike_however_it_is_fed_is_admitted(name: str) -> 
     assert outcome.one_by_one == (name == "mamba")  # which begins several rows from an empty state
 
 
-@pytest.mark.fast("bloom-2", "recurrent_gemma-0", "minimax-0")
+@pytest.mark.fast("bloom-2", "bart-2", "recurrent_gemma-0", "minimax-0")
 @pytest.mark.parametrize(("name", "draft_shape"), REFUSED)
 def test_a_module_that_does_not_is_refused_with_the_check_that_failed(
     name: str, draft_shape: DraftShape
@@ -310,7 +311,34 @@ def test_a_state_that_cannot_be_cut_goes_back_any_way(name: str) -> None:
     torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_layers_with_a_state_give_what_is_asked_for_of_the_new_rows(one_by_one: bool) -> None:
+    module = build("mamba2")
+    session = open_session(module, Source((5, 9, 12, 30)), one_by_one=one_by_one)
+    session.extend([30])
+    session.extend([7, 8, 20])
+    session.rollback(5)
+    scores = session.extend([21, 22], OutputSpec(logits=1, head_input=True, hidden=(1, 2, 4)))
+    with torch.inference_mode():
+        whole = module(torch.tensor([[5, 9, 12, 30, 7, 21, 22]]), output_hidden_states=True)
+        normed = module.backbone.norm_f(scores.hidden[2])  # of the last layer
+    found = torch.stack([normed, *scores.hidden[:2]])
+    expected = [whole.hidden_states[index][0, -2:] for index in (4, 0, 1)]  # without embeddings
+    torch.testing.assert_close(found, torch.stack(expected), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(scores.logits, whole.logits[0, -1:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(scores.head_input, expected[0][-1:], atol=1e-4, rtol=1e-4)
+
+
 def test_layers_with_a_state_run_all_together() -> None:
+    session = open_session(build("mamba2"), Source((5, 9, 12)))
+    session.extend([12])
+    tree = Rows([7, 8, 9], Tree(torch.tensor([-1, 0, 0])))
+    with pytest.raises(UserError, match="holds all rows that ran, so its drafts cannot branch"):
+        session.extend(tree)
+    states = session.extend([7], OutputSpec(hidden=(1,))).hidden[0]
+    for rows, wanted in ((Rows([8]), OutputSpec(layers=(1,))), (Rows([8], states=states), None)):
+        with pytest.raises(UserError, match="so they all run together"):
+            session.extend(rows, wanted or OutputSpec())
     with pytest.raises(
         UserError, match="a mamba2 has layers whose state holds all rows that ran, so they all run"
     ):

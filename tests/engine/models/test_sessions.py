@@ -17,7 +17,7 @@ from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Session
+from bild_lab.engine.session import OutputSpec, Rows, Session
 from tests.policies import WINDOWED
 from tests.sessions import native_session, needs_kernels, tree_rows
 from tests.stubs import NextLogits, uncached
@@ -135,6 +135,63 @@ def test_rows_of_a_tree_see_their_own_branch_only(
         scores = session.extend(tree_rows(rows, torch.tensor(parents))).logits[1:]
     contexts = [[7], [7, 8], [7, 9], [7, 8, 10], [7, 8, 11], [7, 9, 12]]
     assert_scores(scores, large, [[*before, *context] for context in contexts])
+
+
+@pytest.mark.parametrize("engine", ["hf", "native"])
+def test_a_tree_counts_distances_far_behind_its_text_as_t5_does(engine: str) -> None:
+    session, large, prompt = opened_on(engine, "t5")
+    further = [3 + row % 30 for row in range(140)]  # 128 rows back and more have one bias
+    session.extend([prompt[-1], *further])
+    scores = session.extend(tree_rows(ROWS, torch.tensor(PARENTS))).logits
+    contexts = [[7], [7, 8], [7, 9], [7, 8, 10], [7, 8, 11], [7, 9, 12]]
+    assert_scores(scores, large, [[*prompt, *further, *context] for context in contexts])
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_a_forward_without_scores_runs_every_layer_and_not_the_head(family: str) -> None:
+    session, large, prompt = opened_on("hf", family)
+    heads: list[int] = []
+    session.layers.module.get_output_embeddings().register_forward_hook(lambda *_: heads.append(1))
+    session.extend([prompt[-1], 7], OutputSpec(logits=0, hidden=(1,)))
+    session.extend([8], OutputSpec(logits=0))
+    assert heads == []
+    assert_scores(session.extend([9]).logits, large, [[*prompt, 7, 8, 9]])
+
+
+@pytest.mark.parametrize(("family", "scored"), [("t5", 3), ("llama", 1)])
+def test_rows_that_the_head_of_a_module_runs_are_counted(family: str, scored: int) -> None:
+    session, _, prompt = opened_on("hf", family)  # T5 of Transformers scores every row
+    session.extend([prompt[-1], 7])
+    session.extend([8, 9, 10], OutputSpec(logits=1))
+    session.extend([11, 12], OutputSpec(logits=0))
+    assert [forward.scored for forward in session.forwards[-2:]] == [scored, 0]
+
+
+def test_a_module_keeps_no_hook_of_a_forward() -> None:
+    session, _, prompt = opened_on("hf", "llama")
+    head = session.layers.module.get_output_embeddings()
+    assert session.extend(prompt[-1:], OutputSpec(head_input=True)).head_input is not None
+    assert not head._forward_pre_hooks
+
+
+def test_both_engines_give_the_memory_of_the_last_layers() -> None:
+    memories = []
+    for engine in ("hf", "native"):
+        session, _, prompt = opened_on(engine, "t5")
+        session.extend(prompt)
+        memories.append(torch.stack(session.memory(2)))
+    torch.testing.assert_close(memories[0].flatten(), memories[1].flatten(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["hf", "native"])
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_embeddings_as_states_score_as_their_tokens_do(engine: str, family: str) -> None:
+    session, _, prompt = opened_on(engine, family)
+    session.extend(prompt[-1:])
+    scores = session.extend([7, 8], OutputSpec(logits=2, hidden=(0,)))
+    session.rollback(len(prompt))
+    again = session.extend(Rows([7, 8], states=scores.hidden[0]))
+    torch.testing.assert_close(again.logits, scores.logits)
 
 
 @pytest.mark.fast("5-hf t5", "5-native llama", "5-native gemma3", "5-kernels llama")

@@ -107,7 +107,11 @@ def without(family: str, part: str, layers: Sequence[int]) -> PreTrainedModel:
 
 
 @pytest.mark.fast(
-    "attention-hf-llama", "feed_forward-native-llama", "layers-native-t5", "layers-hf-gemma3"
+    "attention-hf-llama",
+    "attention-hf-t5",
+    "feed_forward-native-llama",
+    "layers-native-t5",
+    "layers-hf-gemma3",
 )
 @families
 @engines

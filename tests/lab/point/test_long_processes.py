@@ -86,7 +86,12 @@ def texts_of(checkpoints: Path, policy: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("default_dtype", [torch.float64, torch.bfloat16], indirect=True)
 @pytest.mark.parametrize("policy", EVERY_KIND)
-@pytest.mark.fast("speculative-default_dtype0", "medusa-default_dtype1", "eagle-default_dtype1")
+@pytest.mark.fast(
+    "speculative-default_dtype0",
+    "medusa-default_dtype1",
+    "eagle-default_dtype1",
+    "ngram-default_dtype0",
+)
 @pytest.mark.usefixtures("default_dtype")
 def test_texts_do_not_depend_on_the_default_type_of_pytorch(checkpoints: Path, policy: str) -> None:
     found = []
@@ -97,17 +102,21 @@ def test_texts_do_not_depend_on_the_default_type_of_pytorch(checkpoints: Path, p
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("policy", ["speculative", "alpha", "medusa"])
+@pytest.mark.parametrize(
+    ("family", "policy"),
+    [("llama", "speculative"), ("llama", "alpha"), ("llama", "medusa"), ("t5", "speculative")],
+)
 @pytest.mark.parametrize("engine", ["auto", "hf"])
 def test_texts_do_not_depend_on_the_default_device_of_pytorch(
-    checkpoints: Path, policy: str, engine: str
+    checkpoints: Path, family: str, policy: str, engine: str
 ) -> None:
+    load(checkpoints, family, policy)  # makes the files that it needs
     found = []
     for default in ("meta", None):  # planted: a tensor that is made where none is wanted
         load_model.cache_clear()
         torch.set_default_device(default)
         try:
-            decoder = load(checkpoints, "llama", policy, engine=engine, device="cpu")
+            decoder = load(checkpoints, family, policy, engine=engine, device="cpu")
             texts = [decoder.generate(PROMPT, 12, temperature=1.0, seed=3).token_ids]
             texts.append([*decoder.stream(PROMPT, 12)])
             found.append(texts)
@@ -183,6 +192,17 @@ def test_a_checkpoint_that_was_saved_anew_is_read_anew(tmp_path: Path, engine: s
             UserError, match=r"model\.safetensors was overwritten .* load the model"
         ):
             list(use(PROMPT, 12))
+
+
+@pytest.mark.parametrize("engine", ["auto", "native", "hf"])
+def test_a_checkpoint_that_was_overwritten_before_its_weights_were_read_is_refused(
+    tmp_path: Path, engine: str
+) -> None:
+    folder = save(tiny_llama(1), tmp_path / "model")
+    decoder = bild_lab.load(folder, policy="vanilla", engine=engine)
+    overwrite(tiny_llama(7), folder)
+    with pytest.raises(UserError, match=r"model\.safetensors was overwritten .* load the model"):
+        decoder.generate(PROMPT, 12)
 
 
 def test_a_file_that_was_replaced_stays_for_those_who_have_it(tmp_path: Path) -> None:
@@ -549,6 +569,8 @@ def test_numbers_may_come_from_numpy_and_pytorch(checkpoints: Path) -> None:
         found = decoder.generate(PROMPT, np.int64(9), temperature=np.float32(0.5), seed=np.uint8(3))
         expected = decoder.generate(PROMPT, 9, temperature=0.5, seed=3)
         assert found.token_ids == expected.token_ids
+        texts = decoder.generate([PROMPT, OTHER], 9, batch=np.int64(2))
+        assert texts[0].token_ids == decoder.generate(PROMPT, 9).token_ids
         last = decoder.generate(PROMPT, torch.tensor(9), temperature=torch.tensor(0.5), seed=3)
         assert last.token_ids == expected.token_ids
         assert "".join(decoder.stream(PROMPT, np.int32(9))) == decoder.generate(PROMPT, 9).text

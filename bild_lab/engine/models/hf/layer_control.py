@@ -24,14 +24,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 
 from bild_lab.engine.models.placed_rows import PlacedRows
 from bild_lab.engine.session import NOTHING, Skipped
 
 # what layers call their blocks
 ATTENTION = ("self_attn", "attn", "attention", "self_attention", "SelfAttention")
-FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")
+FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
 BY_BRANCH = ("eager", "sdpa")  # kinds of attention that take a mask of any shape
 
 
@@ -76,25 +76,24 @@ class Plan:
 
     @property
     def idle(self) -> bool:
-        """Whether every layer runs normally."""
-        return self.layers is None and self.states is None and not self.hidden
+        """Whether the forward is the usual one."""
+        return self.layers is None and self.states is None and not self.hidden and not self.stop
 
     def runs(self, index: int) -> bool:
         return self.layers is None or index in self.layers
 
-    def reads_states(self, index: int, is_last: bool) -> bool:
+    def reads_states(self, index: int) -> bool:
         """Whether `states` replace the input of this layer: of the first that runs, or where none
-        runs, of the last.
+        runs, of the first of all, as all pass them on.
         """
-        if self.states is None:
-            return False
-        if self.layers is None:
-            return index == 0
-        return index == self.layers[0] if len(self.layers) else is_last
+        return self.states is not None and index == (self.layers[0] if self.layers else 0)
 
-    def ends_after(self, index: int) -> bool:
-        """Whether the forward ends after this layer: nothing is left to run or to collect."""
-        ran_last = not self.layers or index == self.layers[-1]
+    def ends_after(self, index: int, is_last: bool) -> bool:
+        """Whether the forward ends after this layer: nothing is left to run or to collect.
+
+        is_last: whether it is the module's last.
+        """
+        ran_last = is_last if self.layers is None else not self.layers or index == self.layers[-1]
         return self.stop and ran_last and index + 1 >= max(self.hidden, default=0)
 
 
@@ -203,15 +202,15 @@ def wrap_blocks(module: PreTrainedModel) -> bool:
 
 def _following_branches(make: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(make)
-    def mask(*args: Any, mask_function: Callable[..., Tensor] | None = None, **options: Any) -> Any:
+    def mask(
+        *args: Any, mask_function: Callable[..., Tensor] = causal_mask_function, **options: Any
+    ) -> Any:
         plan = _plan.get()
-        branches = None if plan is None else plan.branches
-        if branches is None or mask_function is None:
-            mask_options = {} if mask_function is None else {"mask_function": mask_function}
-            return make(*args, **mask_options, **options)
+        if plan is None or plan.branches is None:
+            return make(*args, mask_function=mask_function, **options)
         return make(
             *args,
-            mask_function=along_branches(branches, mask_function),
+            mask_function=along_branches(plan.branches, mask_function),
             **{**options, "allow_is_causal_skip": False},
         )
 
@@ -274,7 +273,7 @@ class _FollowingPlan(_InPlaceOf):
         index, plan = self.index, _plan.get()
         if plan is None or plan.idle:
             return self._run_layer(hidden_states, *args, **kwargs)
-        if plan.reads_states(index, self.is_last):
+        if plan.reads_states(index):
             hidden_states = plan.states[None].to(hidden_states)
         if index == 0 and 0 in plan.hidden:
             plan.outputs[0] = hidden_states[0]
@@ -288,7 +287,7 @@ class _FollowingPlan(_InPlaceOf):
             result = _passed_on(self.owner, hidden_states, self.width, args, kwargs)
         if index + 1 in plan.hidden:
             plan.outputs[index + 1] = hidden_states[0]
-        if plan.ends_after(index):
+        if plan.ends_after(index, self.is_last):
             raise ForwardEnded
         return result
 

@@ -90,7 +90,7 @@ class ModuleLayers(Layers):
         """How many rows the layers with keys and values hold; empty if states take the place of all
         of them.
         """
-        return self._cache.lengths or ({0} if self._snapshots is None else set())
+        return self._cache.lengths
 
     def run(self, forward_pass: ForwardPass) -> Scores:
         if self._snapshots is not None:
@@ -142,7 +142,7 @@ class ModuleLayers(Layers):
         """
         if forward_pass.tree is not None or self.reserved:
             raise UserError(NO_BRANCHES.format(self.config.model_type))
-        if forward_pass.layers is not None or forward_pass.states is not None or forward_pass.fill:
+        if forward_pass.layers is not None or forward_pass.states is not None:
             raise UserError(NO_SINGLE_LAYERS.format(self.config.model_type))
         forwards = self.forwards(forward_pass.start, forward_pass.count)
         repeated_tokens = snapshots.go_back(forward_pass.start)
@@ -189,11 +189,7 @@ class ModuleLayers(Layers):
                 **self._tokens(forward_pass.tokens),
                 **self._encoded,
                 **inputs,
-                **(
-                    {"logits_to_keep": forward_pass.read}
-                    if self._keeps_logits and forward_pass.read
-                    else {}
-                ),
+                **({"logits_to_keep": forward_pass.read} if self._keeps_logits else {}),
                 **{self._cache_name: self._past},
                 use_cache=True,
             ).logits

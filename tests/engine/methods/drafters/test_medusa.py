@@ -70,6 +70,21 @@ def test_proposals_are_those_of_the_heads_without_a_cache(
     assert trace.accepted > 3
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_id_without_a_token_is_drafted(shared: bool) -> None:
+    module = tiny_llama(4)
+    heads = random_heads(module.config, module.lm_head.weight, shared=shared).requires_grad_(False)
+    request = Request(Source((START, 5, 9)), Limits(3, 22, NEVER))
+    half = tuple(range(20))
+    for without in ((), half):
+        target, trace = in_memory(module, "native"), Trace()
+        vars(target.checkpoint)["ids_without_token"] = without
+        drafter = MedusaDrafter(target, heads, "efficient_tree", WIDTHS)
+        DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
+        drafted = {token for one in trace.rounds for token in one.drafted}
+        assert drafted and drafted.isdisjoint(half) == bool(without)
+
+
 def path_of(text: list[int], tokens: list[int], accepted: int) -> list[int]:
     """The drafted tokens that stood in a round."""
     return text[len(tokens) : len(tokens) + accepted]

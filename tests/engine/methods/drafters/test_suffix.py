@@ -14,7 +14,13 @@ import torch
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Verdict
-from bild_lab.engine.methods.lookup.suffix import ROOT, SuffixAutomaton, SuffixDrafter, corpus_files
+from bild_lab.engine.methods.lookup.suffix import (
+    ROOT,
+    SuffixAutomaton,
+    SuffixDrafter,
+    corpus_files,
+    give_back,
+)
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Scores
@@ -246,3 +252,26 @@ def test_a_corpus_is_copied_from(checkpoints: Path, tmp_path: Path) -> None:
     assert copied.trace.target_calls < plain.trace.target_calls
     file = tmp_path / "inner" / "one.txt"
     assert corpus_files(str(tmp_path)) == corpus_files(str(file)) == [file]
+
+
+def test_an_automaton_serves_the_next_text_unless_a_change_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    idle: list[SuffixAutomaton] = []
+    for step in ("_state", "_forget"):  # of an appended token, and of one that is taken back
+        automaton = SuffixAutomaton()
+        automaton.extend([5, 9, 5])
+        give_back(idle, automaton)
+        assert idle.pop() is automaton
+        automaton.cut(1)
+        give_back(idle, automaton)
+        assert idle.pop() is automaton
+        monkeypatch.setattr(SuffixAutomaton, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            automaton.cut(0) if step == "_forget" else automaton.extend([7])
+        monkeypatch.undo()
+        give_back(idle, automaton)
+        assert idle == []

@@ -215,7 +215,9 @@ def test_the_cache_grows_where_a_block_has_no_room() -> None:
 def test_a_folder_is_read_and_its_window_may_be_shorter(tmp_path: Path, checkpoints: Path) -> None:
     made = random_dflash(tiny_llama(0).config)
     folder = write_dflash(made, tmp_path / "dflash")
+    before = torch.get_rng_state()
     again = read_dflash(folder)
+    assert torch.equal(torch.get_rng_state(), before)
     for name, value in made.state_dict().items():
         assert torch.equal(again.state_dict()[name], value)
     decoder = load(checkpoints, "llama", "dflash", heads=str(folder), window=2)

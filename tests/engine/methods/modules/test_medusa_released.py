@@ -68,6 +68,19 @@ def test_released_heads_say_what_the_authors_module_says(layers: int, tmp_path: 
     torch.testing.assert_close(ours.float()(hidden), wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_released_numbers_are_not_rounded_to_the_precision_that_a_process_makes_tensors_in(
+    tmp_path: Path,
+) -> None:
+    theirs = authors_heads(2, 1)
+    folder = released(tmp_path / "heads", theirs.state_dict())
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        ours = MedusaHeads.load(folder)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(ours.outputs, torch.stack([head[-1].weight for head in theirs]))
+
+
 def test_a_target_drafts_with_released_heads_and_emits_its_own_text(
     checkpoints: Path, tmp_path: Path
 ) -> None:

@@ -240,6 +240,14 @@ def test_without_an_exit_layer_half_of_the_layers_are_run_first(
     assert (log.layers, log.exit_layer) == (DEPTH, 3)
 
 
+@pytest.mark.parametrize("top_k", [0, VOCABULARY + 1])
+def test_as_many_candidates_as_there_are_tokens_may_be_asked_for(
+    targets: dict[str, LoadedModel], top_k: int
+) -> None:
+    with pytest.raises(UserError, match=f"top_k must be .* >= 1 and <= 40, got {top_k}"):
+        PredictivePipeline(targets["llama"], 3, top_k)
+
+
 def test_compiled_steps_are_refused(checkpoints: Path) -> None:
     with pytest.raises(UserError, match=r"set runtime\.compile=false"):
         bild_lab.load(str(checkpoints / "t5"), policy="ppd", compile=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.rejection_sampling import RejectionSampling
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
+from bild_lab.engine.request import Request
 from tests.engine.methods.speculative.exact import (
     DRAFTER,
     GREEDY,
@@ -60,3 +63,19 @@ def test_greedy_rejection_sampling_is_exact_match() -> None:
     for tokens in ([1, 2, 0], [1, 2, 1], [1, 0, 0], [0, 2, 0]):
         draft = Draft(torch.tensor(tokens))
         assert RejectionSampling()(draft, logits, GREEDY) == ExactMatch()(draft, logits, GREEDY)
+
+
+def test_a_request_with_a_generator_draws_from_it_alone() -> None:
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    draft = Draft(torch.tensor([3, 4, 5, 6]))
+
+    def verdicts(request: Request) -> list[Verdict]:
+        return [RejectionSampling()(draft, logits, request) for _ in range(8)]
+
+    before = torch.get_rng_state()
+    first, second = verdicts(sampled()), verdicts(sampled())  # each with a generator of this seed
+    assert first == second and len(set(map(repr, first))) > 1
+    verdicts(GREEDY)  # its draws are certain
+    assert torch.equal(torch.get_rng_state(), before)
+    verdicts(replace(sampled(), generator=None))
+    assert not torch.equal(torch.get_rng_state(), before)
