@@ -282,15 +282,21 @@ def test_a_processor_of_tokens_that_the_target_lacks_is_refused(checkpoints: Pat
             load(checkpoints / "llama", policy="vanilla", processors=listed)
 
 
-class OfTwoTokens(LogitsProcessor):
-    """Reads the token before the last."""
+class Remembering(LogitsProcessor):
+    """Keeps the texts that it is called with, in a list that its copies share."""
+
+    def __init__(self) -> None:
+        self.texts: list[list[int]] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores + float(input_ids[0, -2])
+        self.texts.append(input_ids[0].tolist())
+        return scores
 
 
 class OnAnotherDevice(LogitsProcessor):
-    """As one that holds tensors of a GPU, at scores of the CPU."""
+    """As one of Transformers that holds tensors of a GPU, at scores of the CPU."""
+
+    __module__ = "transformers"
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if not input_ids.any():  # the prompts have tokens
@@ -302,7 +308,6 @@ class OnAnotherDevice(LogitsProcessor):
     "processor",
     [
         PrefixConstrainedLogitsProcessor(lambda _, ids: [5, 6] if int(ids[-1]) else [], 1),
-        OfTwoTokens(),
         OnAnotherDevice(),
     ],
 )
@@ -311,6 +316,15 @@ def test_a_processor_of_the_texts_alone_is_not_refused(
 ) -> None:
     """Fault: it was tried at a text that it never gets, and refused, or ended in a traceback."""
     load(checkpoints / "llama", policy="vanilla", processors=[processor]).generate([[5, 9]], 3)
+
+
+def test_a_users_own_processor_is_called_with_texts_alone(checkpoints: Path) -> None:
+    """Fault: a grammar that goes on from call to call began with a text that was made up."""
+    processor = Remembering()
+    decoder = load(checkpoints / "llama", policy="vanilla", processors=[processor])
+    assert not processor.texts
+    decoder.generate([[5, 9]], 3)
+    assert all(text[:2] == [5, 9] for text in processor.texts) and processor.texts
 
 
 @pytest.mark.parametrize(

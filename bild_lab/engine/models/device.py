@@ -46,10 +46,10 @@ def require_float32(dtype: torch.dtype, device: torch.device) -> None:
     named = [name for name in variables if os.environ.get(name, "").upper() not in _ALL_DIGITS]
     setting, precision, highest = _matmul_precision(on_cpu)
     # high is TF32 on a GPU, and changes nothing on most CPUs
-    whole = (highest, "none", *(("high", "tf32") if on_cpu else ()))
+    exact = (highest, "none", *(("high", "tf32") if on_cpu else ()))
     if named:
         cause, remedy = f"{named[0]}={os.environ[named[0]]} says", f"unset {named[0]}"
-    elif precision not in whole:
+    elif precision not in exact:
         cause, remedy = f"its {setting} is {precision!r}", f"set it to {highest!r}"
     else:
         return

@@ -185,7 +185,7 @@ def _require_configuration(
 
 def _require_one_dataset(root: Path, split: str, files: Sequence[Path]) -> None:
     """Raise UserError unless the files are the shards of one dataset: two configs, years or formats
-    must not be mixed, and no shard may lack.
+    must not be mixed, and no shard may be missing.
     """
     names = {file: re.sub(r"\d+", "#", _SHARD.sub("0-of-0", file.name)) for file in files}
     families = {str(file.relative_to(root).with_name(name)) for file, name in names.items()}

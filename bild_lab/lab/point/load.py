@@ -637,9 +637,12 @@ def _require_suited(processors: Sequence[LogitsProcessor], checkpoint: Checkpoin
     values at the first scores alone.
 
     One that would fail at scores of any number of tokens wants another text than the one that is
-    made up here, or another device; it is not judged.
+    made up here, or another device; it is not judged. A user's own is not called: it may remember
+    what it is called with.
     """
     for processor in processors:
+        if type(processor).__module__.partition(".")[0] != "transformers":
+            continue
         error = _error_of(processor, checkpoint.columns)
         if error is not None and _error_of(processor, MANY_COLUMNS) is None:
             raise UserError(
@@ -654,6 +657,6 @@ def _error_of(processor: LogitsProcessor, columns: int) -> Exception | None:
     text, scores = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, columns)
     try:
         copy(processor)(text, scores)
-    except Exception as error:  # a user's own may raise any
+    except Exception as error:  # such as IndexError, RuntimeError, ValueError
         return error
     return None
