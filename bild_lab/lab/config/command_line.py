@@ -113,8 +113,8 @@ def _require_range_in_order(word: str) -> None:
     key, _, value = word.partition("=")
     if re.match(r"(tag\([^'\"]*)?sort\([^'\"]*range\(", value):
         raise UserError(
-            f"Hydra sorts a range wrongly, got {word!r}; write the range in its order, such as"
-            f" {key}=range(5,0,-2) for 5, 3, 1"
+            f"Hydra may sweep over other values than those of a sorted range, got {word!r}; write the"
+            f" range in its order, such as {key}=range(5,0,-2) for 5, 3, 1"
         )
 
 

@@ -416,9 +416,13 @@ def _prepared(hub_id: str, config: str | None, revision: str | None, commit: str
             f"it holds {held or 'nothing'}, and not one dataset of {revision or 'main'}; a commit is"
             " chosen by dataset.hub_revision, a configuration by dataset.hub_config"
         )
-    configuration, version, found = matching[0].parts[-3:]
+    configuration, version, folder_hash = matching[0].parts[-3:]
     return Cache(
-        repo_id=hub_id, dataset_name=name, config_name=configuration, version=version, hash=found
+        repo_id=hub_id,
+        dataset_name=name,
+        config_name=configuration,
+        version=version,
+        hash=folder_hash,
     )
 
 

@@ -97,7 +97,8 @@ def _logits(
         for row, gap in zip(rows, gaps, strict=True)
     ]
     input_ids, attention_mask = (
-        torch.tensor(each, device=input_device(module)) for each in zip(*texts, strict=True)
+        torch.tensor(padded_rows, device=input_device(module))
+        for padded_rows in zip(*texts, strict=True)
     )
     settings = GenerationConfig(
         max_new_tokens=len(new),
