@@ -39,9 +39,15 @@ inline void round_to_bytes(const float* x, int stride, int rows, int inputs, Rou
         for (int k = 0; k < inputs; k += BLOCK) (to++)->round(x + int64_t(row) * stride + k);
 }
 
-#if defined(__AVX512VNNI__)
-constexpr int ROUNDED_ROWS = 8;  // that share a panel's registers
+constexpr int ROUNDED_ROWS = 8;  // for which a panel is read once
+constexpr int ROWS_AT_ONCE = 4;  // of them, whose sums of whole numbers are in registers
+#if defined(__AVX512F__)
+constexpr int HALVES = 2;  // of a panel, whose sums are: what is read of a row serves both. Loads are what takes longest
+#else
+constexpr int HALVES = 1;
+#endif
 
+#if defined(__AVX512VNNI__)
 // Adds to 16 sums the products of the four bytes of each word of `weights`, of BITS from 0 on, with the four of `x`, from -127
 // on; then those of others
 template <int BITS>
@@ -50,8 +56,6 @@ inline ints add_products(ints sums, words weights, uint32_t x, words others, uin
     return (ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)others, _mm512_set1_epi32(int(other_x)));
 }
 #else
-constexpr int ROUNDED_ROWS = 3;
-
 #if defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
 #if defined(__AVX512BW__)
 typedef int16_t shorts __attribute__((vector_size(64)));
@@ -97,39 +101,58 @@ inline ints add_products(ints sums, words weights, uint32_t x, words others, uin
 #endif
 #endif
 
-// R rounded rows times one panel of blocks, a half after the other, so that the sums are in registers. parts: of a row. It is not
-// inlined, as its code is long
+// adds to the sums of R rows, `parts` apart, the products with a run of a block's part; for HALVES of the panel, from `half` on
+template <int R, class B>
+inline void add_run(const Rounded* x, int parts, const B& block, int part, int run, int half,
+                    const typename B::Scales scales[HALVES], vec sums[R][HALVES]) {
+    ints products[R][HALVES] = {};
+    #pragma GCC unroll 4
+    for (int i = 0; i < B::RUN / 4; i += 2) {
+        const int group = run * (B::RUN / 4) + i;
+        words left[HALVES], right[HALVES];
+        #pragma GCC unroll HALVES
+        for (int h = 0; h < HALVES; ++h) {
+            left[h] = block.bytes(part, half + h, group);
+            right[h] = block.bytes(part, half + h, group + 1);
+        }
+        #pragma GCC unroll ROWS_AT_ONCE
+        for (int r = 0; r < R; ++r) {
+            const uint32_t x_left = x[r * parts].group(group), x_right = x[r * parts].group(group + 1);
+            #pragma GCC unroll HALVES
+            for (int h = 0; h < HALVES; ++h)
+                products[r][h] = add_products<B::BITS>(products[r][h], left[h], x_left, right[h], x_right);
+        }
+    }
+    #pragma GCC unroll ROWS_AT_ONCE
+    for (int r = 0; r < R; ++r) {
+        const Rounded& row = x[r * parts];
+        #pragma GCC unroll HALVES
+        for (int h = 0; h < HALVES; ++h)
+            sums[r][h] += row.step * B::scaled(scales[h], run, to_floats(products[r][h]), row.template total_of<B::RUN>(run));
+    }
+}
+
+// R rounded rows times one panel of blocks. parts: of a row. It is not inlined, as its code is long
 template <int R, class B>
 [[gnu::noinline]] void multiply_rounded(const Rounded* x, int parts, const B* w, int inputs, vec out[R][2]) {
-    for (int half = 0; half < 2; ++half) {
-        vec sums[R] = {};
+    for (int half = 0; half < 2; half += HALVES) {
+        vec sums[R][HALVES] = {};
         by_parts(w, inputs, [&](int k, const B& block, int part) {
-            const Rounded* rounded = x + k / BLOCK;
-            const auto s = block.scales(part, half);
+            const Rounded* rows = x + k / BLOCK;
+            typename B::Scales scales[HALVES];
+            for (int h = 0; h < HALVES; ++h) scales[h] = block.scales(part, half + h);
             #pragma GCC unroll 2
             for (int run = 0; run < BLOCK / B::RUN; ++run) {
-                ints products[R] = {};
-                #pragma GCC unroll 4
-                for (int i = 0; i < B::RUN / 4; i += 2) {
-                    const int group = run * (B::RUN / 4) + i;
-                    const words left = block.bytes(part, half, group), right = block.bytes(part, half, group + 1);
-                    #pragma GCC unroll ROUNDED_ROWS
-                    for (int r = 0; r < R; ++r) {
-                        const Rounded& row = rounded[r * parts];
-                        products[r] = add_products<B::BITS>(products[r], left, row.group(group), right,
-                                                            row.group(group + 1));
-                    }
-                }
+                constexpr int LEFT = R % ROWS_AT_ONCE, FULL = R - LEFT;
                 #pragma GCC unroll ROUNDED_ROWS
-                for (int r = 0; r < R; ++r) {
-                    const Rounded& row = rounded[r * parts];
-                    const vec scaled = B::scaled(s, run, to_floats(products[r]), row.template total_of<B::RUN>(run));
-                    sums[r] += row.step * scaled;
-                }
+                for (int r = 0; r < FULL; r += ROWS_AT_ONCE)
+                    add_run<ROWS_AT_ONCE>(rows + r * parts, parts, block, part, run, half, scales, sums + r);
+                if constexpr (LEFT > 0) add_run<LEFT>(rows + FULL * parts, parts, block, part, run, half, scales, sums + FULL);
             }
         });
         #pragma GCC unroll ROUNDED_ROWS
-        for (int r = 0; r < R; ++r) out[r][half] = sums[r];
+        for (int r = 0; r < R; ++r)
+            for (int h = 0; h < HALVES; ++h) out[r][half + h] = sums[r][h];
     }
 }
 
