@@ -53,6 +53,8 @@ CPU = torch.device("cpu")
     "mt5-torch.bfloat16",
     "llama with biases-torch.bfloat16",
     "llama with wide heads-torch.float32",
+    "llama with wide layers-torch.float32",
+    "llama with wide layers-torch.bfloat16",
     "qwen2 windows-torch.bfloat16",
     "gemma3 untied-torch.float32",
 )
@@ -419,7 +421,7 @@ def test_other_processors_give_rows_that_do_not_depend_on_each_other(
     monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path))
     library.library.cache_clear()
     try:
-        for name in ("t5 v1.1", "qwen3 windows", "llama with wide heads"):
+        for name in ("t5 v1.1", "qwen3 windows", "llama with wide heads", "llama with wide layers"):
             for dtype in (torch.float32, torch.bfloat16):
                 test_a_row_is_the_same_to_the_last_bit_whatever_runs_beside_it(name, dtype)
             compare_in_float32(name, True)

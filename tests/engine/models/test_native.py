@@ -128,6 +128,10 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=9)),
     # 4 vectors, 1, and a rest
     "llama with wide heads": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=84)),
+    # more inputs than the first cache holds weights of, and a rest
+    "llama with wide layers": lambda: LlamaForCausalLM(
+        LlamaConfig(**(SIZES | {"intermediate_size": 333}))
+    ),
     "llama with gelu": lambda: LlamaForCausalLM(
         LlamaConfig(**SIZES, hidden_act="gelu_pytorch_tanh")
     ),

@@ -41,24 +41,40 @@ inline void add_pair(const float* x, int stride, int k, const Pair& weights, vec
     }
 }
 
-// R rows times one panel: the even and the odd inputs are summed apart, then added
+// What R rows have summed for one panel: the even and the odd inputs apart, for each half of the panel
+template <int R>
+struct Sums {
+    vec even[R][2], odd[R][2];
+
+    void results(vec out[R][2]) const {
+        #pragma GCC unroll ROWS
+        for (int r = 0; r < R; ++r)
+            for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
+    }
+};
+
+// adds the products of R rows with `count` inputs of one panel
 template <int R, class T>
-inline void multiply(const float* x, int stride, const T* w, int inputs, vec out[R][2]) {
-    vec even[R][2] = {}, odd[R][2] = {};
+inline void add_inputs(const float* x, int stride, const T* w, int count, Sums<R>& sums) {
     int k = 0;
-    for (; k + 1 < inputs; k += 2, w += 2 * PANEL) {
+    for (; k + 1 < count; k += 2, w += 2 * PANEL) {
         const Pair weights = pair(w);
         ask_for<sizeof(T) * 2 * PANEL>(w);
-        add_pair<R>(x, stride, k, weights, even, odd);
+        add_pair<R>(x, stride, k, weights, sums.even, sums.odd);
     }
-    if (k < inputs) {  // the last of an odd number: what lies behind it in the row is no input
+    if (k < count) {  // the last of an odd number: what lies behind it in the row is no input
         const Pair weights = pair(w);
         for (int r = 0; r < R; ++r)
-            for (int half = 0; half < 2; ++half) even[r][half] += x[r * stride + k] * weights.even[half];
+            for (int half = 0; half < 2; ++half) sums.even[r][half] += x[r * stride + k] * weights.even[half];
     }
-    #pragma GCC unroll ROWS
-    for (int r = 0; r < R; ++r)
-        for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
+}
+
+// R rows times one panel
+template <int R, class X, class T>
+inline void multiply(const X* x, int stride, const T* w, int inputs, vec out[R][2]) {
+    Sums<R> sums{};
+    add_inputs<R>(x, stride, w, inputs, sums);
+    sums.results(out);
 }
 
 #if defined(__AVX512F__)
@@ -118,41 +134,73 @@ inline void multiply(const Rounded* x, int parts, Blocks w, int inputs, vec out[
     by_blocks(w.type, [&]<class B>() { multiply_rounded<R>(x, parts, static_cast<const B*>(w.at), inputs, out); });
 }
 
-#if !defined(__AVX512F__)
-// With 16 registers of eight floats, several rows share weights that are widened once, 32 inputs at a time, into the first cache
-constexpr int BAND = 24;      // rows whose sums stay in that cache too
-constexpr int BAND_ROWS = 3;  // whose sums of 16 outputs are in registers at once
+// `work<N>()` for N = count, from 1 to MOST
+template <int MOST, class Work>
+inline void by_count(int count, Work work) {
+    [&]<int... LESS>(std::integer_sequence<int, LESS...>) {
+        ((count == LESS + 1 ? work.template operator()<LESS + 1>() : void()), ...);
+    }(std::make_integer_sequence<int, MOST>{});
+}
 
-struct Sums { float even[PANEL], odd[PANEL]; };  // of a row
+// More rows than share registers are multiplied in groups, each in turn by a part of the panel's inputs. Its weights stay in the
+// first cache, and memory sends the next ones meanwhile
+constexpr int BAND = 24;  // rows whose sums stay in that cache too
+
+struct RowSums { float even[PANEL], odd[PANEL]; };
+
+#if defined(__AVX512F__)
+constexpr int GROUP = ROWS;
+
+// `work(k, count, weights)` for each part of a panel's inputs, k the first
+template <class T, class Work>
+inline void by_inputs(const T* w, int inputs, Work work) {
+    constexpr int most = AHEAD / int(sizeof(T) * PANEL);
+    for (int k = 0; k < inputs; k += most) work(k, std::min(most, inputs - k), w + k * PANEL);
+}
+
+// adds to the sums of R rows the products with `count` inputs. weights: [count][PANEL]
+template <int R, class X, class T>
+[[gnu::noinline]] void add_part(const X* x, int stride, const T* weights, int count, RowSums* rows) {
+    Sums<R> sums;
+    #pragma GCC unroll ROWS
+    for (int r = 0; r < R; ++r)
+        for (int half = 0; half < 2; ++half) {
+            sums.even[r][half] = load(rows[r].even + half * LANES);
+            sums.odd[r][half] = load(rows[r].odd + half * LANES);
+        }
+    add_inputs<R>(x, stride, weights, count, sums);
+    #pragma GCC unroll ROWS
+    for (int r = 0; r < R; ++r)
+        for (int half = 0; half < 2; ++half) {
+            store(rows[r].even + half * LANES, sums.even[r][half]);
+            store(rows[r].odd + half * LANES, sums.odd[r][half]);
+        }
+}
+#else
+// With 16 registers of eight floats the weights are widened once, 32 inputs at a time
+constexpr int GROUP = 3;  // rows whose sums of 16 outputs are in registers at once
 
 // adds to the sums of R rows the products with `count` inputs. weights: [count][PANEL]
 template <int R>
-[[gnu::noinline]] void add_part(const float* x, int stride, const float* weights, int count, Sums* sums) {
+[[gnu::noinline]] void add_part(const float* x, int stride, const float* weights, int count, RowSums* sums) {
     for (int at = 0; at < PANEL; at += LANES) {
         vec even[R], odd[R];
-        #pragma GCC unroll BAND_ROWS
+        #pragma GCC unroll GROUP
         for (int r = 0; r < R; ++r) { even[r] = load(sums[r].even + at); odd[r] = load(sums[r].odd + at); }
         const float* w = weights + at;
         int i = 0;
         for (; i + 1 < count; i += 2, w += 2 * PANEL) {
             const vec left = load(w);
-            #pragma GCC unroll BAND_ROWS
+            #pragma GCC unroll GROUP
             for (int r = 0; r < R; ++r) even[r] += x[int64_t(r) * stride + i] * left;
             const vec right = load(w + PANEL);
-            #pragma GCC unroll BAND_ROWS
+            #pragma GCC unroll GROUP
             for (int r = 0; r < R; ++r) odd[r] += x[int64_t(r) * stride + i + 1] * right;
         }
         if (i < count)
             for (int r = 0; r < R; ++r) even[r] += x[int64_t(r) * stride + i] * load(w);
-        #pragma GCC unroll BAND_ROWS
+        #pragma GCC unroll GROUP
         for (int r = 0; r < R; ++r) { store(sums[r].even + at, even[r]); store(sums[r].odd + at, odd[r]); }
-    }
-}
-inline void add_part(int rows, const float* x, int stride, const float* weights, int count, Sums* sums) {
-    switch (rows) {
-        case 3: return add_part<3>(x, stride, weights, count, sums);
-        case 2: return add_part<2>(x, stride, weights, count, sums);
-        case 1: return add_part<1>(x, stride, weights, count, sums);
     }
 }
 
@@ -163,56 +211,58 @@ inline void store(float* to, const Pair& weights) {
     }
 }
 
-// `work(k, count)` for each 32 inputs of a panel, k the first, whose weights are written to `weights`
+// `work(k, count, weights)` for each 32 inputs of a panel, k the first
 template <class T, class Work>
-inline void by_floats(const T* w, int inputs, float* weights, Work work) {
+inline void by_inputs(const T* w, int inputs, Work work) {
+    alignas(64) float weights[BLOCK * PANEL];
     for (int k = 0; k < inputs; k += BLOCK) {
         const int count = std::min(BLOCK, inputs - k);
         for (int i = 0; i < count; i += 2, w += 2 * PANEL) {
             ask_for<sizeof(T) * 2 * PANEL>(w);
             store(weights + i * PANEL, pair(w));
         }
-        work(k, count);
+        work(k, count, weights);
     }
 }
 template <class B, class Work>
     requires(B::INPUTS > 0)
-inline void by_floats(const B* w, int inputs, float* weights, Work work) {
+inline void by_inputs(const B* w, int inputs, Work work) {
+    alignas(64) float weights[BLOCK * PANEL];
     by_parts(w, inputs, [&](int k, const B& block, int part) {
         for (int half = 0; half < 2; ++half) {
             const auto s = block.scales(part, half);
             #pragma GCC unroll 32
             for (int i = 0; i < BLOCK; ++i) store(weights + i * PANEL + half * LANES, block.weights(part, half, i, s));
         }
-        work(k, BLOCK);
+        work(k, BLOCK, weights);
     });
 }
 template <class Work>
-inline void by_floats(Blocks w, int inputs, float* weights, Work work) {
-    by_blocks(w.type, [&]<class B>() { by_floats(static_cast<const B*>(w.at), inputs, weights, work); });
+inline void by_inputs(Blocks w, int inputs, Work work) {
+    by_blocks(w.type, [&]<class B>() { by_inputs(static_cast<const B*>(w.at), inputs, work); });
 }
+#endif
 
 // rows times a panel, summed in the order of `multiply`; `keep(row, left, right)` takes a row's 32 results
-template <class Weights, class Keep>
-inline void multiply_bands(const float* x, int stride, Weights w, int inputs, int rows, Keep keep) {
-    alignas(64) float weights[BLOCK * PANEL];
-    alignas(64) Sums sums[BAND];
+template <class X, class Weights, class Keep>
+inline void multiply_bands(const X* x, int stride, Weights w, int inputs, int rows, Keep keep) {
+    alignas(64) RowSums sums[BAND];
     for (int first = 0; first < rows; first += BAND) {
-        const int band = std::min(BAND, rows - first), groups = (band + BAND_ROWS - 1) / BAND_ROWS;
-        std::fill(sums, sums + band, Sums{});
-        by_floats(w, inputs, weights, [&](int k, int count) {
+        const int band = std::min(BAND, rows - first), groups = (band + GROUP - 1) / GROUP;
+        std::fill(sums, sums + band, RowSums{});
+        by_inputs(w, inputs, [&](int k, int count, const auto* weights) {
             for (int group = 0; group < groups; ++group) {
                 const int row = band * group / groups, next = band * (group + 1) / groups;
-                add_part(next - row, x + int64_t(first + row) * stride + k, stride, weights, count, sums + row);
+                const X* from = x + int64_t(first + row) * stride + k;
+                by_count<GROUP>(next - row, [&]<int R>() { add_part<R>(from, stride, weights, count, sums + row); });
             }
         });
         for (int row = 0; row < band; ++row) {
-            const Sums& s = sums[row];
+            const RowSums& s = sums[row];
             keep(first + row, load(s.even) + load(s.odd), load(s.even + LANES) + load(s.odd + LANES));
         }
     }
 }
-#endif
 
 struct Buffers {  // of one pass, for all threads; then for each thread. x: the states of the layer that runs
     float *x, *qkv, *mixed, *inner, *block, *normed, *scores, *tiles;
@@ -262,11 +312,10 @@ inline int round_rows(const Matrix& matrix, const float* x, int stride, int rows
     return inputs;
 }
 
-// `multiply` of rounded rows: an instruction adds the products of a pair of inputs. Pairs are summed by turns in two sums
+// `add_inputs` of rounded rows: an instruction adds the products of a pair of inputs. Pairs are summed by turns in two sums
 template <int R>
-inline void multiply(const uint16_t* x, int stride, const bfloat16* w, int inputs, vec out[R][2]) {
-    vec sums[2][R][2] = {};
-    for (int k = 0; k < inputs; k += 4)
+inline void add_inputs(const uint16_t* x, int stride, const bfloat16* w, int count, Sums<R>& sums) {
+    for (int k = 0; k < count; k += 4)
         #pragma GCC unroll 2
         for (int turn = 0; turn < 2; ++turn, w += 2 * PANEL) {
             const __m512bh left = (__m512bh)_mm512_loadu_si512(w), right = (__m512bh)_mm512_loadu_si512(w + PANEL);
@@ -276,13 +325,11 @@ inline void multiply(const uint16_t* x, int stride, const bfloat16* w, int input
                 int32_t two;
                 std::memcpy(&two, x + int64_t(r) * stride + k + 2 * turn, 4);
                 const __m512bh inputs_of_row = (__m512bh)_mm512_set1_epi32(two);
-                sums[turn][r][0] = (vec)_mm512_dpbf16_ps((__m512)sums[turn][r][0], inputs_of_row, left);
-                sums[turn][r][1] = (vec)_mm512_dpbf16_ps((__m512)sums[turn][r][1], inputs_of_row, right);
+                vec* sum = turn ? sums.odd[r] : sums.even[r];
+                sum[0] = (vec)_mm512_dpbf16_ps((__m512)sum[0], inputs_of_row, left);
+                sum[1] = (vec)_mm512_dpbf16_ps((__m512)sum[1], inputs_of_row, right);
             }
         }
-    #pragma GCC unroll ROWS
-    for (int r = 0; r < R; ++r)
-        for (int half = 0; half < 2; ++half) out[r][half] = sums[0][r][half] + sums[1][r][half];
 }
 #endif
 
@@ -356,22 +403,24 @@ template <int MOST, class Work>
 inline void by_most(int rows, Work work) {
     int row = 0;
     for (; row + MOST <= rows; row += MOST) work.template operator()<MOST>(row);
-    if constexpr (MOST > 1)
-        [&]<int... LESS>(std::integer_sequence<int, LESS...>) {
-            const int left = rows - row;
-            ((left == LESS + 1 ? work.template operator()<LESS + 1>(row) : void()), ...);
-        }(std::make_integer_sequence<int, MOST - 1>{});
+    if constexpr (MOST > 1) by_count<MOST - 1>(rows - row, [&]<int R>() { work.template operator()<R>(row); });
 }
+
+#if defined(__AVX512F__)
+template <class X, class Weights>
+constexpr bool in_bands = std::is_pointer_v<Weights>;
+#else
+template <class X, class Weights>
+constexpr bool in_bands = std::is_same_v<X, float>;
+#endif
 
 // `product` of rows of floats, or of rounded ones. panel: gives the weights of a panel
 template <class X, class Panel, class Use>
 inline void panels_product(const Matrix& matrix, const X* x, int stride, int inputs, int rows, Panel panel, Use use) {
     by_panels(matrix, use, [&](int at, auto keep) {
         const auto w = panel(matrix, at);
-#if !defined(__AVX512F__)
-        if constexpr (std::is_same_v<X, float>)
-            if (rows > 1) return multiply_bands(x, stride, w, inputs, rows, keep);
-#endif
+        if constexpr (in_bands<X, decltype(w)>)
+            if (rows > ROWS) return multiply_bands(x, stride, w, inputs, rows, keep);
         by_most<std::is_same_v<X, Rounded> ? ROUNDED_ROWS : ROWS>(rows, [&]<int R>(int row) {
             vec out[R][2];
             multiply<R>(x + int64_t(row) * stride, stride, w, inputs, out);
