@@ -6,22 +6,33 @@
 
 namespace {
 
-// the sums of up to four vectors, in the first lanes; each in the order of `sum`
-template <int Q>
-inline vec sums(const vec (&v)[Q]) {
-    if constexpr (Q == 1) return all(sum(v[0]));
+// the sums of 1, 4 or 16 vectors, in as many lanes, over and over; each in the order of `sum`
+template <int COUNT>
+inline vec sums(const vec (&v)[COUNT]) {
+    if constexpr (COUNT == 1) return all(sum(v[0]));
 #if defined(__AVX512F__)
-    auto folded = [](vec x, vec y) {
+    auto halves = [](vec x, vec y) {
         return __builtin_shufflevector(x, y, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
                __builtin_shufflevector(x, y, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
     };
-    const vec x = folded(v[0], v[1 % Q]), y = folded(v[2 % Q], v[3 % Q]);
-    vec all = __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-              __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    all += __builtin_shufflevector(all, all, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    all += __builtin_shufflevector(all, all, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-    return __builtin_shufflevector(all, all, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    auto quarters = [](vec x, vec y) {
+        return __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+               __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    };
+    auto pairs = [](vec x, vec y) {
+        return __builtin_shufflevector(x, y, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
+               __builtin_shufflevector(x, y, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+    };
+    auto neighbours = [](vec x, vec y) {
+        return __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+               __builtin_shufflevector(x, y, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    };
+    auto four = [&](int at) {
+        return quarters(halves(v[at % COUNT], v[(at + 1) % COUNT]), halves(v[(at + 2) % COUNT], v[(at + 3) % COUNT]));
+    };
+    return neighbours(pairs(four(0), four(4)), pairs(four(8), four(12)));
 #else
+    static_assert(COUNT <= 4);
     auto folded = [](vec v, vec w) {
         const floats8 x = v.low + v.high, y = w.low + w.high;
         floats8 all = __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11) +
@@ -30,36 +41,70 @@ inline vec sums(const vec (&v)[Q]) {
         all += __builtin_shufflevector(all, all, 1, 0, 3, 2, 5, 4, 7, 6);
         return all;
     };
-    const floats8 x = folded(v[0], v[1 % Q]), y = folded(v[2 % Q], v[3 % Q]);
+    const floats8 x = folded(v[0], v[1 % COUNT]), y = folded(v[2 % COUNT], v[3 % COUNT]);
     const floats8 four = __builtin_shufflevector(x, y, 0, 4, 8, 12, 0, 4, 8, 12);
     return {four, four};
 #endif
 }
 
-// Q queries over the keys that they see; what is added to a query's sums has one order, whatever Q is. sees: whether any
-// sees a slot, and each one's bias, minus infinity for one that does not. scores, seen: room for Q times as many, as many
+#if defined(__AVX512F__)
+constexpr int SLOTS = 4;  // whose products with four queries are in registers
+#else
+constexpr int SLOTS = 1;
+#endif
+
+// products of Q queries with the keys of S consecutive slots, summed: of the first slot's, then of the next one's, over and over
+template <int S, int Q, class T>
+inline vec scores_of(const float* const (&query)[Q], const T* keys, int dim) {
+    const int whole = dim / LANES * LANES;
+    vec products[S * Q] = {};
+    for (int i = 0; i < whole; i += LANES)
+        #pragma GCC unroll SLOTS
+        for (int s = 0; s < S; ++s) {
+            const vec wider = wide(keys + s * dim + i);
+            #pragma GCC unroll 4
+            for (int q = 0; q < Q; ++q) products[s * Q + q] += load(query[q] + i) * wider;
+        }
+    vec score = sums(products);
+    for (int i = whole; i < dim; ++i)
+        for (int at = 0; at < LANES; ++at) {
+            const int pair = at % (S * Q);
+            score[at] = std::fma(query[pair % Q][i], widen(keys[pair / Q * dim + i]), score[at]);
+        }
+    return score;
+}
+
+// Q queries over the keys that they see; what is added to a query's sums has one order, whatever Q is. in_full: the slots that
+// all see without a bias. sees: of another slot, whether any sees it, and each one's bias, minus infinity for one that does not.
+// scores, seen: room for Q times as many, as many
 template <int Q, class T, class Sees>
-inline void attend(const float* const (&query)[Q], const T* keys, const T* values, int begin, int stop, int dim,
+inline void attend(const float* const (&query)[Q], const T* keys, const T* values, int begin, int stop, Span in_full, int dim,
                    float scale, Sees sees, float* scores, int* seen, float* const (&out)[Q]) {
     int count = 0, whole = dim / LANES * LANES;
-    vec largest = all(-INFINITY), total{}, top{};
-    for (int slot = begin; slot < stop; ++slot) {
-        vec bias{}, products[Q] = {};
-        if (!sees(slot, bias)) continue;
-        const T* key = keys + int64_t(slot) * dim;
-        for (int i = 0; i < whole; i += LANES) {
-            const vec wider = wide(key + i);
-            for (int q = 0; q < Q; ++q) products[q] += load(query[q] + i) * wider;
-        }
-        vec score = sums(products);
-        for (int i = whole; i < dim; ++i)
-            for (int q = 0; q < Q; ++q) score[q] = std::fma(query[q][i], widen(key[i]), score[q]);
-        score = select(bias > -INFINITY, score * scale + bias, bias);
+    vec largest = all(-INFINITY), total{}, top{}, unbiased = largest;  // minus infinity in lanes that are no query's
+    for (int q = 0; q < Q; ++q) unbiased[q] = 0;
+    auto keep = [&]<int S>(int slot, vec score) {
         largest = select(score > largest, score, largest);
         store(scores + count * Q, score);  // there is room for a whole vector at the end
-        seen[count++] = slot;
+        for (int s = 0; s < S; ++s) seen[count++] = slot + s;
+    };
+    for (int slot = begin; slot < stop;) {
+        if (slot >= in_full.first && slot + SLOTS <= in_full.last) {
+            keep.template operator()<SLOTS>(slot, scores_of<SLOTS>(query, keys + int64_t(slot) * dim, dim) * scale);
+            slot += SLOTS;
+            continue;
+        }
+        vec bias = unbiased;
+        if (sees(slot, bias)) {
+            const vec score = scores_of<1>(query, keys + int64_t(slot) * dim, dim);
+            keep.template operator()<1>(slot, select(bias > -INFINITY, score * scale + bias, bias));
+        }
+        ++slot;
     }
-    for (int i = 0; i < LANES; ++i) top[i] = largest[i % Q];
+    for (int i = 0; i < LANES; ++i) {
+        top[i] = largest[i];
+        for (int other = i % Q; other < LANES; other += Q) top[i] = std::max(top[i], largest[other]);
+    }
     for (int i = 0; i < count * Q; i += LANES) {
         const vec score = load(scores + i);
         store(scores + i, select(score == -INFINITY, vec{}, exponential(score - top)));

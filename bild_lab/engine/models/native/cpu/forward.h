@@ -167,9 +167,17 @@ struct Run {
             }
             return any;
         };
+        Span in_full{0, 0};
+        if (!model.distance_bias) {
+            const int rows = text.parents ? text.tree : text.count;
+            in_full.first = text.reserved;
+            if (layer.window)
+                in_full.first += std::max<int64_t>(0, *std::max_element(position, position + Q) - layer.window + 1);
+            in_full.last = text.visible ? stop - rows : *std::min_element(ends, ends + Q);
+        }
         const int64_t at = (int64_t(index) * kv_heads + shared) * text.capacity * head_dim;
         attend(query, static_cast<const T*>(text.keys) + at, static_cast<const T*>(text.values) + at, int(begin), int(last),
-               head_dim, model.scale, sees, b.scores, b.seen, out);
+               in_full, head_dim, model.scale, sees, b.scores, b.seen, out);
     }
 
     void attention_to_source(const Layer& layer, int index) {
@@ -182,8 +190,8 @@ struct Run {
             const T *keys = static_cast<const T*>(text.memory_keys), *values = static_cast<const T*>(text.memory_values);
             const float* query[] = {b.qkv + row * sizes.features + int64_t(head) * head_dim};
             float* out[] = {b.mixed + row * sizes.mixed + int64_t(head) * head_dim};
-            attend(query, keys + at, values + at, 0, text.source, head_dim, model.scale, [](int, vec&) { return true; },
-                   b.scores, b.seen, out);
+            attend(query, keys + at, values + at, 0, text.source, {0, int(text.source)}, head_dim, model.scale,
+                   [](int, vec&) { return true; }, b.scores, b.seen, out);
         }
         #pragma omp barrier
         residual(layer.cross_out, b.mixed, sizes.mixed, nullptr);
