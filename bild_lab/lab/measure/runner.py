@@ -66,17 +66,13 @@ def run_point(
     threads = torch.get_num_threads()
     torch.set_num_threads(point.setting["threads"])
     try:
-        return _measured(point, sweep, Stopwatch(stage, setup_s), stage, advance)
+        return _measured(point, sweep, Stopwatch(stage, setup_s), advance)
     finally:
         torch.set_num_threads(threads)
 
 
 def _measured(
-    point: Point,
-    sweep: Sweep,
-    stopwatch: Stopwatch,
-    stage: Callable[[str], None],
-    advance: Callable[[float], None],
+    point: Point, sweep: Sweep, stopwatch: Stopwatch, advance: Callable[[float], None]
 ) -> Result:
     """As `run_point`, with the threads that are set."""
     decoder = point.decoders[METHOD]
@@ -84,7 +80,7 @@ def _measured(
         # before the peak of the memory is watched
         timed_facts = {} if isinstance(decoder.method, Replays) else bandwidth_facts(decoder)
         device_use = DeviceUse(decoder.target.device)
-        environment_facts = _load_weights(point, stage) | timed_facts
+        environment_facts = _load_weights(point, stopwatch.stage) | timed_facts
     with stopwatch.phase("history"):
         examples, requests = prepare_texts(point, sweep.folder)
     with stopwatch.phase("check"):
