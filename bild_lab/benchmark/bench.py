@@ -54,9 +54,9 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LAST_LOGITS, Session
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.measure.likelihood import log_probabilities
 from bild_lab.lab.measure.machine import median_s, read_gb_per_s
 from bild_lab.lab.measure.score import precision_of
-from bild_lab.lab.measure.summary import log_probabilities
 from bild_lab.lab.measure.timing import (
     Timed,
     TimingOptions,

@@ -31,7 +31,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import resolved_policy
 from bild_lab.lab.config.console import progress_bar, status_line
-from bild_lab.lab.measure.summary import log_probability, require_no_nan
+from bild_lab.lab.measure.likelihood import log_probability, require_no_nan
 from bild_lab.lab.measure.timing import TimingOptions, time_methods
 from bild_lab.lab.metrics.quality import NO_REFERENCE, metric_sums, score_pool
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named

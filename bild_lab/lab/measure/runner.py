@@ -16,10 +16,11 @@ from bild_lab.engine.protocols import External, Method, Replays, Served
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import warn_once
+from bild_lab.lab.measure.likelihood import log_probability, require_no_nan
 from bild_lab.lab.measure.machine import bandwidth_facts, row_cost_facts
 from bild_lab.lab.measure.profile import PROFILE, speculation_profile
 from bild_lab.lab.measure.score import result_of
-from bild_lab.lab.measure.summary import is_too_noisy, log_probability, require_no_nan
+from bild_lab.lab.measure.summary import is_too_noisy
 from bild_lab.lab.measure.timing import (
     LONG_ROUND_S,
     PHASES,

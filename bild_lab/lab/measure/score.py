@@ -24,13 +24,13 @@ from bild_lab.lab.measure.certificate import (
     count_verdicts,
     judge_together,
 )
+from bild_lab.lab.measure.likelihood import log_probabilities
 from bild_lab.lab.measure.prediction import pipeline_summary, predict
 from bild_lab.lab.measure.summary import (
     agreement,
     answered_indices,
     change_of,
     decoding_costs,
-    log_probabilities,
     score_all,
     summarize,
     texts_at,
