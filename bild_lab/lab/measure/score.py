@@ -15,17 +15,11 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Round, Span, StageTrace
 from bild_lab.lab.data.prompts import Example
-from bild_lab.lab.measure.certificate import (
-    NO_TEXT,
-    Certificate,
-    certify,
-    certify_replayed,
-    certify_sampled,
-    count_verdicts,
-    judge_together,
-)
+from bild_lab.lab.measure.certificate import NO_TEXT, Certificate, count_verdicts
+from bild_lab.lab.measure.greedy_certificate import certify, certify_replayed
 from bild_lab.lab.measure.likelihood import log_probabilities
 from bild_lab.lab.measure.prediction import pipeline_summary, predict
+from bild_lab.lab.measure.sampled_certificate import certify_sampled, judge_together
 from bild_lab.lab.measure.summary import (
     agreement,
     answered_indices,

@@ -26,11 +26,13 @@ from bild_lab.lab.measure.certificate import (
     SESSION_DEFECT,
     TIE,
     Certificate,
+    count_verdicts,
+    most_noise,
+)
+from bild_lab.lab.measure.greedy_certificate import (
     certify,
     certify_replayed,
-    count_verdicts,
     engine_difference,
-    most_noise,
     resolution,
     verification,
 )
