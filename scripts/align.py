@@ -50,7 +50,7 @@ def run(cfg: DictConfig) -> None:
 def alignment(cfg: DictConfig) -> Alignment:
     """The configuration, typed."""
     from bild_lab.lab.point.identity import sweep_folder
-    from bild_lab.lab.point.load import configured_checkpoint
+    from bild_lab.lab.point.read_model import configured_checkpoint
     from bild_lab.lab.store.records import require_writable
     from bild_lab.training.align import Alignment
     from bild_lab.training.answers import read_calibration

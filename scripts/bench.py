@@ -107,7 +107,7 @@ def pair_bench(
     from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.data.prompts import cut_sources
-    from bild_lab.lab.point.load import load_model
+    from bild_lab.lab.point.read_model import load_model
 
     pair = typed(PairSpec, cfg.pair, "pair")
     decoding = typed(DecodingSpec, cfg.decoding, "decoding")
@@ -152,7 +152,7 @@ def pair_peers(
     """
     from bild_lab.benchmark.bench import peer_methods
     from bild_lab.benchmark.peer_methods import Peer
-    from bild_lab.lab.point.load import build_method
+    from bild_lab.lab.point.build import build_method
 
     if policy:
         models = {"target": target[1], **({} if draft is None else {"draft": draft[1]})}
@@ -209,7 +209,7 @@ def loaded(
     """A checkpoint on both engines of ours that PyTorch runs. runtime: says what of it may be
     read.
     """
-    from bild_lab.lab.point.load import load_model
+    from bild_lab.lab.point.read_model import load_model
 
     native, hf = (
         load_model(

@@ -141,7 +141,7 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
 
 def starting_point(cfg: DictConfig, max_target_tokens: int) -> StartingPoint:
     """`conf/model` as where the training starts, checked."""
-    from bild_lab.lab.point.load import configured_checkpoint
+    from bild_lab.lab.point.read_model import configured_checkpoint
     from bild_lab.training.start import FreshModel, FromCheckpoint, FromScratch
 
     if "path" not in cfg.model:

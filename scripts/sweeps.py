@@ -246,7 +246,7 @@ def log(cfg: DictConfig) -> None:
     Raises UserError for bad input, before anything is logged.
     """
     sweeps = given_sweeps(cfg)
-    from bild_lab.lab.point.load import build
+    from bild_lab.lab.point.build import build
     from bild_lab.lab.store.records import require_writable
 
     for sweep in sweeps:

@@ -177,5 +177,5 @@ def as_the_command(overrides: Sequence[str]) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        if loading := sys.modules.get("bild_lab.lab.point.load"):  # else no model was loaded
+        if loading := sys.modules.get("bild_lab.lab.point.read_model"):  # else no model was loaded
             loading.load_model.release()

@@ -26,12 +26,7 @@ from rich.markup import escape
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.command_line import key_of
-from bild_lab.lab.config.compose import (
-    keep_search_path,
-    knob_values,
-    override_words,
-    plain_values,
-)
+from bild_lab.lab.config.compose import keep_search_path, knob_values, override_words, plain_values
 from bild_lab.lab.config.console import console, status_line
 from bild_lab.lab.config.entrypoint import (
     FAILED_POINTS,
@@ -46,8 +41,8 @@ from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point.decoder import METHOD
 from bild_lab.lab.point.environment import BUSY_REMEDY
 from bild_lab.lab.point.identity import sweep_folder
-from bild_lab.lab.point.load import load_model
 from bild_lab.lab.point.prepare import Point, prepare
+from bild_lab.lab.point.read_model import load_model
 from bild_lab.lab.preflight import (
     check_point,
     check_points,

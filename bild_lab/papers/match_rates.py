@@ -49,7 +49,7 @@ from bild_lab.lab.metrics.bootstrap import central_interval, resample_counts
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.point.environment import environment
 from bild_lab.lab.point.identity import sweep_folder
-from bild_lab.lab.point.load import configured_model
+from bild_lab.lab.point.read_model import configured_model
 from bild_lab.lab.schema.columns import to_json
 from bild_lab.lab.schema.formatting import short_name
 from bild_lab.lab.store.hashing import data_hash, file_hash

@@ -20,7 +20,7 @@ from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.config.console import ProgressBar, console, output, progress_bar
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import same_rows
-from bild_lab.lab.point.load import build
+from bild_lab.lab.point.build import build
 from bild_lab.ranks import launched
 
 

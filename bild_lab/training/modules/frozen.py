@@ -26,7 +26,7 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import cut_sources
 from bild_lab.lab.point.identity import sweep_folder
-from bild_lab.lab.point.load import configured_checkpoint, configured_model, load_model
+from bild_lab.lab.point.read_model import configured_checkpoint, configured_model, load_model
 from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.store.code import own_code_hash
 from bild_lab.lab.store.records import require_writable

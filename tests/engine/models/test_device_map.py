@@ -18,8 +18,8 @@ from bild_lab.engine.models.hf.slot_cache import SlotCache
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.runner import run_point
-from bild_lab.lab.point.load import load_model
 from bild_lab.lab.point.prepare import Point, prepare
+from bild_lab.lab.point.read_model import load_model
 from bild_lab.lab.store.records import Sweep
 from tests.policies import load
 
