@@ -18,16 +18,11 @@ from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.formatting import interval, number, percent, signed
 from bild_lab.lab.schema.numbers import Speedup, scale_of
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.groups import BatchCurve, Group
+from bild_lab.lab.store.batch_curves import BatchCurve
+from bild_lab.lab.store.groups import Group
 from bild_lab.report.along_text import stretches_of
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, escape, figure_of, scatter
-from bild_lab.report.paired_comparison import (
-    NOT_COMPARED,
-    SAME,
-    TOO_FEW,
-    UNCLEAR,
-    PointComparison,
-)
+from bild_lab.report.paired_comparison import NOT_COMPARED, SAME, TOO_FEW, UNCLEAR, PointComparison
 from bild_lab.report.style import COLOURS, MUTED, STAGE_COLOURS, Mark
 from bild_lab.report.tables import folder_name
 

@@ -14,10 +14,10 @@ from bild_lab.lab.schema.formatting import duration, knob_label, knob_value, per
 from bild_lab.lab.schema.glossary import TERMS
 from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.lab.schema.statistics import best_at_loss
+from bild_lab.lab.store.batch_curves import batch_curves
 from bild_lab.lab.store.groups import (
     FEW,
     Group,
-    batch_curves,
     by_setting,
     differing_keys,
     points_of_choice,
