@@ -42,7 +42,7 @@ WANTED = (
 def run(cfg: DictConfig) -> None:
     """Screen, choose, confirm and print. Raises UserError for bad input."""
     from bild_lab.lab.schema.formatting import counted
-    from bild_lab.lab.store.progress import record_command
+    from bild_lab.lab.store.commands import record_command
     from bild_lab.lab.sweep import measure_point
     from bild_lab.screening.candidates import grid_of  # late: torch takes seconds to load
     from bild_lab.screening.guarantee import require_losses

@@ -57,14 +57,9 @@ from bild_lab.lab.preflight import (
 )
 from bild_lab.lab.schema.formatting import knob_label, percent, short_name, times
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
+from bild_lab.lab.store.commands import record_command
 from bild_lab.lab.store.hashing import content_hash
-from bild_lab.lab.store.progress import (
-    PointProgress,
-    begin_progress,
-    command_progress,
-    record_command,
-    roughly,
-)
+from bild_lab.lab.store.progress import PointProgress, begin_progress, command_progress, roughly
 from bild_lab.lab.store.records import Sweep
 
 # how the targets of Hydra's launchers end

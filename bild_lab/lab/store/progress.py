@@ -4,15 +4,10 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -23,8 +18,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from bild_lab.files import append_line
-from bild_lab.lab.config.command_line import this_script
 from bild_lab.lab.config.console import SILENCE_S, console, status_line
 from bild_lab.lab.schema.formatting import counted
 
@@ -203,40 +196,3 @@ def command_progress() -> SweepProgress:
         progress = SweepProgress()
         _command_progress.set(progress)
     return progress
-
-
-COMMANDS = "commands.jsonl"
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command line, and when it was first given (ISO, UTC)."""
-
-    started: str
-    line: str
-
-
-def record_command(folder: Path) -> None:
-    """Add this process's command line to the sweep in `folder`, unless it is there: the same
-    command resumes.
-
-    It is written as it can be typed again where it was typed.
-    """
-    line = f"{this_script()} {shlex.join(sys.argv[1:])}".rstrip()
-    if any(command.line == line for command in read_commands(folder)):
-        return
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    append_line(folder / COMMANDS, json.dumps(asdict(Command(started, line)), ensure_ascii=False))
-
-
-def read_commands(folder: Path) -> list[Command]:
-    """The commands of a sweep; none in folders without the file.
-
-    A line that was cut short is left out.
-    """
-    commands = []
-    with suppress(OSError):
-        for line in (folder / COMMANDS).read_bytes().splitlines():
-            with suppress(ValueError, TypeError):
-                commands.append(Command(**json.loads(line)))
-    return commands

@@ -15,6 +15,7 @@ from bild_lab.lab.schema.glossary import TERMS
 from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.lab.schema.statistics import best_at_loss
 from bild_lab.lab.store.batch_curves import batch_curves
+from bild_lab.lab.store.commands import read_commands
 from bild_lab.lab.store.groups import (
     FEW,
     Group,
@@ -24,7 +25,6 @@ from bild_lab.lab.store.groups import (
     setting_value,
     telling_knobs,
 )
-from bild_lab.lab.store.progress import read_commands
 from bild_lab.report.headline import headline_sentences
 from bild_lab.report.page import figures
 from bild_lab.report.page.base import Figure, page_environment, plotly_js

@@ -25,8 +25,8 @@ from bild_lab.lab.schema.statistics import (
     corrected_for_choice,
     mean_speedup_with_interval,
 )
+from bild_lab.lab.store.commands import read_commands
 from bild_lab.lab.store.groups import data_title, pair_title, points_of_choice, telling_knobs
-from bild_lab.lab.store.progress import read_commands
 from bild_lab.lab.store.records import Sweep
 from bild_lab.ranks import launched
 from bild_lab.report.provenance import disturbance
