@@ -19,13 +19,8 @@ from bild_lab.report.provenance import unreliable
 from bild_lab.report.screened_points import ScreenedPoint
 
 CONTROL = "truncation"  # the policy that lossy rules are compared with
-_PEERS = (
-    "hf_",
-    "ctranslate2",
-    "openvino",
-    "llama_cpp",
-    "server",
-)  # how policies of other engines begin
+# how policies of other engines begin
+_PEERS = ("hf_", "ctranslate2", "openvino", "llama_cpp", "server")
 
 
 def review_answers(group: Group, screened: Sequence[ScreenedPoint]) -> list[tuple[str, str]]:

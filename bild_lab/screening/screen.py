@@ -64,9 +64,8 @@ WARM_TOKENS = 32  # new tokens that each of these points decodes before it is ti
 REPEATS = 3  # decodings of each timed text; the median counts, as for any point
 # how much of each model's rows is in memory: so much, or this share of the free memory
 MEMORY_BYTES, MEMORY_SHARE = 2 * 2**30, 0.2
-JUDGED_BYTES = (
-    2**29
-)  # of each model's rows on disk where texts are kept: replays are judged by them
+# of each model's rows on disk where texts are kept: replays are judged by them
+JUDGED_BYTES = 2**29
 # contexts of a token that all points ask for together, and that each adds, where thresholds are
 # neighbours
 ROWS_A_TOKEN, ROWS_A_POINT = 3, 0.15

@@ -15,15 +15,18 @@ import numpy as np
 
 from bild_lab.errors import UserError, warn_once
 from bild_lab.lab.metrics.bootstrap import MetricSums, mean_metric
-from bild_lab.lab.metrics.writing import (
-    BY_SCRIPT,
-    ENGLISH,
-    SPACED,
-    References,
-    Writing,
-)
+from bild_lab.lab.metrics.writing import BY_SCRIPT, ENGLISH, SPACED, References, Writing
 
 log = logging.getLogger(__name__)
+EVALUATE = "evaluate:"  # before the name or path of a metric of `evaluate`
+# examples that show the scale of a metric of `evaluate`, and whether it is a mean
+TRIED_EXAMPLES = 8
+NONSENSE = "x"  # a text that is right nowhere
+LISTS = ("list", "List", "LargeList", "Sequence")  # features that hold several references
+# metrics of `evaluate` whose own tokenizer takes English letters
+ENGLISH_ONLY = ("rouge", "meteor")
+# metrics of `evaluate` whose own tokenizer takes words between spaces
+SPACED_ONLY = ("bleu", "google_bleu", "sacrebleu", "nist_mt", "ter", "wer")
 
 
 def user_function(path: str, noun: str = "metric") -> Callable[..., Any]:
@@ -89,18 +92,6 @@ def mean_of_function(
             f" {shown}.scale = 100"
         )
     return mean_metric(shown, values)
-
-
-EVALUATE = "evaluate:"  # before the name or path of a metric of `evaluate`
-TRIED_EXAMPLES = (
-    8  # examples that show the scale of a metric of `evaluate`, and whether it is a mean
-)
-NONSENSE = "x"
-LISTS = ("list", "List", "LargeList", "Sequence")  # features that hold several references
-# metrics of `evaluate` whose own tokenizer takes English letters
-ENGLISH_ONLY = ("rouge", "meteor")
-# metrics of `evaluate` whose own tokenizer takes words between spaces
-SPACED_ONLY = ("bleu", "google_bleu", "sacrebleu", "nist_mt", "ter", "wer")
 
 
 def evaluate_metric(

@@ -485,9 +485,8 @@ def _settings(kind: str) -> wandb.Settings:
     import wandb
 
     limits = {"init_timeout": _INIT_TIMEOUT_S, "login_timeout": _INIT_TIMEOUT_S}
-    if (
-        "finish_timeout" in wandb.Settings.model_fields
-    ):  # before, it waits for a lost server for ever
+    # older versions wait for a lost server for ever
+    if "finish_timeout" in wandb.Settings.model_fields:
         limits["finish_timeout"] = _FINISH_TIMEOUT_S
         limits["finish_timeout_raises"] = kind != TRAINING  # which is stored first, sent or not
     return wandb.Settings(**limits, silent=True, console="off", x_disable_stats=kind != TRAINING)
