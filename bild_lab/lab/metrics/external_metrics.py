@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pkgutil
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +16,6 @@ from bild_lab.errors import UserError, warn_once
 from bild_lab.lab.metrics.bootstrap import MetricSums, mean_metric
 from bild_lab.lab.metrics.writing import BY_SCRIPT, ENGLISH, SPACED, References, Writing
 
-log = logging.getLogger(__name__)
 EVALUATE = "evaluate:"  # before the name or path of a metric of `evaluate`
 # examples that show the scale of a metric of `evaluate`, and whether it is a mean
 TRIED_EXAMPLES = 8
