@@ -169,16 +169,14 @@ def compare_point(
     further = [name for name in pair.a.further_qualities if name in pair.b.further_qualities]
     answered = [
         place
-        for place in range(len(keys))
-        if not (a.examples[place].failed or b.examples[place].failed)
+        for place, (in_a, in_b) in enumerate(zip(a.examples, b.examples, strict=True))
+        if not (in_a.failed or in_b.failed)
     ]
+    reason = _why_not_comparable(pair, answered)
     questions = questions_of([example_id for example_id, _ in keys])
-    reason = _why_not_comparable(pair)
-    if not answered:
-        reason = reason or "of every text one side's server failed to give it"
     answered_questions = [questions[place] for place in answered]
     latency_ratios = {"latency_ratio": None, "baseline_latency_ratio": None}
-    if not reason:
+    if reason is None:
         latency_ratios = _latency_ratios(pair, a, b, answered, conversations_of(answered_questions))
     return PointComparison(
         pair=pair,
@@ -374,15 +372,18 @@ def _medians(seconds: Seconds) -> np.ndarray:
     return np.array([[float(np.median(repeats))] for repeats in seconds])
 
 
-def _why_not_comparable(pair: MatchedPoint) -> str | None:
-    """Why the latencies of A and B cannot be compared; None if they can."""
+def _why_not_comparable(pair: MatchedPoint, answered: Sequence[int]) -> str | None:
+    """Why the latencies of A and B cannot be compared; None if they can. answered: places of the
+    examples that both sides have texts of.
+    """
     if not (pair.a.timed and pair.b.timed):
         return "replayed texts were not timed"
     machine_a, machine_b = _machine(pair.a), _machine(pair.b)
     if machine_a != machine_b:
         return f"different hardware: {machine_a}, {machine_b}"
-    shared = pair.a.environment.shared_device or pair.b.environment.shared_device
-    return "timed beside other jobs on the same device" if shared else None
+    if pair.a.environment.shared_device or pair.b.environment.shared_device:
+        return "timed beside other jobs on the same device"
+    return None if answered else "of every text one side's server failed to give it"
 
 
 def _machine(result: Result) -> str:
