@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -89,17 +89,17 @@ class FinetuningJob(TrainingJob):
                 f"validation compares texts with references, which dataset.metric={self.metric}"
                 " does not; set dataset.metric=bleu or another metric with references"
             )
-        taught = self.teaching.loss is not None
-        if taught and (
-            self.recipe.loss != "last" or self.recipe.soft_targets or self.recipe.label_smoothing
-        ):
+        recipe, is_taught = self.recipe, self.teaching.loss is not None
+        has_own_loss = recipe.loss != "last" or recipe.soft_targets or recipe.label_smoothing
+        if is_taught and has_own_loss:
             raise UserError(
                 "align.loss takes the place of the training's own loss; set train.loss=last,"
                 " train.soft_targets=0 and train.label_smoothing=0"
             )
-        if taught and launched().count > 1:
+        if is_taught and launched().count > 1:
             raise UserError(f"align.loss trains in one process, got {launched().count}")
-        if (bool(self.recipe.soft_targets) or taught) != (self.teacher is not None):
+        needs_teacher = bool(recipe.soft_targets) or is_taught
+        if needs_teacher != (self.teacher is not None):
             raise UserError(
                 "train.soft_targets are those of a target that answered, or that teaches: use"
                 " scripts/align.py, or set train.soft_targets=0 and give no teacher"
@@ -361,7 +361,22 @@ def _evaluating(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[
         model.generation_config = generation_config
 
 
+def _saver(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[[Path], None]:
+    """What writes the checkpoint, with the setting of its cache as it is now: the Trainer turns it
+    off.
+    """
+    use_cache = model.config.use_cache
+
+    def save(place: Path) -> None:
+        model.config.use_cache = use_cache
+        model.save_pretrained(place)
+        tokenizer.save_pretrained(place)
+
+    return save
+
+
 def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArguments) -> Objective:
+    """What the job trains, with its data."""
     recipe = job.recipe
     with arguments.main_process_first(local=False):
         tokenizer = _tokenizer(job, folder)
@@ -386,13 +401,6 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     # a target may end its answers with tokens that its drafter does not know as ends
     ends = {*special.end, *(int(example.answer[-1]) for example in train if example.complete)}
     settings = greedy_settings(recipe.max_target_tokens, ends, special.pad, special.start)
-    use_cache = model.config.use_cache  # the Trainer turns it off
-
-    def save(place: Path) -> None:
-        model.config.use_cache = use_cache
-        model.save_pretrained(place)
-        tokenizer.save_pretrained(place)
-
     return Objective(
         model=model,
         examples=train,
@@ -411,7 +419,7 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
             "validation_examples": len(job.validation),
             "cut_by_length": cut_answers,
         },
-        save=save,
+        save=_saver(model, tokenizer),
         distillation=_distillation(job, collate, frozenset(ends), arguments.device),
     )
 

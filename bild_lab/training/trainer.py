@@ -217,6 +217,26 @@ def optimizer(recipe: TrainSpec) -> tuple[Callable[..., torch.optim.Optimizer], 
     }
 
 
+def _require_divisible(recipe: TrainSpec, processes: int) -> None:
+    """Raise UserError for a batch that cannot be divided among the passes of all processes."""
+    passes = processes * recipe.accumulate
+    if recipe.batch_size % passes:
+        raise UserError(
+            f"train.batch_size={recipe.batch_size} cannot be divided among {processes} processes"
+            f" times train.accumulate={recipe.accumulate}; choose a multiple of {passes}"
+        )
+
+
+def _require_one_gpu(processes: int) -> None:
+    """Raise UserError for several GPUs that one process alone would use."""
+    if processes == 1 and torch.cuda.device_count() > 1:
+        raise UserError(
+            f"{torch.cuda.device_count()} GPUs are visible to one process; start one process for"
+            " each with `accelerate launch scripts/finetune.py …`, or choose one GPU with"
+            " CUDA_VISIBLE_DEVICES=0"
+        )
+
+
 def training_arguments(
     recipe: TrainSpec, folder: TrainingFolder, metric: str | None, spread: bool = False
 ) -> TrainingArguments:
@@ -226,22 +246,12 @@ def training_arguments(
     spread: one process uses all GPUs that it sees. Raises UserError if the batch cannot be divided
     among the processes, or one process sees several GPUs otherwise.
     """
-    processes = launched().count
-    if recipe.batch_size % (processes * recipe.accumulate):
-        raise UserError(
-            f"train.batch_size={recipe.batch_size} cannot be divided among {processes} processes"
-            f" times train.accumulate={recipe.accumulate}; choose a multiple of"
-            f" {processes * recipe.accumulate}"
-        )
-    cpu = recipe.on_cpu
+    processes, cpu = launched().count, recipe.on_cpu
+    _require_divisible(recipe, processes)
     if not recipe.in_bfloat16:
         require_float32(torch.float32, torch.device("cpu" if cpu else "cuda"))
-    if not cpu and processes == 1 and torch.cuda.device_count() > 1 and not spread:
-        raise UserError(
-            f"{torch.cuda.device_count()} GPUs are visible to one process; start one process for"
-            " each with `accelerate launch scripts/finetune.py …`, or choose one GPU with"
-            " CUDA_VISIBLE_DEVICES=0"
-        )
+    if not (cpu or spread):
+        _require_one_gpu(processes)
     checkpoints = "no" if recipe.evaluate_every is None else "steps"
     evaluations = checkpoints if metric is not None else "no"
     arguments = TrainingArguments(
