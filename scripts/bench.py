@@ -299,7 +299,7 @@ def decimals(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def chosen(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
+def shapes_to_measure(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
     """The shapes to measure: those that were named, else the device's, else `pair` if a pair or a
     dataset was given.
 
@@ -348,7 +348,7 @@ def main() -> None:
     device, dtype = resolve_device(runtime.device), DTYPES[runtime.dtype]
     long = "long" in words
     files = [word for word in words if word.endswith(".gguf")]
-    shapes = chosen(
+    shapes = shapes_to_measure(
         [word for word in words if word not in ("long", *files)], overrides, device.type == "cuda"
     )
     if files and shapes != ["pair"]:

@@ -219,14 +219,13 @@ class Screening:
             # the method's modules are loaded once for all decoders of its kind
             for decoder in {type(decoder.method): decoder for decoder in decoders}.values():
                 decoder.load_weights(status_line.enter)
-        texts: list[list[ReplayedText]] = [[] for _ in requests]
         sources = [text_name(request.source) for request in requests]
         text_log = self.text_log(candidates) if self.keep == TEXTS else None
-        # what learns from earlier texts has to decode them
-        learns = any(learns_from_texts(decoder.method) for decoder in decoders)
-        if text_log is not None and learns:
-            text_log.file.unlink(missing_ok=True)
-        elif text_log is not None:
+        texts: list[list[ReplayedText]] = [[] for _ in requests]
+        if text_log is not None:
+            # what learns from earlier texts has to decode them
+            if any(learns_from_texts(decoder.method) for decoder in decoders):
+                text_log.file.unlink(missing_ok=True)
             for index, logged in text_log.read(sources).items():
                 texts[index] = logged.texts
                 self.logged_forwards.update(logged.forwards)
@@ -244,8 +243,9 @@ class Screening:
                     ]
                     self.records.save()
                     if text_log is not None:
-                        first = index == indices[0]
-                        forwards = self._forwards_for([requests[index]]) if first else {}
+                        # the forwards of a prompt count once
+                        is_first = index == indices[0]
+                        forwards = self._forwards_for([requests[index]]) if is_first else {}
                         text_log.append(
                             LoggedExample(index, sources[index], texts[index], forwards)
                         )
@@ -307,18 +307,12 @@ class Screening:
         looked at. A replayed text that differs from the live one is not among them; it has a
         verdict instead. Only texts whose scores are on disk can be judged, so no others are timed.
         """
-        request = self.requests[0]
-        short_request = request.shorter(WARM_TOKENS)
-        text_s = self._seconds_alone(screened[0], [short_request, request])
-        policies = {point.candidate.name for point in screened[1:]}
-        affordable = int(timed_s / (REPEATS * text_s * max(1, len(policies))))
-        per_policy = min(MOST_TIMED, max(FEWEST_TIMED, affordable))
-        points = [screened[0], *farthest_points(screened[1:], per_policy)]
+        points = self._points_to_time(screened, timed_s)
         decoders_over = [partial(self.decoder, point.candidate.policy) for point in points]
         decoders = [decoder_over(live) for decoder_over in decoders_over]
         methods = {str(place): decoder.method for place, decoder in enumerate(decoders)}
         for method in methods.values():
-            method.decode(short_request, Trace())  # warms up
+            method.decode(self.requests[0].shorter(WARM_TOKENS), Trace())  # warms up
         options = TimingOptions(self.point.seed, decoders[0].synchronize)
         started = time.perf_counter()
         texts: list[TimedText] = []
@@ -344,6 +338,17 @@ class Screening:
                 break
         return texts, differing
 
+    def _points_to_time(
+        self, screened: Sequence[ReplayedPoint], timed_s: float
+    ) -> list[ReplayedPoint]:
+        """The target alone, and of each policy as many points as can decode a text in these seconds."""
+        request = self.requests[0]
+        text_s = self._seconds_alone(screened[0], [request.shorter(WARM_TOKENS), request])
+        policies = {point.candidate.name for point in screened[1:]}
+        affordable = int(timed_s / (REPEATS * text_s * max(1, len(policies))))
+        per_policy = min(MOST_TIMED, max(FEWEST_TIMED, affordable))
+        return [screened[0], *farthest_points(screened[1:], per_policy)]
+
     def _seconds_alone(self, point: ReplayedPoint, requests: Sequence[Request]) -> float:
         """The seconds of the last of these texts, which the point's method decodes live."""
         method = self.decoder(point.candidate.policy, live).method
@@ -360,13 +365,13 @@ class Screening:
             scoring.lead,
             pool,
             references,
-            picks,
-            picks[0],
-            self.point.seed,
-            scoring.run_code,
-            scoring.writing,
-            scoring.margin,
-            conversations_of([example.id for example in self.point.examples]),
+            systems=picks,
+            baseline=picks[0],
+            seed=self.point.seed,
+            run_code=scoring.run_code,
+            writing=scoring.writing,
+            margin=scoring.margin,
+            conversations=conversations_of([example.id for example in self.point.examples]),
         )
         baseline_s = None if model is None else model.seconds(screened[0].features)
         rows = []

@@ -72,14 +72,11 @@ class Server:
         _require_url("url", url)
         if baseline_url is not None:
             _require_url("baseline_url", baseline_url)
+        _require_fields("body", body)
+        _require_fields("baseline_body", baseline_body)
         require_flag("policy.chat", chat)
         require_whole("policy.attempts", attempts, 1)
         require_finite("policy.stall_s", stall_s, 0, above=True)
-        for name, fields in (("body", body), ("baseline_body", baseline_body)):
-            if not isinstance(fields, Mapping | None):
-                raise UserError(
-                    f"policy.{name} must be fields of a request, such as {{min_p: 0.1}}, got {fields!r}"
-                )
         if target.checkpoint.encoder_decoder:
             raise UserError(
                 "a server of completions runs decoder-only models, got"
@@ -316,6 +313,14 @@ class Server:
         if cut and as_text and len(tokens) > len(prompt) and tokens[-1] in limits.end_tokens:
             return tokens[:-1]
         return tokens
+
+
+def _require_fields(name: str, fields: Any) -> None:
+    """Raise UserError for what is no mapping of a request's further fields; None: there are none."""
+    if not isinstance(fields, Mapping | None):
+        raise UserError(
+            f"policy.{name} must be fields of a request, such as {{min_p: 0.1}}, got {fields!r}"
+        )
 
 
 def _require_url(name: str, url: Any) -> None:
