@@ -331,13 +331,18 @@ def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def _product(first: Speedup, second: Speedup) -> Speedup:
+def _product(speedup: Speedup, further_speedup: Speedup) -> Speedup:
     """A speedup over what another one is over."""
-    value = first.value * second.value
-    if None in (first.low, first.high, second.low, second.high):
+    value = speedup.value * further_speedup.value
+    if None in (speedup.low, speedup.high, further_speedup.low, further_speedup.high):
         return Speedup(value)
-    down = math.hypot(math.log(first.value / first.low), math.log(second.value / second.low))
-    up = math.hypot(math.log(first.high / first.value), math.log(second.high / second.value))
+    down = math.hypot(
+        math.log(speedup.value / speedup.low), math.log(further_speedup.value / further_speedup.low)
+    )
+    up = math.hypot(
+        math.log(speedup.high / speedup.value),
+        math.log(further_speedup.high / further_speedup.value),
+    )
     return Speedup(value, value * math.exp(-down), value * math.exp(up))
 
 

@@ -121,7 +121,7 @@ def _one_of_settings(group: Group, groups: Sequence[Group], keys: Sequence[str])
     values = {key: setting_value(group.setting, key) for key in keys if key not in HASH_KEYS}
     named = [f"{key} {short_name(value)}" for key, value in values.items() if value is not None]
     words = ", ".join(named[:_NAMED_KEYS]) or f"which differ in {', '.join(keys)}"
-    comparable = all(each.judged for each in groups) and REGIME not in keys
+    comparable = all(other_group.judged for other_group in groups) and REGIME not in keys
     return f"{'Best' if comparable else 'One'} of {n_settings} settings ({words})"
 
 
@@ -179,8 +179,8 @@ def _replayed(group: Group, result: Result) -> str:
     """How many of the replayed texts are the target's own, and their quality."""
     certificate, words = result.certificate, f"{group.label(result)} replays texts"
     if certificate is not None:
-        found = verdicts(certificate.equal, certificate.ties, certificate.defects)
-        words = f"{words}: {certificate.equal} of {group.setting.n_examples} {found}"
+        verdict_words = verdicts(certificate.equal, certificate.ties, certificate.defects)
+        words = f"{words}: {certificate.equal} of {group.setting.n_examples} {verdict_words}"
     if result.quality.difference is None:
         return f"{words}; {result.quality.words}."
     return f"{words}; {quality_change(group, result)}."
@@ -354,15 +354,15 @@ def _not_judged(group: Group, results: Sequence[Result]) -> list[str]:
     of their texts, or an earlier version did not say how far the clock of a batch was off. Nothing
     without one.
     """
-    few = [
+    too_few = [
         f"{group.label(result)} with {counted(result.counted_texts, 'example')}"
         for result in results
         if not are_enough(result.counted_texts)
     ]
-    unclear = [group.label(result) for result in results if are_enough(result.counted_texts)]
+    unclear_clock = [group.label(result) for result in results if are_enough(result.counted_texts)]
     reasons = {
-        f"intervals are too narrow below {ENOUGH_EXAMPLES} examples": few,
-        f"nothing says how far the clock of their batches is off ({TIME_BATCHES_TWICE})": unclear,
+        f"intervals are too narrow below {ENOUGH_EXAMPLES} examples": too_few,
+        f"nothing says how far the clock of their batches is off ({TIME_BATCHES_TWICE})": unclear_clock,
     }
     return [
         f"Not judged, as {reason}: {_first_of(labels)}."

@@ -69,15 +69,19 @@ def _repeats(group: Group) -> str:
     decided.
     """
     counts = [result.speedup.repeats or group.setting.repeats for result in group.results]
-    fewest, most = min(counts), max(counts)
-    return counted(fewest, "time") if fewest == most else f"{fewest} to {counted(most, 'time')}"
+    lowest, highest = min(counts), max(counts)
+    return (
+        counted(lowest, "time") if lowest == highest else f"{lowest} to {counted(highest, 'time')}"
+    )
 
 
 def _texts(group: Group) -> str:
     """How many independent texts the points have."""
     counts = [result.counted_texts for result in group.results]
-    fewest, most = min(counts), max(counts)
-    return counted(fewest, "text") if fewest == most else f"{fewest} to {counted(most, 'text')}"
+    lowest, highest = min(counts), max(counts)
+    return (
+        counted(lowest, "text") if lowest == highest else f"{lowest} to {counted(highest, 'text')}"
+    )
 
 
 def _baselines(group: Group) -> str:

@@ -180,12 +180,12 @@ def describe_tree(content: Mapping[str, Any]) -> str:
         content["chosen"][key] for key in ("rows", "tokens", "ms", "alone_ms")
     )
     fast = f"{1000 * tokens / ms:.0f} tokens/s, {tokens * alone_ms / ms:.2f} times the target alone"
-    chosen = f"{tokens:.2f} tokens in a round of {rows} rows and {ms:.2f} ms: {fast}"
+    words = f"{tokens:.2f} tokens in a round of {rows} rows and {ms:.2f} ms: {fast}"
     if rows > 1:
-        return chosen
+        return words
     first_choice = percent(content["acceptance"][0][0])
     return (
-        f"{chosen}. No draft pays, so with this tree nothing is drafted: a first token is right in"
+        f"{words}. No draft pays, so with this tree nothing is drafted: a first token is right in"
         f" {first_choice} of the rounds. If you expect more, do dataset and template ask the target"
         " as it was trained?"
     )

@@ -72,11 +72,11 @@ class Server:
         _require_url("url", url)
         if baseline_url is not None:
             _require_url("baseline_url", baseline_url)
-        _require_fields("body", body)
-        _require_fields("baseline_body", baseline_body)
         require_flag("policy.chat", chat)
         require_whole("policy.attempts", attempts, 1)
         require_finite("policy.stall_s", stall_s, 0, above=True)
+        _require_fields("body", body)
+        _require_fields("baseline_body", baseline_body)
         if target.checkpoint.encoder_decoder:
             raise UserError(
                 "a server of completions runs decoder-only models, got"

@@ -115,7 +115,7 @@ def require_divergence(loss: str) -> None:
         torch.randn(TRIED_SHAPE, generator=random).log_softmax(-1).requires_grad_(trained)
         for trained in (False, True)
     )
-    wanted = (
+    signature = (
         "it gets the log-probabilities of target and drafter, [tokens, vocabulary] each, and"
         " returns a loss for each token, [tokens]"
     )
@@ -124,11 +124,11 @@ def require_divergence(loss: str) -> None:
             losses = function(log_p, log_q)
     except Exception as error:  # the user's code may raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise UserError(f"the loss {loss} fails: {reason}; {wanted}") from error
+        raise UserError(f"the loss {loss} fails: {reason}; {signature}") from error
     if not isinstance(losses, Tensor) or losses.shape != log_p.shape[:1]:
         raise UserError(
             f"the loss {loss} has given {described(losses)} for two tensors {list(TRIED_SHAPE)};"
-            f" {wanted}"
+            f" {signature}"
         )
     if not losses.requires_grad or not bool(losses.isfinite().all()):
         lacking = "finite numbers" if losses.requires_grad else "a gradient for the drafter"

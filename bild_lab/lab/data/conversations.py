@@ -173,8 +173,8 @@ def last_turn(
     """
     turns = conversation(example, questions, template)
     ids = (turn.id for turn in turns)
-    last = with_answers(turns, dict(zip(ids, answers, strict=False)))[-1]
-    history = last.prompt.removesuffix(turns[-1].prompt)
+    answered_turn = with_answers(turns, dict(zip(ids, answers, strict=False)))[-1]
+    history = answered_turn.prompt.removesuffix(turns[-1].prompt)
     _, question_template = template.around_answer
     text_before, *texts_after = question_template.split("{question}")
     prompt_type = CompleteSourcePrompt if template.complete else SourcePrompt

@@ -411,9 +411,11 @@ def _prepared(hub_id: str, config: str | None, revision: str | None, commit: str
     if commit is None and revision in (None, "main"):
         matching = folders
     if len(matching) != 1:
-        held = ", ".join(f"{folder.name} ({folder.parts[-3]})" for folder in sorted(folders))
+        prepared_names = ", ".join(
+            f"{folder.name} ({folder.parts[-3]})" for folder in sorted(folders)
+        )
         raise ValueError(
-            f"it holds {held or 'nothing'}, and not one dataset of {revision or 'main'}; a commit is"
+            f"it holds {prepared_names or 'nothing'}, and not one dataset of {revision or 'main'}; a commit is"
             " chosen by dataset.hub_revision, a configuration by dataset.hub_config"
         )
     configuration, version, folder_hash = matching[0].parts[-3:]

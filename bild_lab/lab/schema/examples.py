@@ -164,10 +164,10 @@ def read_certificates(folder: Path | None) -> list[Mapping[str, Any]]:
     file = folder / EXAMPLES
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
-        found = [json.loads(line).get("certificate") for line in lines if line]
+        certificates = [json.loads(line).get("certificate") for line in lines if line]
     except (OSError, ValueError, AttributeError) as error:
         raise _unreadable(file, error) from error
-    return [certificate for certificate in found if certificate is not None]
+    return [certificate for certificate in certificates if certificate is not None]
 
 
 def _unreadable(file: Path, error: Exception) -> UserError:

@@ -116,16 +116,15 @@ def ratio_of_totals(
     """
     if conversations is not None:
         numerators, denominators = (
-            [np.bincount(conversations, weights=of_text) for of_text in several]
-            for several in (numerators, denominators)
+            [np.bincount(conversations, weights=of_text) for of_text in totals]
+            for totals in (numerators, denominators)
         )
     value = math.prod(map(np.sum, numerators)) / math.prod(map(np.sum, denominators))
     texts = len(numerators[0])
     if texts == 1 or not 0 < value < math.inf:
         return float(value), float(value), float(value)
     above, below = (
-        sum(of_text / of_text.mean() for of_text in several)
-        for several in (numerators, denominators)
+        sum(of_text / of_text.mean() for of_text in totals) for totals in (numerators, denominators)
     )
     error = (above - below).std(ddof=1) / math.sqrt(texts)
     reach = math.exp(stdtrit(texts - 1, 0.975) * error)

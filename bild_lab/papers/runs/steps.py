@@ -278,7 +278,7 @@ def _measures(command: str, key: str, values: Words) -> bool:
     if WORK.get(words[1]) is not StepKind.DECODING:
         return False
     application, lists = application_of(words[1]), lists_of(words)
-    of_other_keys = tuple(choices[0] for other, choices in lists.items() if other != key)
+    of_other_keys = tuple(choices[0] for other_key, choices in lists.items() if other_key != key)
     if key not in composed(application, of_other_keys):
         return True
 

@@ -64,8 +64,12 @@ def write_artifact(sweep: Sweep) -> Path:
         content["environment"].pop("host", None)  # reviews may be blind
         write_json(copy / RESULT, content)
     # the table of a screening says where the points were chosen
-    kept = (sweep.folder / COMMANDS, sweep.folder / SCREENED, *sweep.folder.glob("pareto.*"))
-    for file in kept:
+    further_files = (
+        sweep.folder / COMMANDS,
+        sweep.folder / SCREENED,
+        *sweep.folder.glob("pareto.*"),
+    )
+    for file in further_files:
         if file.is_file():
             shutil.copy(file, folder)
     copied = Sweep(folder).results()

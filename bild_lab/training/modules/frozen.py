@@ -163,12 +163,12 @@ class FrozenJob(TrainingJob):
         pair = [f"pair.target={self.base.path}", *revision, *no_draft]
         dataset_words = list(self.calibration.dataset_words)
         configuration_words = own_configurations()
-        said = [*words, *pair, *self.base.switches]
+        command_words = [*words, *pair, *self.base.switches]
         if not set(configuration_words) <= set(dataset_words):
-            said = [*configuration_words, *said]
+            command_words = [*configuration_words, *command_words]
             dataset_words = without_configurations(dataset_words, configuration_words)
-        said += dataset_words
-        return f"python run.py {shlex.join(said)}"
+        command_words += dataset_words
+        return f"python run.py {shlex.join(command_words)}"
 
     @property
     def identity(self) -> dict[str, Any]:
