@@ -132,29 +132,19 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
     points = points_of_choice(results)
     points_by_seed = [point for point in points if len(point) > 1]
     representatives = [seed_results[0] for seed_results in points_by_seed]
+    knobs_of = telling_knobs(representatives)
     means, has_interval = [], False
-    for seed_results, representative in zip(points_by_seed, representatives, strict=True):
-        speedups = [result.speedup.value for result in seed_results]
-        differences = [result.quality.difference for result in seed_results]
-        may_be_best = all(result.may_be_best for result in seed_results)
-        if (
-            not may_be_best
-            or not representative.setting.temperature
-            or None in [*speedups, *differences]
-        ):
+    for seed_results in points_by_seed:
+        if not all(map(_has_seed_means, seed_results)):
             continue
+        speedups = [result.speedup.value for result in seed_results]
         speedup, speedup_low, speedup_high = mean_speedup_with_interval(speedups, len(points))
-        difference, difference_low, difference_high = mean_with_interval(differences, len(points))
-        label = point_label(
-            representative, telling_knobs(representatives)(representative), representatives
-        )
+        label = point_label(seed_results[0], knobs_of(seed_results[0]), representatives)
         seeds = ", ".join(str(result.setting.seed) for result in seed_results)
-        metric, digits = representative.quality.metric, representative.quality.scale.digits
-        change = f"{metric} {signed(difference, digits)}"
-        change += f" {interval(difference_low, difference_high, digits, signed)}"
-        speed = f"{times(speedup)} {interval(speedup_low, speedup_high)}"
+        speed = f"{times(speedup)} {interval(speedup_low, speedup_high)}".strip()
+        change = _mean_change(seed_results, len(points))
+        means.append((speedup, f"{label} {speed}, {change} (seeds {seeds})"))
         has_interval = has_interval or speedup_low is not None
-        means.append((speedup, f"{label} {speed.strip()}, {change.strip()} (seeds {seeds})"))
     fastest = [words for _, words in sorted(means, reverse=True)[:_NAMED_SEED_MEANS]]
     if not fastest:
         return []
@@ -162,6 +152,23 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
         return [f"Mean over sampling seeds: {'; '.join(fastest)}."]
     choice = f" (Bonferroni, of {len(points)} points)" if len(points) > 1 else ""
     return [f"Mean and 95 % interval over sampling seeds{choice}: {'; '.join(fastest)}."]
+
+
+def _has_seed_means(result: Result) -> bool:
+    """Whether a point was sampled and compared, and may be the best, so that its seeds have a mean."""
+    is_compared = None not in (result.speedup.value, result.quality.difference)
+    return bool(result.setting.temperature) and is_compared and result.may_be_best
+
+
+def _mean_change(seed_results: Sequence[Result], n_points: int) -> str:
+    """The mean difference in quality of a point over its seeds, with its interval for the best of so
+    many points.
+    """
+    differences = [result.quality.difference for result in seed_results]
+    difference, low, high = mean_with_interval(differences, n_points)
+    metric, digits = seed_results[0].quality.metric, seed_results[0].quality.scale.digits
+    change = f"{metric} {signed(difference, digits)} {interval(low, high, digits, signed)}"
+    return change.strip()
 
 
 def _findings(group: Group, n_points: int, n_settings: int = 1) -> list[str]:

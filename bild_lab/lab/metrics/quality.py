@@ -155,11 +155,11 @@ class Scoring:
                 predictions,
                 baseline,
                 expected,
-                seed,
-                self.run_code,
-                self.writing,
-                margin,
-                conversations,
+                seed=seed,
+                run_code=self.run_code,
+                writing=self.writing,
+                margin=margin,
+                conversations=conversations,
             )
         return scores
 
@@ -390,12 +390,12 @@ class _System:
         return non_inferiority(
             self.values,
             baseline.values,
-            self._paired_differences(baseline),
-            margin,
-            self.count,
-            different,
-            bounded,
-            self.conversations,
+            differences=self._paired_differences(baseline),
+            margin=margin,
+            count=self.count,
+            different=different,
+            bounded=bounded,
+            conversations=self.conversations,
         )
 
     def _has_shares(self, *systems: Sequence[float] | None) -> bool:
