@@ -339,24 +339,29 @@ class WandbLogger:
             "reinit": "finish_previous",
             "settings": _settings(kind),
         }
-        run = None
-        if self._mode == ONLINE:
-            try:
-                # a point run again replaces its run
-                run = wandb.init(**about, mode=ONLINE, resume="allow")
-            except (wandb.errors.Error, OSError) as error:
-                wandb.teardown()  # otherwise its service keeps the run's id
-                log.warning(
-                    "Weights & Biases could not be reached (%s); this and later runs are logged"
-                    " offline",
-                    error,
-                )
-                self._mode = OFFLINE
+        run = self._begin_online(about) if self._mode == ONLINE else None
         run = run or wandb.init(**about, mode=self._mode)
         self._begun[self._mode] += 1
         if self._mode == ONLINE:
             self._address = run.url
         return run
+
+    def _begin_online(self, about: Mapping[str, Any]) -> wandb.Run | None:
+        """A run at the server, in place of an earlier one of its id; None where the server cannot be
+        reached: from then on runs are offline. about: arguments of `wandb.init`.
+        """
+        import wandb
+
+        try:
+            return wandb.init(**about, mode=ONLINE, resume="allow")
+        except (wandb.errors.Error, OSError) as error:
+            wandb.teardown()  # otherwise its service keeps the run's id
+            log.warning(
+                "Weights & Biases could not be reached (%s); this and later runs are logged offline",
+                error,
+            )
+            self._mode = OFFLINE
+            return None
 
     def _id(self, identity: str) -> str:
         return f"{_plain(self._group, _LONGEST_GROUP)}-{identity}"
