@@ -36,6 +36,7 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import (
     UserError,
+    cause_in_words,
     require_choice,
     require_finite,
     require_number,
@@ -123,8 +124,7 @@ def require_divergence(loss: str) -> None:
         with torch.enable_grad():
             losses = function(log_p, log_q)
     except Exception as error:  # the user's code may raise anything
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise UserError(f"the loss {loss} fails: {reason}; {signature}") from error
+        raise UserError(f"the loss {loss} fails: {cause_in_words(error)}; {signature}") from error
     if not isinstance(losses, Tensor) or losses.shape != log_p.shape[:1]:
         raise UserError(
             f"the loss {loss} has given {described(losses)} for two tensors {list(TRIED_SHAPE)};"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bild_lab.errors import UserError, warn_once
+from bild_lab.errors import UserError, cause_in_words, one_line, warn_once
 from bild_lab.lab.metrics.bootstrap import MetricSums, mean_metric
 from bild_lab.lab.metrics.writing import BY_SCRIPT, ENGLISH, SPACED, References, Writing
 
@@ -65,9 +65,9 @@ def mean_of_function(
         try:
             value = function(text.strip(), text_references)
         except Exception as error:  # the user's code may raise anything
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise UserError(
-                f"the metric {shown} fails for {text!r:.60}: {reason}; correct the function"
+                f"the metric {shown} fails for {text!r:.60}: {cause_in_words(error)}; correct the"
+                " function"
             ) from error
         if isinstance(value, bool | np.bool_):
             values.append(100.0 * value)
@@ -164,7 +164,7 @@ def evaluate_module(location: str) -> Any:
         return evaluate.load(str(script_of(location) or location), keep_in_memory=True)
     except Exception as error:  # a script may raise anything
         raise UserError(
-            f"the metric {EVALUATE}{location} cannot be loaded: {' '.join(str(error).split())};"
+            f"the metric {EVALUATE}{location} cannot be loaded: {one_line(error)};"
             f" without the hub give a folder NAME with its script NAME.py: {EVALUATE}PATH/NAME"
         ) from error
 
@@ -190,9 +190,7 @@ def _value(
     try:
         results = module.compute(predictions=list(outputs), references=list(expected))
     except Exception as error:  # a script may raise anything
-        raise UserError(
-            f"{metric} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise UserError(f"{metric} fails: {cause_in_words(error)}") from error
     numbers = {name: value for name, value in results.items() if _is_number(value)}
     result_key = key or module.name
     if not key and module.name not in numbers and len(numbers) == 1:

@@ -18,7 +18,7 @@ from typing import Any
 
 import regex
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, one_line
 from bild_lab.lab.metrics.sentence_data import english_splitter
 
 References = Sequence[Sequence[str]]
@@ -196,7 +196,7 @@ def sacrebleus_tokenizer(name: str) -> Callable[[str], str]:
     except Exception as error:  # the package, its dictionary or a download fails
         remedy = _INSTALL.get(name, "see whether its model can be downloaded")
         missing = name in _INSTALL and isinstance(error, RuntimeError)
-        reason = "it is not installed" if missing else " ".join(str(error).split())
+        reason = "it is not installed" if missing else one_line(error)
         raise UserError(
             f"the tokenizer {name} cannot be used ({reason:.200}): {remedy}, or choose another,"
             f" such as dataset.tokenize={CHAR}, or dataset.metric=chrf, which needs none"

@@ -150,9 +150,10 @@ class Group:
         """The results that are drawn, with their positions: all that have one but those beyond the
         axis.
         """
-        off_axis = set(map(id, self.off_axis))
         positions = [
-            (result, self.position(result)) for result in self.results if id(result) not in off_axis
+            (result, self.position(result))
+            for result in self.results
+            if not self.is_off_axis(result)
         ]
         return [(result, position) for result, position in positions if position is not None]
 
@@ -217,6 +218,22 @@ class Group:
             for index in front
             if index < len(drawn) and not drawn[index][0].is_baseline
         ]
+
+    def is_on_front(self, result: Result) -> bool:
+        """Whether this very result is on the front, not one that is equal."""
+        return id(result) in self._front_ids
+
+    def is_off_axis(self, result: Result) -> bool:
+        """Whether this very result is named beside the axes, not one that is equal."""
+        return id(result) in self._off_axis_ids
+
+    @cached_property
+    def _front_ids(self) -> frozenset[int]:
+        return frozenset(map(id, self.front))
+
+    @cached_property
+    def _off_axis_ids(self) -> frozenset[int]:
+        return frozenset(map(id, self.off_axis))
 
     def notable(self) -> list[Result]:
         """Return each policy's fastest result (also the baseline's), and the best at no and at a
