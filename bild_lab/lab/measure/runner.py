@@ -14,6 +14,7 @@ import torch
 from bild_lab.engine.batch_decoding import require_room
 from bild_lab.engine.protocols import External, Method, Replays, Served
 from bild_lab.engine.request import Request
+from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import warn_once
 from bild_lab.lab.measure.likelihood import log_probability, require_no_nan
@@ -138,8 +139,7 @@ def _require_decodable(point: Point, requests: Sequence[Request]) -> None:
     running = [model for decoder in decoders for model in decoder.running]
     require_no_nan(running, requests[0])
     if point.batch > 1:
-        models = {id(model): model for decoder in decoders for model in decoder.models}
-        require_room(models.values(), requests, point.batch)
+        require_room(_models_of(decoders), requests, point.batch)
 
 
 def _without_clock(timed: TimedTexts) -> TimedTexts:
@@ -220,6 +220,11 @@ def _first_trace(point: Point, shortest_verify_s: float) -> Callable[[], Trace]:
 
 
 def compiled_steps(decoders: Iterable[Decoder]) -> int:
-    """How many shapes the models have compiled. A model shared by several decoders counts once."""
+    """How many shapes the models have compiled."""
+    return sum(model.compiled_steps for model in _models_of(decoders))
+
+
+def _models_of(decoders: Iterable[Decoder]) -> list[LoadedModel]:
+    """The models of these decoders; one that several share is there once."""
     models = {id(model): model for decoder in decoders for model in decoder.models}
-    return sum(model.compiled_steps for model in models.values())
+    return list(models.values())
