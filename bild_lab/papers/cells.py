@@ -34,9 +34,8 @@ LOSSY_RULES = {  # by policy
 MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the largest losses of quality, in points, in BiLD's Table 1
 
 Number = float | Speedup | Quality | None
-Cells = Callable[
-    [Sequence[Any]], list[MeasuredNumber]
-]  # of points, or of match rates with their data sets
+# of points, or of match rates with their data sets
+Cells = Callable[[Sequence[Any]], list[MeasuredNumber]]
 
 
 def read_points(folders: Iterable[Path]) -> list[Result]:
@@ -313,9 +312,8 @@ def against_speculative(points: Sequence[Result]) -> list[MeasuredNumber]:
         if name == "bild":
             continue
         rival = max(curve, key=lambda point: point.speedup.value)
-        numbers += cell(panel, name, "speedup", rival.speedup) + cell(
-            panel, name, "quality", rival.quality
-        )
+        numbers += cell(panel, name, "speedup", rival.speedup)
+        numbers += cell(panel, name, "quality", rival.quality)
         bild = both.get((panel, "bild"), [])
         as_good = [
             point.speedup.value

@@ -144,16 +144,18 @@ class DrawnFigure:
         for claim in self.comparison.claims:
             where = "" if claim.verdict == UNKNOWN else f" ({claim.panel})"
             lines.append(f"{claim.verdict}: {claim.order.claim}{where}")
-        beside = [
+        with_reference = [
             line
             for line in self.comparison.lines
-            if line.beside is not None and line.cell.formula is None
+            if line.reference is not None and line.cell.formula is None
         ]
-        agree = sum(line.verdict == AGREES for line in beside)
+        agree = sum(line.verdict == AGREES for line in with_reference)
         caveat = ", whose models, data and hardware are others" if self.scale == "small" else ""
-        if beside:
+        if with_reference:
             agrees = "agrees" if agree == 1 else "agree"
-            lines.append(f"{agree} of {len(beside)} numbers {agrees} with the paper{caveat}")
+            lines.append(
+                f"{agree} of {len(with_reference)} numbers {agrees} with the paper{caveat}"
+            )
         return "\n  ".join(lines)
 
 
@@ -215,10 +217,12 @@ def _draw(
     results = [point for point in points if isinstance(point, Result)]
     comparison = compare(figure.numbers(points), published, scale)
     title, where = f"{published.item} ({published.paper.partition(',')[0]})", _where(points)
-    beside = published.stands_for.panel if scale == "small" else None
+    small_scale_panel = published.stands_for.panel if scale == "small" else None
     protocol = recorded_quality.protocol(results) if published.recorded else ""
     subtitle = ", ".join(filter(None, (where, protocol, caption(results))))
-    picture = draw.Picture(title, subtitle, points, figure.row, comparison, published, beside)
+    picture = draw.Picture(
+        title, subtitle, points, figure.row, comparison, published, small_scale_panel
+    )
     for kind in kinds:
         figure.drawing(replace(picture, column=kind in VECTOR), path.with_suffix(f".{kind}"))
     count = len(published.printed)
