@@ -274,9 +274,8 @@ class Group:
         return list(dict.fromkeys(knob for knobs in knobs_by_policy for knob in knobs))
 
     def _in_order(self, results: list[Result | None]) -> list[Result]:
-        return [
-            result for result in self.results if any(result is selected for selected in results)
-        ]
+        selected = set(map(id, results))
+        return [result for result in self.results if id(result) in selected]
 
     def _latency(self, result: Result) -> tuple[float, float, float] | None:
         speedup = result.speedup
