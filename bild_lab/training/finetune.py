@@ -48,11 +48,11 @@ from bild_lab.training.batches import (
     longest_example,
     tokenize,
 )
-from bild_lab.training.distillation import Distillation, Teaching, on_engine
+from bild_lab.training.distillation import Distillation, DistillationSpec, on_engine
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.losses import LayerLoss, layer_weights
 from bild_lab.training.run import TrainingJob, TrainingRun
-from bild_lab.training.soft_targets import taught
+from bild_lab.training.soft_targets import add_soft_targets
 from bild_lab.training.start import StartingPoint, require_references, require_room
 from bild_lab.training.trainer import Objective
 
@@ -76,7 +76,7 @@ class FinetuningJob(TrainingJob):
     # the metric of unconditional generation
     metric: str
     teacher: Checkpoint | None = None  # gives soft targets, as many as the recipe says, or teaches
-    teaching: Teaching = Teaching()
+    distillation_spec: DistillationSpec = DistillationSpec()
     max_source_tokens: int | None = None  # longer prompts are cut
     title: str = "training"
     writing: Writing = BY_SCRIPT  # of the references
@@ -89,16 +89,16 @@ class FinetuningJob(TrainingJob):
                 f"validation compares texts with references, which dataset.metric={self.metric}"
                 " does not; set dataset.metric=bleu or another metric with references"
             )
-        recipe, is_taught = self.recipe, self.teaching.loss is not None
+        recipe, distils = self.recipe, self.distillation_spec.loss is not None
         has_own_loss = recipe.loss != "last" or recipe.soft_targets or recipe.label_smoothing
-        if is_taught and has_own_loss:
+        if distils and has_own_loss:
             raise UserError(
                 "align.loss takes the place of the training's own loss; set train.loss=last,"
                 " train.soft_targets=0 and train.label_smoothing=0"
             )
-        if is_taught and launched().count > 1:
+        if distils and launched().count > 1:
             raise UserError(f"align.loss trains in one process, got {launched().count}")
-        needs_teacher = bool(recipe.soft_targets) or is_taught
+        needs_teacher = bool(recipe.soft_targets) or distils
         if needs_teacher != (self.teacher is not None):
             raise UserError(
                 "train.soft_targets are those of a target that answered, or that teaches: use"
@@ -240,7 +240,7 @@ def job_identity(job: FinetuningJob) -> dict[str, Any]:
         **({} if job.fitting.reads_like_english(job.metric) else {"writing": asdict(job.fitting)}),
         **({"dataset.cut": sorted(job.cut)} if job.cut else {}),
         **({} if job.teacher is None else {"teacher": job.teacher.fingerprint}),
-        **job.teaching.identity,
+        **job.distillation_spec.identity,
     }
 
 
@@ -393,7 +393,7 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     if recipe.soft_targets:
         status_line.enter("asking the target for soft targets")
         with arguments.main_process_first(local=False):
-            train = taught(
+            train = add_soft_targets(
                 train, job.teacher, collate, recipe, folder.soft_targets, arguments.device
             )
     weights = layer_weights(recipe.loss, decoder_depth(job.start.config))
@@ -484,18 +484,18 @@ def _distillation(
     job: FinetuningJob, collate: Collator, end_tokens: frozenset[int], device: torch.device
 ) -> Distillation | None:
     """How the teacher takes part in the loss; None if it does not."""
-    recipe, teaching = job.recipe, job.teaching
-    if teaching.loss is None:
+    recipe, spec = job.recipe, job.distillation_spec
+    if spec.loss is None:
         return None
     distillation = Distillation(
-        teaching=teaching,
+        distillation_spec=spec,
         teacher=on_engine(job.teacher, device, recipe.dtype),
         collate=collate,
         end_tokens=end_tokens,
         longest=recipe.max_target_tokens,
         seed=recipe.seed,
     )
-    if teaching.data != "answers":
+    if spec.data != "answers":
         # first, as on a GPU the module of Transformers then shares its weights
         distillation.teacher.load()
     return distillation
