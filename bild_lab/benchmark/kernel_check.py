@@ -174,7 +174,7 @@ class KernelCheck:
         return self._numbers_after(0)
 
     def numbers_of_a_long_text(self) -> Finding:
-        """As `numbers`, where attention merges chunks of slots."""
+        """`numbers` after a long text, where attention merges chunks of slots."""
         return self._numbers_after(LONG_TEXT)
 
     @torch.inference_mode()

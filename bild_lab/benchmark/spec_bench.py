@@ -94,8 +94,8 @@ def _questions(examples: Sequence[MeasuredExample]) -> list[str]:
 def spec_bench_row(
     examples: Sequence[MeasuredExample], tokens_per_call: float | None = None
 ) -> list[str]:
-    """The cells of a point behind its name. tokens_per_call: of a method whose rounds nobody wrote
-    down, such as a server that tells totals.
+    """The cells of a point behind its name. tokens_per_call: of a method whose rounds are not
+    stored, such as a server that reports totals.
 
     Raises UserError for categories of another dataset.
     """

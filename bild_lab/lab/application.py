@@ -143,7 +143,7 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
 
 
 def tensors_on_the_cpu() -> AbstractContextManager[Any]:
-    """As `cpu_by_default`; without PyTorch, which a refused command does not load, nothing."""
+    """What `cpu_by_default` gives; nothing where PyTorch is not loaded, as by a refused command."""
     if "torch" not in sys.modules:
         return nullcontext()
     from bild_lab.engine.models.device import cpu_by_default

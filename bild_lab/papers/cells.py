@@ -52,8 +52,8 @@ def read_points(folders: Iterable[Path]) -> list[Result]:
 def counted_once(
     points: Sequence[Result], keys: Sequence[str] = (*DECIDING, "compile", "batch")
 ) -> list[Result]:
-    """Of points with equal policy, knobs and these keys of the setting the newest of those with the
-    most examples.
+    """One point for each policy, knobs and values of these keys of the setting: the newest of those
+    with the most examples.
 
     So a trial on few examples does not count beside the whole, and of a point that was measured
     again, with another seed or another version of the code, not the faster measurement counts.
@@ -449,7 +449,7 @@ def match_rates(rates: Sequence[tuple[str, Rate]], positions: bool) -> list[Meas
 
 
 def greatest(cells: Sequence[MeasuredNumber]) -> list[MeasuredNumber]:
-    """For each row the cell with the greatest value."""
+    """The cell with the greatest value of each row."""
     best: dict[Key, MeasuredNumber] = {}
     for number in cells:
         best[number.key] = max(best.get(number.key, number), number, key=lambda cell: cell.value)

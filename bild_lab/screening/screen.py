@@ -477,8 +477,8 @@ def by_prompt(sources: Sequence[str], indices: Iterable[int]) -> list[list[int]]
 
 
 def farthest_points(screened: Sequence[ReplayedPoint], per_policy: int) -> list[ReplayedPoint]:
-    """For each policy a few points that differ most in their calls (farthest-point sampling), the
-    fewest and the most among them.
+    """A few points of each policy that differ most in their calls (farthest-point sampling), among
+    them those with the fewest and the most.
     """
     sampled = []
     for name in dict.fromkeys(point.candidate.name for point in screened):

@@ -30,7 +30,7 @@ Bytes = Mapping[torch.device, int]
 @dataclass(frozen=True)
 class RowsAtOnce:
     """How a step is divided. rows: of a pass in each process. passes: of a step. fits: rows that
-    the memory holds; None: nobody has counted.
+    the memory holds; None: they were not counted.
     """
 
     rows: int
@@ -51,7 +51,7 @@ def room_bytes(device: torch.device) -> int | None:
 def rows_at_once(
     objective: Objective, recipe: TrainSpec, device: torch.device, spread: bool
 ) -> RowsAtOnce:
-    """As many rows as fit, in at least `train.accumulate` passes of equal size.
+    """How a step is divided: into as many rows as fit, in at least `train.accumulate` passes of equal size.
 
     spread: the process uses all devices that it sees. All processes must call this, and all get the
     same answer.

@@ -145,7 +145,7 @@ def print_decoding(command: str, words: Sequence[str], dataset: DatasetSpec) -> 
 
 def decodes_same_texts(words: Sequence[str], dataset: DatasetSpec) -> bool:
     """Whether a run with these words, which name no split, decodes the rows of `dataset`; False
-    where that cannot be told.
+    where that is not known.
     """
     group = next(word for word in words if word.startswith("dataset="))
     try:

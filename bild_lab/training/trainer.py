@@ -57,7 +57,7 @@ class Objective:
     distillation: Distillation | None = None
 
     def evaluated_by(self, fits: int | None) -> Objective:
-        """With so many examples at once at most in evaluations; None: as many as before."""
+        """The objective with at most so many examples at once in evaluations; None: as many as before."""
         if self.evaluate is None or fits is None:
             return self
         batch_size = min(self.evaluate.batch_size, fits)

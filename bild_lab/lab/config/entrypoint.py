@@ -1,6 +1,6 @@
 """Runs an application: help, one clear message for bad input, and the exit code.
 
-Hydra's and OmegaConf's errors are told in plain words.
+Errors of Hydra and OmegaConf are put in plain words.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def help_text(docstring: str, config_name: str | None) -> str:
 
 
 def _group_lines() -> list[str]:
-    """For each group of `conf` its files and folders, as the help shows them."""
+    """A line of the help for each group of `conf`: its files and folders."""
     wrapper = textwrap.TextWrapper(WIDTH, break_on_hyphens=False, subsequent_indent=" " * 13)
     lines = []
     for group in sorted(folder for folder in config_dir().iterdir() if folder.is_dir()):

@@ -95,7 +95,7 @@ def _checkpoint_id(model: LoadedModel) -> dict[str, str]:
 
 
 def _marginal_rates(examples: Sequence[MeasuredExample], longest: int) -> list[float]:
-    """For each position of a draft, the share of all verifications that accepted it."""
+    """The share of all verifications that accepted each position of a draft."""
     accepted = Counter(
         example_round.accepted
         for example in examples

@@ -76,7 +76,7 @@ def run_point(
 def _measured(
     point: Point, sweep: Sweep, stopwatch: Stopwatch, advance: Callable[[float], None]
 ) -> Result:
-    """As `run_point`, with the threads that are set."""
+    """What `run_point` returns, measured with the threads that PyTorch has now."""
     decoder = point.decoders[METHOD]
     with stopwatch.phase("load"):
         # before the peak of the memory is watched

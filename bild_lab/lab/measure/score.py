@@ -499,7 +499,7 @@ def measured_examples(
 
 
 def stored_reports(text: Timed) -> tuple[dict[str, Any], ...]:
-    """What another engine told in each repeat, for a row: seconds to microseconds, steps by
+    """What another engine reported in each repeat, for a row: seconds to microseconds, steps by
     "drafted/accepted".
     """
     reports = []

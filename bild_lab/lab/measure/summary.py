@@ -84,7 +84,7 @@ def summarize(examples: Sequence[Example], timed: Mapping[str, Sequence[Timed]])
 
 
 def failed_texts(timed: TimedTexts) -> list[str]:
-    """Of each text that another engine failed to give, to the method or to the baseline, why."""
+    """Why another engine failed to give a text, to the method or to the baseline, for each such text."""
     failures = []
     for texts in zip(*timed.values(), strict=True):
         errors = [report.error for text in texts for report in text.reports if report.error]
@@ -114,7 +114,7 @@ def drafted_by_server(timed: Sequence[Timed]) -> int | None:
 
 
 def with_reported_rounds(timed: Sequence[Timed]) -> list[Timed]:
-    """The texts whose rounds another engine told."""
+    """The texts whose rounds another engine reported."""
     return [text for text in timed if text.trace.report and text.trace.report.rounds]
 
 
@@ -329,9 +329,9 @@ def counts(timed: Sequence[Timed]) -> Counts:
 
 
 def reported_counts(reported: Sequence[ReportedRounds], tokens: int) -> Counts:
-    """Totals of what another engine told of its rounds. What it did not tell is None.
+    """Totals of what another engine reported of its rounds. What it did not report is None.
 
-    tokens: of the texts that it told of.
+    tokens: of the texts that it reported on.
     """
     verifications = sum(rounds.verifications for rounds in reported)
     known = all(rounds.drafted is not None for rounds in reported)

@@ -72,8 +72,8 @@ class Timed:
     its end. joules: as latency_s; empty where no counter can be read. All three are empty if
     nothing was timed. block: in a batch, the number of the block of texts that it was timed with.
     compiled: of each repeat whether its seconds include compiling. target_calls: of each repeat how
-    many rounds verified something. reports: what another engine told in every repeat; empty for our
-    own.
+    many rounds verified something. reports: what another engine reported in every repeat; empty for
+    our own.
     """
 
     token_ids: list[int]
@@ -151,7 +151,7 @@ def time_methods(
     """Decode every example with every method in turn, in `repeats` passes over all examples. So the
     repeats of an example lie apart, and differ where the machine's speed changes within minutes.
 
-    The order of the methods alternates; of more than two another begins every second time. The time
+    The methods take turns at being first (`order`). The time
     covers a whole example including encoder and prefill, the device synchronized before and after,
     without a method's preparation (`Prepares`). An example is decoded again if a step was compiled
     meanwhile, at most `MOST_DECODINGS` times in all; `Timed.compiled` says where that was not
@@ -423,8 +423,8 @@ def repeats_of(timed: Mapping[str, Sequence[Timed]]) -> int:
 
 
 def order(names: Sequence[str], index: int, repeat: int) -> list[str]:
-    """The order in which methods decode an example, or a block of examples: two take turns at being
-    first, of more another one begins every second time.
+    """The order in which methods decode an example, or a block of examples: two alternate; more
+    rotate, so that another one begins every second time.
     """
     turn = index + repeat
     start = turn // 2 % len(names) if len(names) > 2 else 0

@@ -52,9 +52,9 @@ from bild_lab.lab.store.hashing import (
 # bytes; file systems allow 255, and our temporary names are longer than the folder's
 LONGEST_NAME = 200
 DEFAULT_THREADS = default_threads()
-# the keys of a pair that a setting has
+# the keys of a pair that are part of a setting
 PAIR_KEYS = ("target", "draft", "second_draft", "source_language", "target_language")
-# of drafters, whose content the setting does not have
+# drafters' revisions: a setting has them, as it does not have the content of drafters
 REVISIONS = ("draft_revision", "second_draft_revision")
 # the keys that say where models are: a point is known by their content
 PLACES = ("target", "draft", "second_draft", *REVISIONS)

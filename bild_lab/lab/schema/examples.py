@@ -68,7 +68,7 @@ class MeasuredExample:
     `measure.certify`. Only traced examples have the last three fields. spans: every stage in order.
     pieces: the text of each token, by its id. scores: of the metrics that are means over examples,
     by their names in the configuration. log_probability: the target's of the whole text, in nats.
-    reports: what another engine told in each repeat (`EngineReport`), with the seconds of pieces.
+    reports: what another engine reported in each repeat (`EngineReport`), with the seconds of pieces.
     """
 
     id: str

@@ -249,8 +249,7 @@ def error_of_median(count: int) -> float:
 
 
 def judged_by_position(rounds: list[tuple[int, int]]) -> list[list[int]]:
-    """For each position of a draft: how many rounds accepted its token, rejected it, and never
-    observed it.
+    """How many rounds accepted, rejected and never observed the token at each position of a draft.
 
     rounds: (drafted, accepted) tokens of each; of a tree, its depth and the accepted path. The
     first token after the accepted ones is rejected. Those after it were dropped unjudged: they say
@@ -271,8 +270,8 @@ def judged_by_position(rounds: list[tuple[int, int]]) -> list[list[int]]:
 
 
 def acceptance_by_position(rounds: list[tuple[int, int]]) -> list[float]:
-    """For each position: accepted / (accepted + rejected), over the rounds that accepted all tokens
-    before it.
+    """The share of rounds that accepted each position of a draft, accepted / (accepted + rejected),
+    of those that accepted all tokens before it.
     """
     rates = []
     for accepted, rejected, _ in judged_by_position(rounds):

@@ -282,7 +282,7 @@ def blocked_by(step: Step, machine: Machine) -> str | None:
 
 
 def _too_large(step: Step, step_needs: Sequence[Needs], machine: Machine) -> str:
-    """That a step's models do not fit, and what would help."""
+    """A sentence that a step's models do not fit, and what would help."""
     largest = max(need.memory_gb for need in step_needs)
     spread = all(need.setting.spread for need in step_needs)
     if step.work is StepKind.TRAINING:

@@ -119,8 +119,8 @@ class Step:
 
     @property
     def drawn(self) -> tuple[str, ...]:
-        """Of a figure's step, the commands of the steps whose points it draws: not those that time
-        `generate` beside our baseline, of which alone nothing is drawn.
+        """The commands of the steps whose points a figure's step draws: not those that time `generate`
+        beside our baseline, of which alone nothing is drawn.
         """
         return tuple(command for command in self.after if not TIMES_GENERATE.search(command))
 

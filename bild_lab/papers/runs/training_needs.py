@@ -171,7 +171,7 @@ def training_flops(
 def _encoder_decoder_flops(
     training: Training, shape: ModelShape, prompt: int, answer: int
 ) -> float:
-    """Of a row of a fine-tuning of T5 or mT5, each of whose weights is trained."""
+    """The FLOPs of a row of a fine-tuning of T5 or mT5, each of whose weights is trained."""
     projection = shape.dim * shape.queries
     feed_forward = shape.dim * shape.hidden * (3 if shape.gated else 2)
     encoder = shape.encoder * (4 * projection + feed_forward)

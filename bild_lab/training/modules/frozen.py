@@ -143,8 +143,8 @@ class FrozenJob(TrainingJob):
             if self._is_long_enough(row)
         ]
         held_out_indices = spread_over_questions(self.held_out, questions_of_rows)
-        apart = set(held_out_indices)
-        train = [row for index, row in enumerate(rows) if index not in apart]
+        held_out_places = set(held_out_indices)
+        train = [row for index, row in enumerate(rows) if index not in held_out_places]
         return train, [rows[index] for index in held_out_indices]
 
     @property
