@@ -54,21 +54,17 @@ def best_nodes(acceptance: Acceptance, max_nodes: int) -> Iterator[tuple[Candida
     acceptance: the chance of the candidate of each depth and rank, given that its parent is
     accepted.
     """
-    waiting = (
-        [(-chance, 0, rank, ROOT) for rank, chance in enumerate(acceptance[0])]
-        if len(acceptance)
-        else []
-    )
+    first_chances = acceptance[0] if len(acceptance) else ()
+    waiting = [(-chance, 0, rank, ROOT) for rank, chance in enumerate(first_chances)]
     heapq.heapify(waiting)
     for place in range(max_nodes):
         if not waiting:
             return
         negative, depth, rank, parent = heapq.heappop(waiting)
         yield CandidateNode(depth, rank, parent), float(-negative)
-        for below, chance in enumerate(
-            acceptance[depth + 1] if depth + 1 < len(acceptance) else ()
-        ):
-            heapq.heappush(waiting, (negative * chance, depth + 1, below, place))
+        chances_below = acceptance[depth + 1] if depth + 1 < len(acceptance) else ()
+        for child_rank, chance in enumerate(chances_below):
+            heapq.heappush(waiting, (negative * chance, depth + 1, child_rank, place))
 
 
 def best_tree(acceptance: Acceptance, nodes: int, masks: int) -> ProbedTree:
