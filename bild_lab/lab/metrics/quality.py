@@ -22,6 +22,7 @@ from bild_lab.lab.metrics.bootstrap import (
 )
 from bild_lab.lab.metrics.external_metrics import TRIED_EXAMPLES
 from bild_lab.lab.metrics.non_inferiority import non_inferiority
+from bild_lab.lab.metrics.numerals import last_number
 from bild_lab.lab.metrics.programs import require_permission, require_programs
 from bild_lab.lab.metrics.proportions import (
     are_right_or_wrong,
@@ -37,7 +38,7 @@ from bild_lab.lab.metrics.text_metrics import (
     metric_named,
     needs_references,
 )
-from bild_lab.lab.metrics.writing import BY_SCRIPT, References, Writing, last_number
+from bild_lab.lab.metrics.writing import BY_SCRIPT, References, Writing
 from bild_lab.lab.schema.numbers import POINTS_SCALE, NonInferiority, Quality, scale_of
 
 NO_REFERENCE = ("",)  # what a metric of tokens gets
