@@ -85,29 +85,21 @@ class MetricComparison:
 
 @dataclass(frozen=True)
 class PointComparison:
-    """A pair compared over the examples that both sides decoded.
-
-    n_examples: how many these are. n_decoded: how many A and B have. speedups: of A and B over
-    these examples. latency_ratio: B's total latency divided by A's; below 1 if B is faster.
-    baseline_latency_ratio: the same ratio for the baselines timed with them. not_compared_reason:
-    why latencies are not compared. metric_comparisons: every metric, the leading one first.
-    relative_latency_ratio: the first ratio over the second, in which a machine that has become
-    slower does not count; with a baseline of the same code and setting it is also `latency_ratio`.
-    enough_answered: whether enough of the examples were timed for a verdict. clock_is_known:
-    whether the timings of both say how far the clock may be off.
-    """
+    """A pair compared over the examples that both sides decoded."""
 
     pair: MatchedPoint
-    n_examples: int
-    n_decoded: tuple[int, int]
-    speedups: tuple[Speedup, Speedup]
-    latency_ratio: Speedup | None
-    baseline_latency_ratio: Speedup | None
-    not_compared_reason: str | None
-    metric_comparisons: tuple[MetricComparison, ...]
+    n_examples: int  # that both sides decoded
+    n_decoded: tuple[int, int]  # how many A and B have
+    speedups: tuple[Speedup, Speedup]  # of A and B over these examples
+    latency_ratio: Speedup | None  # B's total latency divided by A's; below 1 if B is faster
+    baseline_latency_ratio: Speedup | None  # the same ratio for the baselines timed with them
+    not_compared_reason: str | None  # why latencies are not compared
+    metric_comparisons: tuple[MetricComparison, ...]  # every metric, the leading one first
+    # the first ratio over the second, in which a machine that has become slower does not count;
+    # with a baseline of the same code and setting it is also `latency_ratio`
     relative_latency_ratio: Speedup | None = None
-    enough_answered: bool = True
-    clock_is_known: bool = True
+    enough_answered: bool = True  # whether enough of the examples were timed for a verdict
+    clock_is_known: bool = True  # whether the timings of both say how far the clock may be off
 
     @property
     def speed_verdict(self) -> str:

@@ -40,7 +40,8 @@ class Server:
     with its key. baseline_url, baseline_body: of the server that it is compared with; None for the
     body: the same. Without both it is compared with the target, whose weights are then here, so a
     text that comes without token ids is written by the target's own tokens; beside another server
-    by those of the tokenizer.
+    by those of the tokenizer. arrival_rate: with runtime.batch=N between servers, requests a second
+    that arrive at random, at most N of them at once; None: always N.
 
     Prompts are sent as the target's token ids, so the server reads what the target reads. Raises
     UserError for an encoder–decoder, and for a server that cannot be reached, or whose first text

@@ -34,26 +34,22 @@ class Evaluation(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A model in memory, with what it learns and what is kept of it.
-
-    examples: indexed by what `order` yields, the examples of the whole training one after another.
-    longest: an example for `collate` with the longest prompt and answer that there are, whose
-    memory is counted. collate: makes a batch. distillation: takes the loss's place in training, and makes its own
-    batches. evaluate: called with the model and the loss. model_options: arguments of the model
-    besides the batch. facts: the entries of metrics.json about model and data. save: writes the
-    trained weights into a folder.
-    """
+    """A model in memory, with what it learns and what is kept of it."""
 
     model: torch.nn.Module
+    # indexed by what `order` yields, the examples of the whole training one after another
     examples: Any
+    # an example for `collate` with the longest prompt and answer that there are, whose memory is
+    # counted
     longest: Any
     order: Sampler
-    collate: Callable[[Any], dict[str, torch.Tensor]]
+    collate: Callable[[Any], dict[str, torch.Tensor]]  # makes a batch
     loss: Callable[..., torch.Tensor]
-    evaluate: Evaluation | None
-    model_options: Mapping[str, Any] = field(default_factory=dict)
-    facts: Mapping[str, Any]
-    save: Callable[[Path], None]
+    evaluate: Evaluation | None  # called with the model and the loss
+    model_options: Mapping[str, Any] = field(default_factory=dict)  # besides the batch
+    facts: Mapping[str, Any]  # the entries of metrics.json about model and data
+    save: Callable[[Path], None]  # writes the trained weights into a folder
+    # takes the loss's place in training, and makes its own batches
     distillation: Distillation | None = None
 
     def evaluated_by(self, fits: int | None) -> Objective:

@@ -28,39 +28,39 @@ SLACK = 4
 
 @dataclass(frozen=True)
 class Certificate:
-    """One example's verdict.
-
-    position: of the first token that differs, or of the first context with a defect; None if there
-    is none.
-
-    For a greedy text that differs: token, target_token: the method's and the target's own token
-    there, None for a text that has ended. gap: how much lower the target scores the method's token
-    than its own, one row after another, in nats. margin: between the target's two most likely
-    tokens there, in nats. rows: how many rows ran in the forward that verified the position, and
-    wide_gap: the gap when the text is scored anew with so many rows; below 0, the number of rows
-    alone explains the token. noise: how much the target's scores of the two tokens change with the
-    number of rows, in nats; at least their rounding error.
-
-    For a sampled text: check: which check found a defect. contexts: how many were judged. output:
-    the largest total variation between what the rule emits and the target's distribution; None if
-    the rule has no closed form. rounding: by number of rows, the largest such distance of the
-    target's own distribution from that of one row after another. deviations: of the emitted tokens
-    from what the rule declares (`declared`).
-    """
+    """One example's verdict."""
 
     verdict: str
+    # of the first token that differs, or of the first context with a defect; None if there is none
     position: int | None = None
+
+    # Of a greedy text that differs:
+
+    # the method's and the target's own token there, None for a text that has ended
     token: int | None = None
     target_token: int | None = None
+    # how much lower the target scores the method's token than its own, one row after another, in nats
     gap: float | None = None
-    margin: float | None = None
+    margin: float | None = None  # between the target's two most likely tokens there, in nats
+    # how much the target's scores of the two tokens change with the number of rows, in nats; at
+    # least their rounding error
     noise: float | None = None
-    rows: int | None = None
+    rows: int | None = None  # how many ran in the forward that verified the position
+    # the gap when the text is scored anew with so many rows; below 0, the number of rows alone
+    # explains the token
     wide_gap: float | None = None
-    check: str | None = None
-    contexts: int | None = None
+
+    # Of a sampled text:
+
+    check: str | None = None  # which one found a defect
+    contexts: int | None = None  # how many were judged
+    # the largest total variation between what the rule emits and the target's distribution; None
+    # if the rule has no closed form
     output: float | None = None
+    # by number of rows, the largest such distance of the target's own distribution from that of
+    # one row after another
     rounding: Mapping[int, float] = field(default_factory=dict)
+    # of the emitted tokens from what the rule declares (`declared`)
     deviations: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 

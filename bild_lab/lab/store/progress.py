@@ -145,23 +145,18 @@ def roughly(seconds: float) -> str:
 
 @dataclass
 class SweepProgress:
-    """What this process's command wants to measure, and how much of it is done.
+    """What this process's command wants to measure, and how much of it is done."""
 
-    total: points; None if it is not known, as in a search, and in the processes of a launcher.
-    done: points that were measured, found finished or failed. measured, measured_s: of these, those
-    that this command measured, and the seconds that it took. reported: hashes of the points that
-    have a result. folder: of the sweep; None in the processes of a launcher. report_lost: writes the
-    report and exits when the launcher raises this error, as it does when one of its jobs dies; None
-    where points are measured in this process.
-    """
-
+    # points; None if it is not known, as in a search, and in the processes of a launcher
     total: int | None = None
-    done: int = 0
-    measured: int = 0
-    measured_s: float = 0.0
-    reported: set[str] = field(default_factory=set)
+    done: int = 0  # points that were measured, found finished or failed
+    measured: int = 0  # of these, those that this command measured
+    measured_s: float = 0.0  # seconds that measuring them took
+    reported: set[str] = field(default_factory=set)  # hashes of the points that have a result
     failed: set[str] = field(default_factory=set)
-    folder: Path | None = None
+    folder: Path | None = None  # of the sweep; None in the processes of a launcher
+    # writes the report and exits when the launcher raises this error, as it does when one of its
+    # jobs dies; None where points are measured in this process
     report_lost: Callable[[Exception], NoReturn] | None = None
 
     def __str__(self) -> str:

@@ -60,29 +60,25 @@ ASSUMED_GPU = "a100"
 
 @dataclass(frozen=True)
 class Needs:
-    """What one setting needs.
-
-    download_gb: by hub id. weights_gb: of all models. drafts_gb: of those that draft, which stay
-    whole on one GPU where the target is spread over several. state_gb: of a training, gradients and
-    optimizer. row_gb: of a row: a decoded text's caches, or what an example
-    leaves for the backward pass; None where it is not known. rows: at once, at most; fewer where
-    the GPU of `room_gb` holds fewer. examples, hours: None where they are not known. gpus: those
-    that the hours are of; of a model that may be spread, as many as take the fewest GPU-hours.
-    node_gpus: of the machine, among which these are chosen.
-    """
+    """What one setting needs."""
 
     setting: RunSetting
-    download_gb: dict[str, float]
-    weights_gb: float
-    state_gb: float
+    download_gb: dict[str, float]  # by hub id
+    weights_gb: float  # of all models
+    state_gb: float  # of a training, gradients and optimizer
+    # of a row: a decoded text's caches, or what an example leaves for the backward pass; None where
+    # it is not known
     row_gb: float | None
-    rows: int
+    rows: int  # at once, at most; fewer where the GPU of `room_gb` holds fewer
     room_gb: float
-    examples: int | None
-    hours: float | None
+    examples: int | None  # None where it is not known
+    hours: float | None  # None where it is not known
+    # those that the hours are of; of a model that may be spread, as many as take the fewest
+    # GPU-hours
     gpus: int = 1
+    # of the models that draft, which stay whole on one GPU where the target is spread over several
     drafts_gb: float = 0.0
-    node_gpus: int = MOST_GPUS
+    node_gpus: int = MOST_GPUS  # of the machine, among which `gpus` is chosen
 
     @property
     def memory_gb(self) -> float:

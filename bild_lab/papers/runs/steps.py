@@ -92,25 +92,22 @@ NAMING_KEYS = {
 
 @dataclass(frozen=True)
 class Step:
-    """One command line. writes: its folder in `outputs`. reads: the folders that it needs there.
-
-    after: the commands of the steps that it waits for. missing: those of `reads` that no command
-    writes and that are not there. repositories: those of the hub that it reads. configuration:
-    everything that the command was composed of, and the pins of what it reads.
-    figure: of a step that draws one from whatever points there are, so it also runs where steps
-    before it did not. rows: of one pass of a training, which its processes divide evenly.
-    """
+    """One command line."""
 
     command: str
-    writes: str
-    reads: tuple[str, ...]
-    after: tuple[str, ...]
+    writes: str  # its folder in `outputs`
+    reads: tuple[str, ...]  # the folders that it needs there
+    after: tuple[str, ...]  # the commands of the steps that it waits for
+    # those of `reads` that no command writes and that are not there
     missing: tuple[str, ...] = ()
     settings: tuple[RunSetting, ...] = ()
-    repositories: tuple[Repository, ...] = ()
+    repositories: tuple[Repository, ...] = ()  # of the hub, that it reads
+    # everything that the command was composed of, and the pins of what it reads
     configuration: str = field(default="", repr=False)
+    # of a step that draws one from whatever points there are, so it also runs where steps before it
+    # did not
     figure: str | None = None
-    rows: int = 1
+    rows: int = 1  # of one pass of a training, which its processes divide evenly
 
     @property
     def work(self) -> StepKind:
