@@ -217,6 +217,7 @@ def _draw(
     results = [point for point in points if isinstance(point, Result)]
     comparison = compare(figure.numbers(points), published, scale)
     title, where = f"{published.item} ({published.paper.partition(',')[0]})", _where(points)
+    drawn = DrawnFigure(scale, path, comparison, kinds)
     small_scale_panel = published.stands_for.panel if scale == "small" else None
     protocol = recorded_quality.protocol(results) if published.recorded else ""
     subtitle = ", ".join(filter(None, (where, protocol, caption(results))))
@@ -225,8 +226,21 @@ def _draw(
     )
     for kind in kinds:
         figure.drawing(replace(picture, column=kind in VECTOR), path.with_suffix(f".{kind}"))
-    count = len(published.printed)
-    parts = [
+    paragraphs = [
+        *_page(name, published, drawn, results, where),
+        *_over_generate(name, published, results, generate_points, scale),
+    ]
+    page = "\n\n".join(filter(None, paragraphs)) + "\n"
+    write_atomically(path.with_suffix(".md"), page.encode())
+    return drawn
+
+
+def _page(
+    name: str, published: Published, drawn: DrawnFigure, results: Sequence[Result], where: str
+) -> list[str]:
+    """The paragraphs of a figure's Markdown page, empty ones among them. where: see `_where`."""
+    count, comparison = len(published.printed), drawn.comparison
+    return [
         f"# {published.item}",
         f"{published.paper}. The paper's hardware: {published.hardware}. Here: {where}.",
         published.given,
@@ -234,21 +248,18 @@ def _draw(
         *(recorded_quality.notes(results) if published.recorded else ()),
         *notes(results),
         *sentence_notes(results),
-        *(answers_left_out(results) if scale == "paper" else []),
+        *(answers_left_out(results) if drawn.scale == "paper" else []),
         (
             "Small scale: other models, data and hardware than the paper's, so a verdict says how"
             " different two numbers are, not that either is wrong. Numbers are compared with the"
             f" paper's {published.stands_for.panel}."
-            if scale == "small"
+            if drawn.scale == "small"
             else ""
         ),
-        f"Drawn by `python scripts/figures.py {name} scale={scale}`.",
-        f"![{published.item}]({path.name}.{kinds[0]})",
+        f"Drawn by `python scripts/figures.py {name} scale={drawn.scale}`.",
+        f"![{published.item}]({drawn.path.name}.{drawn.kinds[0]})",
         markdown(comparison),
-        *_over_generate(name, published, results, generate_points, scale),
     ]
-    write_atomically(path.with_suffix(".md"), ("\n\n".join(filter(None, parts)) + "\n").encode())
-    return DrawnFigure(scale, path, comparison, kinds)
 
 
 def answers_left_out(results: Sequence[Result]) -> list[str]:

@@ -223,12 +223,8 @@ class Screening:
         text_log = self.text_log(candidates) if self.keep == TEXTS else None
         texts: list[list[ReplayedText]] = [[] for _ in requests]
         if text_log is not None:
-            # what learns from earlier texts has to decode them
-            if any(learns_from_texts(decoder.method) for decoder in decoders):
-                text_log.file.unlink(missing_ok=True)
-            for index, logged in text_log.read(sources).items():
+            for index, logged in self._logged(text_log, decoders, sources).items():
                 texts[index] = logged.texts
-                self.logged_forwards.update(logged.forwards)
         unknown = [index for index in range(len(requests)) if not texts[index]]
         with self.stage("replay"), progress_bar() as bar:
             task = bar.add_task(
@@ -260,6 +256,18 @@ class Screening:
             ReplayedPoint(candidate, list(point_texts))
             for candidate, point_texts in zip(candidates, zip(*texts, strict=True), strict=True)
         ]
+
+    def _logged(
+        self, text_log: TextLog, decoders: Sequence[Decoder], sources: Sequence[str]
+    ) -> dict[int, LoggedExample]:
+        """The examples that need no decoding, by their places; their forwards are counted."""
+        # what learns from earlier texts has to decode them
+        if any(learns_from_texts(decoder.method) for decoder in decoders):
+            text_log.file.unlink(missing_ok=True)
+        logged_examples = text_log.read(sources)
+        for logged in logged_examples.values():
+            self.logged_forwards.update(logged.forwards)
+        return logged_examples
 
     def text_log(self, candidates: Sequence[Candidate]) -> TextLog:
         """The log of what these points write, by everything that a text depends on."""

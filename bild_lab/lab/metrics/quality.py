@@ -4,7 +4,7 @@ two systems.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -132,37 +132,37 @@ class Scoring:
         """
         scores = {}
         for metric in self.metrics:
-            margin = self.margin if metric == self.lead else None
-            if (sums_of_text := metric_named(metric).of_tokens) is not None:
-                method_sums, baseline_sums = (
-                    None
-                    if system_tokens is None
-                    else [sums_of_text(*text_tokens) for text_tokens in system_tokens]
-                    for system_tokens in tokens
+            sums_of_text = metric_named(metric).of_tokens
+            outputs, baseline_outputs, expected = predictions, baseline, references
+            if sums_of_text is not None:
+                outputs, baseline_outputs = (
+                    _token_sums(sums_of_text, system_tokens) for system_tokens in tokens
                 )
-                scores[metric] = score_with_baseline(
-                    metric,
-                    method_sums,
-                    baseline_sums,
-                    [NO_REFERENCE] * len(method_sums),
-                    seed=seed,
-                    margin=margin,
-                    conversations=conversations,
-                )
-                continue
-            expected = [[text] for text in baseline or []] if metric == AGREEMENT else references
+                expected = [NO_REFERENCE] * len(outputs)
+            elif metric == AGREEMENT:
+                expected = [[text] for text in baseline or []]
             scores[metric] = score_with_baseline(
                 metric,
-                predictions,
-                baseline,
+                outputs,
+                baseline_outputs,
                 expected,
                 seed=seed,
                 run_code=self.run_code,
                 writing=self.writing,
-                margin=margin,
+                margin=self.margin if metric == self.lead else None,
                 conversations=conversations,
             )
         return scores
+
+
+def _token_sums(
+    sums_of_text: Callable[[int, float | None], tuple[float, float]],
+    texts: Sequence[tuple[int, float | None]] | None,
+) -> list[tuple[float, float]] | None:
+    """What a metric of tokens (`Metric.of_tokens`) takes in place of a system's texts; None for no
+    system.
+    """
+    return None if texts is None else [sums_of_text(*text) for text in texts]
 
 
 def require_references(metric: str, references: References, writing: Writing) -> None:
