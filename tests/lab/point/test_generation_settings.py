@@ -79,7 +79,7 @@ def test_a_list_holds_objects_or_their_configurations() -> None:
         ([{"_target_": "os.system", "command": "true"}], "belongs to Python itself"),
     ],
 )
-def test_anything_else_is_refused(wanted: Any, message: str) -> None:
+def test_what_is_no_list_of_processors_is_refused(wanted: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         processors_of(wanted, checkpoint())
 
