@@ -215,20 +215,18 @@ def _require_one_replaced(name: str, graph: Mapping[str, Step], overrides: Seque
     replaced by, each under its own name.
     """
     for key in map(key_of, overrides):
-        group = key.partition(".")[0]
-        replaced: dict[str, None] = {}
-        choices: set[str] = set()
-        for step in graph.values() if key in NAMING_KEYS else ():
-            words = tuple(shlex.split(step.command))
-            unchanged = tuple(word for word in words if key_of(word) != key)
-            if unchanged != words and _reads(step, key):
-                values = [
-                    OmegaConf.select(cfg, NAMING_KEYS[key]) for cfg in configurations(unchanged)
-                ]
-                # a pair without a draft model has none to be replaced
-                replaced |= dict.fromkeys(str(value) for value in values if value is not None)
-                choices.update(lists_of(words).get(group, ()))
+        if key not in NAMING_KEYS:
+            continue
+        reading = [tuple(shlex.split(step.command)) for step in graph.values() if _reads(step, key)]
+        commands_with_key = [words for words in reading if key in map(key_of, words)]
+        replaced = dict.fromkeys(
+            value for words in commands_with_key for value in _replaced_values(words, key)
+        )
         if len(replaced) > 1:
+            group = key.partition(".")[0]
+            choices = {
+                choice for words in commands_with_key for choice in lists_of(words).get(group, ())
+            }
             remedy = (
                 f"choose one with {group}=NAME"
                 if len(choices) > 1
@@ -237,6 +235,14 @@ def _require_one_replaced(name: str, graph: Mapping[str, Step], overrides: Seque
             raise UserError(
                 f"{key} would take the place of each of {', '.join(replaced)} in {name}; {remedy}"
             )
+
+
+def _replaced_values(words: Words, key: str) -> list[str]:
+    """The names of the data or models that a command would read without its override of this key."""
+    unchanged = tuple(word for word in words if key_of(word) != key)
+    values = [OmegaConf.select(cfg, NAMING_KEYS[key]) for cfg in configurations(unchanged)]
+    # a pair without a draft model has none to be replaced
+    return [str(value) for value in values if value is not None]
 
 
 def _reads(step: Step, key: str) -> bool:
