@@ -109,7 +109,7 @@ class WandbLogger:
                 f"logger mode wants online or offline, got {mode}; to log nowhere use logger=none"
             )
         self._project, self._entity, self._group = project, entity, str(group)
-        self._tags, self._directory = tags if isinstance(tags, str) else list(tags), Path(directory)
+        self._tags, self._directory = _checked_tags(tags), Path(directory)
         self._require_names()
         self._mode = private_mode(mode, os.environ.get("WANDB_MODE"))
         if os.environ.get("WANDB_DIR"):
@@ -129,14 +129,6 @@ class WandbLogger:
         """
         import wandb  # takes seconds
 
-        if isinstance(self._tags, str) or not all(
-            isinstance(tag, str | int | float) for tag in self._tags
-        ):
-            raise UserError(
-                f"logger.tags must be a list of words, got {self._tags!r}; write"
-                " logger.tags=[one,two]"
-            )
-        self._tags = [str(tag) for tag in self._tags]
         for key, name in {"project": self._project, "entity": self._entity}.items():
             text = "" if name is None else str(name).strip()
             if (not text and (key, name) != ("entity", None)) or set(text) & set(_NOT_IN_NAMES):
@@ -413,6 +405,18 @@ class WandbLogger:
             ) from error
         if not self._agents_sweep:  # where the run has the agent's name
             record_run(self._directory, logged)
+
+
+def _checked_tags(tags: Sequence[str | float]) -> list[str]:
+    """The logger's tags. Raises UserError for a text, whose letters would be the tags, and for a tag
+    that is neither a word nor a number.
+    """
+    listed = tags if isinstance(tags, str) else list(tags)
+    if isinstance(listed, str) or not all(isinstance(tag, str | int | float) for tag in listed):
+        raise UserError(
+            f"logger.tags must be a list of words, got {listed!r}; write logger.tags=[one,two]"
+        )
+    return [str(tag) for tag in listed]
 
 
 def _status_among(result: Result, results: Sequence[Result]) -> dict[str, Any]:
