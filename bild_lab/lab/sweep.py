@@ -280,11 +280,8 @@ class SweepCallback(Callback):
         """
         job_return.cfg = job_return.hydra_cfg = None
         began_s, progress = time.perf_counter(), command_progress()
-        if (
-            began_s >= self._due_s
-            and progress.total is not None
-            and progress.done != progress.total
-        ):
+        points_left = progress.total is not None and progress.done != progress.total
+        if points_left and began_s >= self._due_s:
             self._live(Sweep(sweep_folder(config)), str(progress))
             ended_s = time.perf_counter()
             self._due_s = ended_s + max(LIVE_S, (ended_s - began_s) / LIVE_SHARE)
