@@ -75,6 +75,8 @@ def _read_model(
     if bits == "gguf":
         _require_gguf_blocks(checkpoint)
     where = torch.device(device)
+    if engine == "auto" and device_map is not None:
+        engine = "hf"  # our own decoders have their model on one device
     why_hf = None if engine == "hf" else why_not_native(checkpoint.config, dtype)
     if engine in ("kernels", "native"):
         _require_native(path, device_map, why_hf)
