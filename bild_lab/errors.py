@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable
 from functools import lru_cache
 
+MOST_OF_MESSAGE = 300  # characters of a message of code that is not ours
+
 
 class UserError(ValueError):
     """Something the user gave cannot be used.
@@ -81,6 +83,16 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its type where there is none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def one_line(error: BaseException) -> str:
+    """The error's message on one line."""
+    return " ".join(str(error).split())
+
+
+def cause_in_words(error: BaseException) -> str:
+    """An error of code that is not ours: its type, and the beginning of its message on one line."""
+    return f"{type(error).__name__}: {one_line(error)[:MOST_OF_MESSAGE]}"
 
 
 def did_you_mean(word: object, choices: Iterable[object]) -> str:

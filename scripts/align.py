@@ -50,11 +50,11 @@ def run(cfg: DictConfig) -> None:
 def alignment(cfg: DictConfig) -> Alignment:
     """The configuration, typed."""
     from bild_lab.lab.point.identity import sweep_folder
-    from bild_lab.lab.point.load import configured_checkpoint
+    from bild_lab.lab.point.read_model import configured_checkpoint
     from bild_lab.lab.store.records import require_writable
     from bild_lab.training.align import Alignment
     from bild_lab.training.answers import read_calibration
-    from bild_lab.training.distillation import Teaching
+    from bild_lab.training.distillation import DistillationSpec
     from bild_lab.training.reports import training_logger
     from bild_lab.training.train_spec import TrainSpec
 
@@ -78,7 +78,7 @@ def alignment(cfg: DictConfig) -> Alignment:
         folder=folder,
         acceptance=cfg.acceptance,
         logger=training_logger(cfg.logger),
-        teaching=typed(Teaching, cfg.align, "align"),
+        distillation_spec=typed(DistillationSpec, cfg.align, "align"),
     )
 
 

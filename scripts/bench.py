@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from bild_lab.benchmark.bench import Bench, Models
     from bild_lab.benchmark.peer_methods import Peer
     from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+    from bild_lab.engine.request import Request
+    from bild_lab.engine.session import LoadedModel
     from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.lab.data.prompts import Example
 
@@ -92,8 +94,8 @@ def pair_bench(
     device: torch.device,
     dtype: torch.dtype,
     peers: bool,
-    policy: bool = False,
-    files: Sequence[str] = (),
+    policy: bool,
+    files: Sequence[str],
 ) -> AbstractContextManager[Bench]:
     """A pair of checkpoints on texts of a dataset. policy: with that of the configuration, which is
     a peer's.
@@ -102,12 +104,11 @@ def pair_bench(
     """
     from bild_lab.benchmark.bench import bench_of
     from bild_lab.benchmark.peer_methods import LlamaCpp
-    from bild_lab.engine.request import Limits, Request
     from bild_lab.engine.vocabularies import in_vocabulary_of
     from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.data.prompts import cut_sources
-    from bild_lab.lab.point.load import load_model
+    from bild_lab.lab.point.read_model import load_model
 
     pair = typed(PairSpec, cfg.pair, "pair")
     decoding = typed(DecodingSpec, cfg.decoding, "decoding")
@@ -124,14 +125,6 @@ def pair_bench(
         draft = loaded(pair.draft, pair.draft_revision, device, dtype, runtime)
         draft[0].checkpoint.check()
         draft = tuple(in_vocabulary_of(checkpoint, model) for model in draft)
-    requests = []
-    for example in examples:
-        source = target[0].source(example.prompt)
-        requests.append(
-            Request(
-                source, Limits(len(source.prompt), decoding.max_new_tokens, checkpoint.end_tokens)
-            )
-        )
     peer_builders = pair_peers(cfg, target, draft, dtype, policy) if peers or policy else {}
     gguf_models = {}
     for file in files:
@@ -141,7 +134,19 @@ def pair_bench(
             LlamaCpp, target[1], file
         )
     judge = judge_of(dataset, examples, checkpoint, pair.target_language, decoding.stop)
-    return bench_of(name, target, draft, tuple(requests), peer_builders, gguf_models, judge)
+    requests = tuple(
+        greedy_request(target[0], example.prompt, decoding.max_new_tokens) for example in examples
+    )
+    return bench_of(name, target, draft, requests, peer_builders, gguf_models, judge)
+
+
+def greedy_request(target: LoadedModel, prompt: str, max_new_tokens: int) -> Request:
+    """A prompt as our loop decodes it greedily."""
+    from bild_lab.engine.request import Limits, Request
+
+    source = target.source(prompt)
+    limits = Limits(len(source.prompt), max_new_tokens, target.checkpoint.end_tokens)
+    return Request(source, limits)
 
 
 def pair_peers(
@@ -152,7 +157,7 @@ def pair_peers(
     """
     from bild_lab.benchmark.bench import peer_methods
     from bild_lab.benchmark.peer_methods import Peer
-    from bild_lab.lab.point.load import build_method
+    from bild_lab.lab.point.build import build_method
 
     if policy:
         models = {"target": target[1], **({} if draft is None else {"draft": draft[1]})}
@@ -209,7 +214,7 @@ def loaded(
     """A checkpoint on both engines of ours that PyTorch runs. runtime: says what of it may be
     read.
     """
-    from bild_lab.lab.point.load import load_model
+    from bild_lab.lab.point.read_model import load_model
 
     native, hf = (
         load_model(
@@ -294,7 +299,7 @@ def decimals(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def chosen(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
+def shapes_to_measure(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
     """The shapes to measure: those that were named, else the device's, else `pair` if a pair or a
     dataset was given.
 
@@ -343,7 +348,7 @@ def main() -> None:
     device, dtype = resolve_device(runtime.device), DTYPES[runtime.dtype]
     long = "long" in words
     files = [word for word in words if word.endswith(".gguf")]
-    shapes = chosen(
+    shapes = shapes_to_measure(
         [word for word in words if word not in ("long", *files)], overrides, device.type == "cuda"
     )
     if files and shapes != ["pair"]:

@@ -80,24 +80,14 @@ def print_machines(cfg: DictConfig) -> None:
 
 def compare(cfg: DictConfig) -> None:
     """Compare, print, and write the table and the page. Raises UserError for bad input."""
-    require_choice("format", cfg.format, (PAIRS, MACHINES, SPEC_BENCH))
-    if cfg.format == MACHINES:
-        print_machines(cfg)
-        return
-    if cfg.format == SPEC_BENCH:
-        print_spec_bench(cfg)
-        return
-    names = tuple(str(name) for name in cfg.sweeps)
-    if len(names) != 2:
-        raise UserError(
-            f"two sweeps are needed, got {len(names)}; python scripts/compare.py outputs/before"
-            " outputs/after"
-        )
-    require_flag("latex", cfg.latex)
-    if cfg.margin is not None:
-        from bild_lab.lab.config.schemas import MARGIN_REMEDY
+    formats = {PAIRS: print_pairs, MACHINES: print_machines, SPEC_BENCH: print_spec_bench}
+    require_choice("format", cfg.format, tuple(formats))
+    formats[cfg.format](cfg)
 
-        require_finite("margin", cfg.margin, 0, above=True, remedy=MARGIN_REMEDY)
+
+def print_pairs(cfg: DictConfig) -> None:
+    """Compare two sweeps point by point, print it, and write the table and the page."""
+    names = two_sweeps(cfg)
     # imported late: drawing and scoring libraries take seconds, and bad input should not wait for
     # them
     from bild_lab.lab.metrics.text_metrics import require_margin
@@ -133,6 +123,24 @@ def compare(cfg: DictConfig) -> None:
     for remark in remarks:
         output.print(escape(remark))
     output.print(f"{folder}/compare.html and compare.csv contain this comparison")
+
+
+def two_sweeps(cfg: DictConfig) -> tuple[str, str]:
+    """The folders of the two sweeps to compare. Raises UserError for another number of them, and for
+    other values that cannot be.
+    """
+    names = tuple(str(name) for name in cfg.sweeps)
+    if len(names) != 2:
+        raise UserError(
+            f"two sweeps are needed, got {len(names)}; python scripts/compare.py outputs/before"
+            " outputs/after"
+        )
+    require_flag("latex", cfg.latex)
+    if cfg.margin is not None:
+        from bild_lab.lab.config.schemas import MARGIN_REMEDY
+
+        require_finite("margin", cfg.margin, 0, above=True, remedy=MARGIN_REMEDY)
+    return names
 
 
 def compared_points(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bild_lab.lab.data.prompts import Example
     from bild_lab.training.finetune import FinetuningJob
     from bild_lab.training.start import StartingPoint
+    from bild_lab.training.train_spec import TrainSpec
 
 
 @dataclass(frozen=True)
@@ -90,34 +91,14 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
     from bild_lab.lab.store.records import require_writable
     from bild_lab.training.finetune import FinetuningJob, best_score
     from bild_lab.training.reports import training_logger
-    from bild_lab.training.train_spec import TrainSpec
 
     folder = sweep_folder(cfg)
     require_writable(folder)
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
-    values = OmegaConf.to_container(cfg.train, resolve=True)
-    rates, stop = values["learning_rate"], values.get("stop_at_score")
-    rates = rates if isinstance(rates, list) else [rates]
-    if len(set(map(str, rates))) != len(rates) or not rates:
-        raise UserError(
-            f"train.learning_rate must be a number, or a list of different ones, got {rates}"
-        )
-    # its score is read when the data are known
-    folders = {"stop_at_score": None} if isinstance(stop, str) else {}
-    recipes = [
-        typed(TrainSpec, {**values, "learning_rate": rate, **folders}, "train") for rate in rates
-    ]
-    recipe, rates = recipes[0], [spec.learning_rate for spec in recipes]
+    recipes = recipes_of(cfg)
+    recipe, stop = recipes[0], cfg.train.get("stop_at_score")
     start = starting_point(cfg, recipe.max_target_tokens)
-    if dataset.reference_column is None:
-        raise UserError(
-            f"dataset {dataset.name} has no answers to learn from; set dataset.reference_column"
-        )
-    if dataset.reference_template is not None:
-        raise UserError(
-            "a training learns the texts of dataset.reference_column, not programs with tests; "
-            "set dataset.reference_template=null and another metric than pass_at_1"
-        )
+    require_answers(dataset)
     dataset = with_text_template(dataset, start)
     train, validation = examples(dataset, typed(ValidationSpec, cfg.validation, "validation"))
     job = FinetuningJob(
@@ -136,12 +117,45 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
     )
     if isinstance(stop, str):
         recipe = replace(recipe, stop_at_score=best_score(Path(stop), job.metric, validation))
-    return replace(job, recipe=recipe), rates
+    return replace(job, recipe=recipe), [of_rate.learning_rate for of_rate in recipes]
+
+
+def recipes_of(cfg: DictConfig) -> list[TrainSpec]:
+    """The recipe with each of its learning rates. Where it stops at the score of another training,
+    which is read when the data are known, it has no score yet.
+
+    Raises UserError for learning rates that are the same, and for none.
+    """
+    from bild_lab.training.train_spec import TrainSpec
+
+    values = OmegaConf.to_container(cfg.train, resolve=True)
+    rates = values["learning_rate"]
+    rates = rates if isinstance(rates, list) else [rates]
+    if len(set(map(str, rates))) != len(rates) or not rates:
+        raise UserError(
+            f"train.learning_rate must be a number, or a list of different ones, got {rates}"
+        )
+    if isinstance(values.get("stop_at_score"), str):
+        values["stop_at_score"] = None
+    return [typed(TrainSpec, {**values, "learning_rate": rate}, "train") for rate in rates]
+
+
+def require_answers(dataset: DatasetSpec) -> None:
+    """Raise UserError for a dataset without texts to learn."""
+    if dataset.reference_column is None:
+        raise UserError(
+            f"dataset {dataset.name} has no answers to learn from; set dataset.reference_column"
+        )
+    if dataset.reference_template is not None:
+        raise UserError(
+            "a training learns the texts of dataset.reference_column, not programs with tests; "
+            "set dataset.reference_template=null and another metric than pass_at_1"
+        )
 
 
 def starting_point(cfg: DictConfig, max_target_tokens: int) -> StartingPoint:
     """`conf/model` as where the training starts, checked."""
-    from bild_lab.lab.point.load import configured_checkpoint
+    from bild_lab.lab.point.read_model import configured_checkpoint
     from bild_lab.training.start import FreshModel, FromCheckpoint, FromScratch
 
     if "path" not in cfg.model:
@@ -182,16 +196,17 @@ def examples(
 
     train = load_examples(dataset)
     if validation.split is None:
-        questions, kept = questions_of([each.id for each in train]), len(train) - validation.limit
+        questions = questions_of([example.id for example in train])
+        n_train = len(train) - validation.limit
         # no question is on both sides, in another template or in a later turn
-        while kept > 0 and questions[kept - 1] == questions[kept]:
-            kept -= 1
-        if kept <= 0:
+        while n_train > 0 and questions[n_train - 1] == questions[n_train]:
+            n_train -= 1
+        if n_train <= 0:
             raise UserError(
                 f"dataset {dataset.name} has {len(train)} examples, of which"
                 f" validation.limit={validation.limit} leaves none to train on; lower it"
             )
-        return train[:kept], train[kept:]
+        return train[:n_train], train[n_train:]
     try:
         changes = {"split": validation.split, "skip": 0, "limit": validation.limit}
         held_out = load_examples(replace(dataset, **changes))

@@ -57,7 +57,7 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.data.prompts import cut_sources
     from bild_lab.lab.point.identity import sweep_folder
-    from bild_lab.lab.point.load import configured_model
+    from bild_lab.lab.point.read_model import configured_model
     from bild_lab.lab.store.records import require_writable
     from bild_lab.training.calibration import CalibrationJob
     from bild_lab.training.modules.states import BasePlacement

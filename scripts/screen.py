@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -32,6 +32,10 @@ from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.screening.candidates import as_overrides, command_line_lists
 
+if TYPE_CHECKING:
+    from bild_lab.screening.screen_spec import ScreenSpec
+    from bild_lab.screening.screened_sweep import ScreeningResult
+
 WANTED = (
     "lists of knobs to screen are needed; python scripts/screen.py name=grid policy=bild"
     " policy.fallback=0.3,0.5,0.7 policy.rollback=1,2,5 takes the toy pair, pair.target=DIR"
@@ -41,14 +45,13 @@ WANTED = (
 
 def run(cfg: DictConfig) -> None:
     """Screen, choose, confirm and print. Raises UserError for bad input."""
-    from bild_lab.lab.schema.formatting import counted
-    from bild_lab.lab.store.progress import record_command
+    from bild_lab.lab.store.commands import record_command
     from bild_lab.lab.sweep import measure_point
     from bild_lab.screening.candidates import grid_of  # late: torch takes seconds to load
     from bild_lab.screening.guarantee import require_losses
     from bild_lab.screening.screen import Screening
     from bild_lab.screening.screen_spec import ScreenSpec
-    from bild_lab.screening.screened_sweep import row_label, screen
+    from bild_lab.screening.screened_sweep import screen
 
     spec = typed(ScreenSpec, cfg.screen, "screen")
     task, lists = command_line_lists(HydraConfig.get())
@@ -62,22 +65,30 @@ def run(cfg: DictConfig) -> None:
         )
     screened = screen(screening, spec)
     record_command(screening.folder)
-    keys = (
-        "points",
-        "recorded_target_calls",
-        "live_target_calls",
-        "vanilla_target_calls",
-        "cost_model_error",
-    )
-    points, recorded, live, alone, error = (screened.summary[key] for key in keys)
-    output.print(
-        f"{points} points screened: {recorded:,} target forwards where live runs take {live:,} "
-        f"({live / max(1, recorded):.1f} times as many; one vanilla decoding is {alone:,})"
-        + ("" if error is None else f", predicted to {error:.1%} (median)")
-    )
+    output.print(cost_in_words(screened.summary))
     if certifies:
         output.print(escape(screened.guarantee(spec)))
     screened.confirm(spec.confirm, measure_point)
+    print_confirmed(screened, spec)
+
+
+def cost_in_words(summary: Mapping[str, Any]) -> str:
+    """What the screening took, and how well it predicted. summary: as in `screen.json`."""
+    recorded, live = summary["recorded_target_calls"], summary["live_target_calls"]
+    words = (
+        f"{summary['points']} points screened: {recorded:,} target forwards where live runs take"
+        f" {live:,} ({live / max(1, recorded):.1f} times as many; one vanilla decoding is"
+        f" {summary['vanilla_target_calls']:,})"
+    )
+    error = summary["cost_model_error"]
+    return words if error is None else f"{words}, predicted to {error:.1%} (median)"
+
+
+def print_confirmed(screened: ScreeningResult, spec: ScreenSpec) -> None:
+    """Print each point that was measured live, beside what was predicted of it."""
+    from bild_lab.lab.schema.formatting import counted
+    from bild_lab.screening.screened_sweep import row_label
+
     shared = screened.summary["shared_texts"]
     with_shared = f" (with {counted(shared, 'text')} of {spec.select})" if shared else ""
     labels = {

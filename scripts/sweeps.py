@@ -71,7 +71,7 @@ def merge(cfg: DictConfig) -> None:
     """
     sources = given_sweeps(cfg)
     from bild_lab.lab.point.identity import sweep_folder
-    from bild_lab.lab.store.progress import record_command
+    from bild_lab.lab.store.commands import record_command
     from bild_lab.lab.store.records import Sweep, require_writable
     from bild_lab.report.sweep import report_sweep
 
@@ -246,7 +246,7 @@ def log(cfg: DictConfig) -> None:
     Raises UserError for bad input, before anything is logged.
     """
     sweeps = given_sweeps(cfg)
-    from bild_lab.lab.point.load import build
+    from bild_lab.lab.point.build import build
     from bild_lab.lab.store.records import require_writable
 
     for sweep in sweeps:

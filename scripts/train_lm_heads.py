@@ -24,6 +24,8 @@ from bild_lab.lab.config.entrypoint import refusing, run_application
 from bild_lab.lab.config.schemas import typed
 
 if TYPE_CHECKING:
+    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+    from bild_lab.training.calibration import Calibration
     from bild_lab.training.modules.frozen import FrozenJob
     from bild_lab.training.train_spec import TrainSpec
 
@@ -51,18 +53,10 @@ def train(cfg: DictConfig) -> None:
 
 def heads_job(cfg: DictConfig) -> FrozenJob:
     """The configuration as a job on the dataset's references, or on the model's own answers."""
-    from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, for_model
-    from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.point.identity import sweep_folder
-    from bild_lab.training.modules.frozen import (
-        FrozenJob,
-        frozen_model,
-        own_answers,
-        placement_of,
-    )
+    from bild_lab.training.modules.frozen import FrozenJob, frozen_model, own_answers, placement_of
     from bild_lab.training.modules.layer_heads import SELF, LayerHeadsSpec
-    from bild_lab.training.modules.references import reference_answers
-    from bild_lab.training.reports import dataset_words, training_logger
+    from bild_lab.training.reports import training_logger
 
     if cfg.layers is None:
         raise UserError(
@@ -76,33 +70,42 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
             f" heads.labels={spec.labels} does not learn; set heads.labels={SELF}, or"
             " calibration=null"
         )
-    first_recipe = recipe_for(
-        cfg, cfg.held_out + 1
-    )  # checked before the number of answers is known
+    # checked before the number of answers is known
+    first_recipe = recipe_for(cfg, cfg.held_out + 1)
     if spec.labels == SELF:
         answers, learned = own_answers(cfg, first_recipe), f"greedy answers of {base.path} to"
     else:
-        dataset = for_model(typed(DatasetSpec, cfg.dataset, "dataset"), base)
+        answers = answers_of_dataset(cfg, base, first_recipe.max_target_tokens)
         learned = "references of"
-        # a conversation is one row, of which all answers are learned
-        if dataset.history == REFERENCES:
-            examples = load_examples(replace(dataset, history=None), unanswered=True)
-        else:
-            examples = load_examples(dataset)
-        answers = reference_answers(base, dataset, examples, first_recipe.max_target_tokens)
-        answers = replace(answers, manifest={**answers.manifest, "dataset_words": dataset_words()})
-    recipe, of = recipe_for(cfg, len(answers.answers)), answers.dataset
+    dataset = answers.dataset
     return FrozenJob(
         base=base,
         spec=spec,
         calibration=answers,
         held_out=cfg.held_out,
-        recipe=recipe,
+        recipe=recipe_for(cfg, len(answers.answers)),
         folder=sweep_folder(cfg),
         placed=placed,
         logger=training_logger(cfg.logger),
-        provenance={"data": f"{learned} {of.name} ({of.split})"},
+        provenance={"data": f"{learned} {dataset.name} ({dataset.split})"},
     )
+
+
+def answers_of_dataset(cfg: DictConfig, base: Checkpoint, max_tokens: int) -> Calibration:
+    """The references of the dataset as answers of at most so many tokens."""
+    from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, for_model
+    from bild_lab.lab.data.examples import load_examples
+    from bild_lab.training.modules.references import reference_answers
+    from bild_lab.training.reports import dataset_words
+
+    dataset = for_model(typed(DatasetSpec, cfg.dataset, "dataset"), base)
+    # a conversation is one row, of which all answers are learned
+    if dataset.history == REFERENCES:
+        examples = load_examples(replace(dataset, history=None), unanswered=True)
+    else:
+        examples = load_examples(dataset)
+    answers = reference_answers(base, dataset, examples, max_tokens)
+    return replace(answers, manifest={**answers.manifest, "dataset_words": dataset_words()})
 
 
 def recipe_for(cfg: DictConfig, answers: int) -> TrainSpec:

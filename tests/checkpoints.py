@@ -12,6 +12,7 @@ from tempfile import mkdtemp
 
 import pytest
 
+import bild_lab
 from tests.tiny import TINY, WORDS, relative_of, save, tiny_llama
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -33,6 +34,12 @@ def folder_of_this_process() -> Path:
     folder = mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
+
+
+@lru_cache
+def vanilla(family: str = "llama") -> bild_lab.Decoder:
+    """The tiny target of this family, which decodes alone."""
+    return bild_lab.load(str(tiny_checkpoints() / family), policy="vanilla")
 
 
 @lru_cache

@@ -5,7 +5,7 @@ import fcntl
 import gc
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -93,6 +93,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.checkpoints import write_data
 
     return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def found_configuration() -> Iterator[None]:
+    """The configuration is found once for all tests of a module."""
+    from hydra import initialize_config_dir
+
+    from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
+
+    with initialize_config_dir(str(config_dir()), **HYDRA_VERSION):
+        yield
 
 
 @pytest.fixture

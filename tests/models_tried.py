@@ -34,8 +34,8 @@ from bild_lab.engine.session import Session
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_policy
+from bild_lab.lab.point.build import build_method
 from bild_lab.lab.point.decoder import Decoder
-from bild_lab.lab.point.load import build_method
 from tests.tiny_architectures import ALL, VOCABULARY, build, relative_of, word_tokenizer
 
 PROMPTS = ([5, 9, 12, 30, 7], [8, 8, 20, 11, 25, 8, 8, 20])

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from functools import lru_cache
 from itertools import product, zip_longest
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
@@ -23,7 +23,7 @@ from bild_lab.engine.methods.early_exit.layer_heads import LayerHeads
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
-from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
+from bild_lab.lab.config.compose import config_dir
 from bild_lab.lab.config.schemas import PairSpec, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import cached_examples, load_examples
@@ -35,6 +35,8 @@ from bild_lab.papers.runs.needs import size_of
 from tests.engine.methods.drafters.tables import ngram_table
 from tests.engine.methods.modules.tiny import files_of
 from tests.tiny import tiny_llama
+
+pytestmark = pytest.mark.usefixtures("found_configuration")
 
 FOLDER = config_dir() / "experiment"
 EXPERIMENTS = sorted(
@@ -103,13 +105,6 @@ PROMPTS = {  # PPD's Table 3 with the contents of ROW
     ),
     "cnn_dailymail_ppd": "# Article\na text\n# Summarize the article\n### Assistant:",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def hydra() -> Iterator[None]:
-    """The configuration is found once for all tests of this module."""
-    with initialize_config_dir(str(config_dir()), **HYDRA_VERSION):
-        yield
 
 
 @lru_cache(maxsize=256)

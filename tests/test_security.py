@@ -20,7 +20,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.command_line import require_no_secrets
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
-from bild_lab.lab.point.load import build
+from bild_lab.lab.point.build import build
 from tests.loopback_hub import contents, pickled
 
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"

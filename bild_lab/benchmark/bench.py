@@ -54,9 +54,9 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LAST_LOGITS, Session
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.measure.likelihood import log_probabilities
 from bild_lab.lab.measure.machine import median_s, read_gb_per_s
 from bild_lab.lab.measure.score import precision_of
-from bild_lab.lab.measure.summary import log_probabilities
 from bild_lab.lab.measure.timing import (
     Timed,
     TimingOptions,
@@ -114,18 +114,15 @@ def bench_of(
     other weights.
     """
     native, hf = models
-    lacking = why_no_kernels(native.device, native.dtype, native.checkpoint.config)
-    kernels = native.with_backend(kernels=True) if lacking is None else None
     engines = {"native": native, "native_compiled": native.with_backend(compiled=True)}
-    if kernels is not None:
-        engines["kernels"] = kernels
-    if native.device.type == "cuda":
-        engines["native_graphs"] = native.with_backend(graphs=True)
-    quantized = {}
-    if kernels is not None:
+    kernels, quantized = None, {}
+    if why_no_kernels(native.device, native.dtype, native.checkpoint.config) is None:
+        kernels = engines["kernels"] = native.with_backend(kernels=True)
         quantized = {
             f"kernels_int{bits}": native.with_backend(kernels=True, bits=bits) for bits in (8, 4)
         }
+    if native.device.type == "cuda":
+        engines["native_graphs"] = native.with_backend(graphs=True)
     methods: dict[str, Method] = {
         "hf_generate": HuggingFaceGenerate(hf),
         "hf_loop": target_alone(hf),

@@ -149,8 +149,8 @@ class DecodingCheck:
         timed = self.timed({"vanilla": self.vanilla, "again": self.vanilla})
         ratio = total_s(timed["again"]) / total_s(timed["vanilla"])
         ratios = [
-            median(again.latency_s) / median(first.latency_s)
-            for first, again in zip(timed["vanilla"], timed["again"], strict=True)
+            median(second_text.latency_s) / median(first_text.latency_s)
+            for first_text, second_text in zip(timed["vanilla"], timed["again"], strict=True)
         ]
         return Finding(
             f"vanilla against itself: {ratio:.3f}, of single texts {min(ratios):.3f} to"

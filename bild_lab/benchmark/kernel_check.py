@@ -174,7 +174,7 @@ class KernelCheck:
         return self._numbers_after(0)
 
     def numbers_of_a_long_text(self) -> Finding:
-        """As `numbers`, where attention merges chunks of slots."""
+        """`numbers` after a long text, where attention merges chunks of slots."""
         return self._numbers_after(LONG_TEXT)
 
     @torch.inference_mode()
@@ -206,8 +206,8 @@ class KernelCheck:
     def same_bits(self) -> Finding:
         """A row has the bits that it has alone, whatever number of rows runs."""
         alone = self.session()
-        most = max(ROW_COUNTS)
-        expected = torch.cat([alone.extend([token]).logits for token in self.tokens[:most]])
+        most_rows = max(ROW_COUNTS)
+        expected = torch.cat([alone.extend([token]).logits for token in self.tokens[:most_rows]])
         differing = [
             count
             for count in ROW_COUNTS
@@ -250,9 +250,9 @@ class KernelCheck:
         depth, rows = len(self.decoder.layers), self.tokens[:5]
         straight = self.session().extend(rows).logits
         session = self.session()
-        first = session.extend(rows, OutputSpec(logits=0, layers=range(1), hidden=(1,)))
-        rest = OutputSpec(layers=range(1, depth))
-        resumed = session.extend(Rows(rows, states=first.hidden[0]), rest).logits
+        first_layer = session.extend(rows, OutputSpec(logits=0, layers=range(1), hidden=(1,)))
+        later_layers = OutputSpec(layers=range(1, depth))
+        resumed = session.extend(Rows(rows, states=first_layer.hidden[0]), later_layers).logits
         return outcome("layers in two forwards", torch.equal(resumed, straight))
 
     @torch.inference_mode()
@@ -382,11 +382,11 @@ class KernelCheck:
         program, loop = self.session(), self.session()
         logits, layers = self.leave(program, in_one=True)
         expected, expected_layers = self.leave(loop, in_one=False)
-        after = [session.extend(self.tokens[1:2]).logits for session in (program, loop)]
+        next_rows = [session.extend(self.tokens[1:2]).logits for session in (program, loop)]
         right = (
             layers == expected_layers
             and torch.equal(logits, expected)
-            and torch.equal(after[0], after[1])
+            and torch.equal(next_rows[0], next_rows[1])
         )
         depth = len(self.decoder.layers)
         return outcome(f"an exit after {layers} of {depth} layers in one program", right)
@@ -416,11 +416,13 @@ class KernelCheck:
         """
         session = self.long_session()
         length = session.length
-        first, differing = self._passes(session, length), set()
+        first_results, differing = self._passes(session, length), set()
         for _ in range(REPEATS - 1):
-            again = self._passes(session, length)
-            differing |= {name for name, result in first.items() if not same(again[name], result)}
-        text = f"{REPEATS} times {', '.join(first)} after {length} slots: "
+            results = self._passes(session, length)
+            differing |= {
+                name for name, result in first_results.items() if not same(results[name], result)
+            }
+        text = f"{REPEATS} times {', '.join(first_results)} after {length} slots: "
         if differing:
             return Finding(f"{text}OTHER RESULTS of {', '.join(sorted(differing))}", right=False)
         return Finding(f"{text}the same results", right=True)
@@ -620,7 +622,7 @@ def as_q4_k_m(layer: Layer, key_count: int) -> Layer:
     (projections,), (outer,) = layer.qkv.matrix, layer.outer.matrix
     keys, values = projections[:key_count], projections[key_count:]
     in_six_bits = [
-        matrix_in_blocks(each.numbers(torch.float32), Type.Q6_K)[0] for each in (values, outer)
+        matrix_in_blocks(matrix.numbers(torch.float32), Type.Q6_K)[0] for matrix in (values, outer)
     ]
     return with_matrices(layer, {"qkv": (keys, in_six_bits[0]), "outer": (in_six_bits[1],)})
 
@@ -633,23 +635,23 @@ def with_matrices(layer: Layer, matrices: Mapping[str, tuple[BlockMatrix, ...]])
     return replace(layer, **changed)
 
 
-def with_blocks_of(decoder: Decoder, other: Decoder) -> Decoder:
+def with_blocks_of(decoder: Decoder, other_decoder: Decoder) -> Decoder:
     """The other decoder, with the matrices that are in blocks in the first."""
-    other.layers = [
+    other_decoder.layers = [
         with_matrices(
-            theirs,
+            other_layer,
             {
                 field.name: weight.matrix
-                for field in fields(ours)
-                if isinstance(weight := getattr(ours, field.name), Weight)
+                for field in fields(layer_in_blocks)
+                if isinstance(weight := getattr(layer_in_blocks, field.name), Weight)
                 and isinstance(weight.matrix, tuple)
             },
         )
-        for ours, theirs in zip(decoder.layers, other.layers, strict=True)
+        for layer_in_blocks, other_layer in zip(decoder.layers, other_decoder.layers, strict=True)
     ]
     if isinstance(decoder.head, tuple):
-        other.read_head = decoder.read_head
-    return other
+        other_decoder.read_head = decoder.read_head
+    return other_decoder
 
 
 def outcome(what: str, right: bool) -> Finding:

@@ -81,9 +81,9 @@ def spec_bench_table(results: Sequence[Result]) -> str:
 
 def answered_questions(examples: Sequence[MeasuredExample]) -> list[MeasuredExample]:
     """The turns of those questions of which every text came, of the point and of its baseline."""
-    asked = list(zip(examples, _questions(examples), strict=True))
-    failed = {question for example, question in asked if example.failed}
-    return [example for example, question in asked if question not in failed]
+    examples_with_questions = list(zip(examples, _questions(examples), strict=True))
+    failed = {question for example, question in examples_with_questions if example.failed}
+    return [example for example, question in examples_with_questions if question not in failed]
 
 
 def _questions(examples: Sequence[MeasuredExample]) -> list[str]:
@@ -94,8 +94,8 @@ def _questions(examples: Sequence[MeasuredExample]) -> list[str]:
 def spec_bench_row(
     examples: Sequence[MeasuredExample], tokens_per_call: float | None = None
 ) -> list[str]:
-    """The cells of a point behind its name. tokens_per_call: of a method whose rounds nobody wrote
-    down, such as a server that tells totals.
+    """The cells of a point behind its name. tokens_per_call: of a method whose rounds are not
+    stored, such as a server that reports totals.
 
     Raises UserError for categories of another dataset.
     """

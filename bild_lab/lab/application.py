@@ -143,7 +143,7 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
 
 
 def tensors_on_the_cpu() -> AbstractContextManager[Any]:
-    """As `cpu_by_default`; without PyTorch, which a refused command does not load, nothing."""
+    """What `cpu_by_default` gives; nothing where PyTorch is not loaded, as by a refused command."""
     if "torch" not in sys.modules:
         return nullcontext()
     from bild_lab.engine.models.device import cpu_by_default
@@ -177,5 +177,5 @@ def as_the_command(overrides: Sequence[str]) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        if loading := sys.modules.get("bild_lab.lab.point.load"):  # else no model was loaded
+        if loading := sys.modules.get("bild_lab.lab.point.read_model"):  # else no model was loaded
             loading.load_model.release()

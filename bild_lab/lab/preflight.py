@@ -38,9 +38,10 @@ from bild_lab.lab.config.entrypoint import (
     require_same_folder,
 )
 from bild_lab.lab.config.schemas import SCHEMAS, ReportSpec, typed
+from bild_lab.lab.point.build import build
 from bild_lab.lab.point.history import requests_of
 from bild_lab.lab.point.identity import Specs, sweep_folder
-from bild_lab.lab.point.load import build, replays, resolve_auto, runs_in_graphs
+from bild_lab.lab.point.load import replays, resolve_auto, runs_in_graphs
 from bild_lab.lab.point.prepare import Point, prepare, require_decoder
 from bild_lab.lab.store.records import Sweep
 

@@ -26,12 +26,7 @@ from rich.markup import escape
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.command_line import key_of
-from bild_lab.lab.config.compose import (
-    keep_search_path,
-    knob_values,
-    override_words,
-    plain_values,
-)
+from bild_lab.lab.config.compose import keep_search_path, knob_values, override_words, plain_values
 from bild_lab.lab.config.console import console, status_line
 from bild_lab.lab.config.entrypoint import (
     FAILED_POINTS,
@@ -46,8 +41,8 @@ from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point.decoder import METHOD
 from bild_lab.lab.point.environment import BUSY_REMEDY
 from bild_lab.lab.point.identity import sweep_folder
-from bild_lab.lab.point.load import load_model
 from bild_lab.lab.point.prepare import Point, prepare
+from bild_lab.lab.point.read_model import load_model
 from bild_lab.lab.preflight import (
     check_point,
     check_points,
@@ -62,14 +57,9 @@ from bild_lab.lab.preflight import (
 )
 from bild_lab.lab.schema.formatting import knob_label, percent, short_name, times
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
+from bild_lab.lab.store.commands import record_command
 from bild_lab.lab.store.hashing import content_hash
-from bild_lab.lab.store.progress import (
-    PointProgress,
-    begin_progress,
-    command_progress,
-    record_command,
-    roughly,
-)
+from bild_lab.lab.store.progress import PointProgress, begin_progress, command_progress, roughly
 from bild_lab.lab.store.records import Sweep
 
 # how the targets of Hydra's launchers end
@@ -290,11 +280,8 @@ class SweepCallback(Callback):
         """
         job_return.cfg = job_return.hydra_cfg = None
         began_s, progress = time.perf_counter(), command_progress()
-        if (
-            began_s >= self._due_s
-            and progress.total is not None
-            and progress.done != progress.total
-        ):
+        points_left = progress.total is not None and progress.done != progress.total
+        if points_left and began_s >= self._due_s:
             self._live(Sweep(sweep_folder(config)), str(progress))
             ended_s = time.perf_counter()
             self._due_s = ended_s + max(LIVE_S, (ended_s - began_s) / LIVE_SHARE)

@@ -34,9 +34,8 @@ LOSSY_RULES = {  # by policy
 MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the largest losses of quality, in points, in BiLD's Table 1
 
 Number = float | Speedup | Quality | None
-Cells = Callable[
-    [Sequence[Any]], list[MeasuredNumber]
-]  # of points, or of match rates with their data sets
+# of points, or of match rates with their data sets
+Cells = Callable[[Sequence[Any]], list[MeasuredNumber]]
 
 
 def read_points(folders: Iterable[Path]) -> list[Result]:
@@ -53,8 +52,8 @@ def read_points(folders: Iterable[Path]) -> list[Result]:
 def counted_once(
     points: Sequence[Result], keys: Sequence[str] = (*DECIDING, "compile", "batch")
 ) -> list[Result]:
-    """Of points with equal policy, knobs and these keys of the setting the newest of those with the
-    most examples.
+    """One point for each policy, knobs and values of these keys of the setting: the newest of those
+    with the most examples.
 
     So a trial on few examples does not count beside the whole, and of a point that was measured
     again, with another seed or another version of the code, not the faster measurement counts.
@@ -313,9 +312,8 @@ def against_speculative(points: Sequence[Result]) -> list[MeasuredNumber]:
         if name == "bild":
             continue
         rival = max(curve, key=lambda point: point.speedup.value)
-        numbers += cell(panel, name, "speedup", rival.speedup) + cell(
-            panel, name, "quality", rival.quality
-        )
+        numbers += cell(panel, name, "speedup", rival.speedup)
+        numbers += cell(panel, name, "quality", rival.quality)
         bild = both.get((panel, "bild"), [])
         as_good = [
             point.speedup.value
@@ -451,7 +449,7 @@ def match_rates(rates: Sequence[tuple[str, Rate]], positions: bool) -> list[Meas
 
 
 def greatest(cells: Sequence[MeasuredNumber]) -> list[MeasuredNumber]:
-    """For each row the cell with the greatest value."""
+    """The cell with the greatest value of each row."""
     best: dict[Key, MeasuredNumber] = {}
     for number in cells:
         best[number.key] = max(best.get(number.key, number), number, key=lambda cell: cell.value)

@@ -147,7 +147,7 @@ def draw_dots(picture: Picture, path: Path) -> None:
             top -= height + 0.75
         keys = [Line2D([], [], ls="", marker="o", ms=6, color=_HERE, label="here")]
         compared = [
-            line.cell.formula for line in picture.comparison.lines if line.beside is not None
+            line.cell.formula for line in picture.comparison.lines if line.reference is not None
         ]
         if None in compared:
             keys.append(_star_key())
@@ -165,9 +165,9 @@ def draw_scatter(picture: Picture, path: Path) -> None:
     with _page(path, (COLUMN, COLUMN) if picture.column else (6.0, 6.0), picture) as figure:
         axes = add_panel(figure, (0.12, 0.12, 0.82, 0.74), xlabel="paper", ylabel="here")
         pairs = [
-            (line.beside, line.cell.value)
+            (line.reference, line.cell.value)
             for line in picture.comparison.lines
-            if line.beside is not None
+            if line.reference is not None
         ]
         axes.plot(*zip(*pairs, strict=True), "o", ms=3.5, color=_HERE, alpha=0.6) if pairs else None
         low, high = axes.get_xlim()
@@ -314,9 +314,9 @@ def _dots(axes: Axes, lines: Sequence[ComparedNumber], letters: int) -> None:
                 [cell.low, cell.high], [height, height], color=_HERE, linewidth=1.2, alpha=0.6
             )
         axes.plot(cell.value, height, "o", ms=6, color=_HERE, zorder=4)
-        if line.beside is not None:
+        if line.reference is not None:
             look = {"ms": 10, **_STAR} if cell.formula is None else {"ms": 6, **_FORMULA}
-            axes.plot(line.beside, height, zorder=5, **look)
+            axes.plot(line.reference, height, zorder=5, **look)
     names = [textwrap.fill(f"{line.cell.panel} · {line.cell.row}", letters) for line in lines]
     axes.set_yticks(range(len(lines)), names, size="small")
     axes.tick_params(axis="y", length=0, labelcolor=INK)

@@ -144,16 +144,18 @@ class DrawnFigure:
         for claim in self.comparison.claims:
             where = "" if claim.verdict == UNKNOWN else f" ({claim.panel})"
             lines.append(f"{claim.verdict}: {claim.order.claim}{where}")
-        beside = [
+        with_reference = [
             line
             for line in self.comparison.lines
-            if line.beside is not None and line.cell.formula is None
+            if line.reference is not None and line.cell.formula is None
         ]
-        agree = sum(line.verdict == AGREES for line in beside)
+        agree = sum(line.verdict == AGREES for line in with_reference)
         caveat = ", whose models, data and hardware are others" if self.scale == "small" else ""
-        if beside:
+        if with_reference:
             agrees = "agrees" if agree == 1 else "agree"
-            lines.append(f"{agree} of {len(beside)} numbers {agrees} with the paper{caveat}")
+            lines.append(
+                f"{agree} of {len(with_reference)} numbers {agrees} with the paper{caveat}"
+            )
         return "\n  ".join(lines)
 
 
@@ -215,14 +217,30 @@ def _draw(
     results = [point for point in points if isinstance(point, Result)]
     comparison = compare(figure.numbers(points), published, scale)
     title, where = f"{published.item} ({published.paper.partition(',')[0]})", _where(points)
-    beside = published.stands_for.panel if scale == "small" else None
+    drawn = DrawnFigure(scale, path, comparison, kinds)
+    small_scale_panel = published.stands_for.panel if scale == "small" else None
     protocol = recorded_quality.protocol(results) if published.recorded else ""
     subtitle = ", ".join(filter(None, (where, protocol, caption(results))))
-    picture = draw.Picture(title, subtitle, points, figure.row, comparison, published, beside)
+    picture = draw.Picture(
+        title, subtitle, points, figure.row, comparison, published, small_scale_panel
+    )
     for kind in kinds:
         figure.drawing(replace(picture, column=kind in VECTOR), path.with_suffix(f".{kind}"))
-    count = len(published.printed)
-    parts = [
+    paragraphs = [
+        *_page(name, published, drawn, results, where),
+        *_over_generate(name, published, results, generate_points, scale),
+    ]
+    page = "\n\n".join(filter(None, paragraphs)) + "\n"
+    write_atomically(path.with_suffix(".md"), page.encode())
+    return drawn
+
+
+def _page(
+    name: str, published: Published, drawn: DrawnFigure, results: Sequence[Result], where: str
+) -> list[str]:
+    """The paragraphs of a figure's Markdown page, empty ones among them. where: see `_where`."""
+    count, comparison = len(published.printed), drawn.comparison
+    return [
         f"# {published.item}",
         f"{published.paper}. The paper's hardware: {published.hardware}. Here: {where}.",
         published.given,
@@ -230,21 +248,18 @@ def _draw(
         *(recorded_quality.notes(results) if published.recorded else ()),
         *notes(results),
         *sentence_notes(results),
-        *(answers_left_out(results) if scale == "paper" else []),
+        *(answers_left_out(results) if drawn.scale == "paper" else []),
         (
             "Small scale: other models, data and hardware than the paper's, so a verdict says how"
             " different two numbers are, not that either is wrong. Numbers are compared with the"
             f" paper's {published.stands_for.panel}."
-            if scale == "small"
+            if drawn.scale == "small"
             else ""
         ),
-        f"Drawn by `python scripts/figures.py {name} scale={scale}`.",
-        f"![{published.item}]({path.name}.{kinds[0]})",
+        f"Drawn by `python scripts/figures.py {name} scale={drawn.scale}`.",
+        f"![{published.item}]({drawn.path.name}.{drawn.kinds[0]})",
         markdown(comparison),
-        *_over_generate(name, published, results, generate_points, scale),
     ]
-    write_atomically(path.with_suffix(".md"), ("\n\n".join(filter(None, parts)) + "\n").encode())
-    return DrawnFigure(scale, path, comparison, kinds)
 
 
 def answers_left_out(results: Sequence[Result]) -> list[str]:
@@ -331,13 +346,18 @@ def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def _product(first: Speedup, second: Speedup) -> Speedup:
+def _product(speedup: Speedup, further_speedup: Speedup) -> Speedup:
     """A speedup over what another one is over."""
-    value = first.value * second.value
-    if None in (first.low, first.high, second.low, second.high):
+    value = speedup.value * further_speedup.value
+    if None in (speedup.low, speedup.high, further_speedup.low, further_speedup.high):
         return Speedup(value)
-    down = math.hypot(math.log(first.value / first.low), math.log(second.value / second.low))
-    up = math.hypot(math.log(first.high / first.value), math.log(second.high / second.value))
+    down = math.hypot(
+        math.log(speedup.value / speedup.low), math.log(further_speedup.value / further_speedup.low)
+    )
+    up = math.hypot(
+        math.log(speedup.high / speedup.value),
+        math.log(further_speedup.high / further_speedup.value),
+    )
     return Speedup(value, value * math.exp(-down), value * math.exp(up))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ from bild_lab.lab.metrics.bootstrap import central_interval, resample_counts
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.point.environment import environment
 from bild_lab.lab.point.identity import sweep_folder
-from bild_lab.lab.point.load import configured_model
+from bild_lab.lab.point.read_model import configured_model
 from bild_lab.lab.schema.columns import to_json
 from bild_lab.lab.schema.formatting import short_name
 from bild_lab.lab.store.hashing import data_hash, file_hash
@@ -272,33 +273,15 @@ def measure_match_rates(
     Texts decode in batches where the target can. advance: called after each text. Raises UserError
     as `layers_of` does.
     """
-    layers, top_k = layers_of(spec, target), np.array(spec.top_k)
+    layers = layers_of(spec, target)
     trained = {
         name: LayerHeads.load(name).to(target.device, target.dtype)
         for name in spec.heads
         if name != SHARED
     }
     heads = [trained.get(name) for name in spec.heads]  # None for the target's own norm and head
-
-    @torch.inference_mode()
-    def hits_of(request: Request) -> Int[np.ndarray, "heads layers ks n"]:
-        session, tokens, states = greedy_states(target, request)
-        target_tokens = torch.tensor(tokens, device=states.device)[:, None]
-        ranks = []
-        for layer_heads, layer in product(heads, layers):
-            hidden = states[layer - 1]
-            if layer_heads is None:
-                logits = session.extend(
-                    Rows([0] * len(hidden), states=hidden), OutputSpec(layers=())
-                ).logits
-            else:
-                logits = layer_heads.logits(layer, hidden)
-            choices = logits.topk(spec.top_k[-1]).indices  # [n, most]
-            ranks.append((choices == target_tokens).cumsum(-1).T.cpu().numpy()[top_k - 1])
-        return np.stack(ranks).reshape(len(heads), len(layers), len(top_k), len(tokens))
-
     target.load()
-    loops = [lambda request=request: hits_of(request) for request in requests]
+    loops = [partial(hits_of, target, heads, layers, spec.top_k, request) for request in requests]
     batch = Batch(auto_batch_size(target_alone(target), [target], requests))
     hits = [text.result for text in batch.run(loops, lambda index: advance())]
     groups = -(-max(hit.shape[-1] for hit in hits) // spec.positions)
@@ -307,6 +290,36 @@ def measure_match_rates(
         [grouped(np.ones(hit.shape[-1:], int), spec.positions, groups) for hit in hits]
     )
     return MatchRates(spec.heads, layers, spec.top_k, spec.positions, matches, counts)
+
+
+@torch.inference_mode()
+def hits_of(
+    target: LoadedModel,
+    heads: Sequence[LayerHeads | None],
+    layers: Sequence[int],
+    top_k: Sequence[int],
+    request: Request,
+) -> Int[np.ndarray, "heads layers ks n"]:
+    """Whether each token of the request's greedy text is among the first k of each head at each
+    layer, 1 or 0.
+
+    heads: None for the target's own norm and head. top_k: in ascending order.
+    """
+    session, tokens, states = greedy_states(target, request)
+    target_tokens = torch.tensor(tokens, device=states.device)[:, None]
+    hits = []
+    for layer_heads, layer in product(heads, layers):
+        hidden = states[layer - 1]
+        if layer_heads is None:
+            rows = Rows([0] * len(hidden), states=hidden)
+            logits = session.extend(rows, OutputSpec(layers=())).logits
+        else:
+            logits = layer_heads.logits(layer, hidden)
+        choices = logits.topk(top_k[-1]).indices  # [n, largest k]
+        # a token that was met at rank r is among the first k for every k from r on
+        met = (choices == target_tokens).cumsum(-1).T.cpu().numpy()  # [largest k, n]
+        hits.append(met[np.array(top_k) - 1])
+    return np.stack(hits).reshape(len(heads), len(layers), len(top_k), len(tokens))
 
 
 def with_sum(counts: Int[np.ndarray, " groups"]) -> list[int]:

@@ -168,19 +168,19 @@ class ComparedNumber:
     """
 
     cell: MeasuredNumber
-    beside: float | None
+    reference: float | None
     tolerance: float | None
 
     @property
     def verdict(self) -> str:
         """Whether both agree: within the tolerance, or the paper's number inside the interval."""
-        if self.beside is None or self.tolerance is None:
+        if self.reference is None or self.tolerance is None:
             return MISSING
         bounds = (self.cell.low, self.cell.high)
-        inside = None not in bounds and bounds[0] <= self.beside <= bounds[1]
-        if inside or abs(self.cell.value - self.beside) <= self.tolerance + 1e-9:
+        inside = None not in bounds and bounds[0] <= self.reference <= bounds[1]
+        if inside or abs(self.cell.value - self.reference) <= self.tolerance + 1e-9:
             return AGREES
-        return HIGHER if self.cell.value > self.beside else LOWER
+        return HIGHER if self.cell.value > self.reference else LOWER
 
 
 @dataclass(frozen=True)
@@ -221,14 +221,14 @@ def compare(cells: Sequence[MeasuredNumber], published: Published, scale: str) -
             if (panel, row, quantity) not in published.printed and quantity != QUALITY:
                 panel = panel_of(published.stands_for.panel, cell.part)
         key = (panel, row, quantity)
-        beside, tolerance = published.printed.get(key), tolerances.get(quantity)
+        reference, tolerance = published.printed.get(key), tolerances.get(quantity)
         if cell.formula is not None:
-            beside, tolerance = cell.formula, FORMULA_TOLERANCE * abs(cell.formula)
+            reference, tolerance = cell.formula, FORMULA_TOLERANCE * abs(cell.formula)
         elif cell.metric is not None and not published.is_of(panel, cell.metric):
-            beside = None
-        elif beside is not None:
+            reference = None
+        elif reference is not None:
             used.add(key)
-        lines.append(ComparedNumber(cell, beside, tolerance))
+        lines.append(ComparedNumber(cell, reference, tolerance))
     claims = [line for order in published.orders for line in claim_lines(order, cells)]
     claims.sort(key=lambda line: VERDICTS.index(line.verdict))
     return Comparison(lines, claims, len(published.printed) - len(used))
@@ -300,9 +300,11 @@ def _texts(line: ComparedNumber) -> tuple[str, ...]:
     cell = line.cell
     bounds = interval(cell.low, cell.high, digits(cell.value))
     here = f"{number(cell.value, digits(cell.value))} {bounds}".strip()
-    beside = MISSING if line.beside is None else number(line.beside, digits(line.beside))
-    beside += " (formula)" if cell.formula is not None else ""
-    tolerance = (
-        MISSING if line.tolerance is None or line.beside is None else f"± {line.tolerance:.2g}"
+    reference = (
+        MISSING if line.reference is None else number(line.reference, digits(line.reference))
     )
-    return (*cell.key, here, beside, tolerance, line.verdict)
+    reference += " (formula)" if cell.formula is not None else ""
+    tolerance = (
+        MISSING if line.tolerance is None or line.reference is None else f"± {line.tolerance:.2g}"
+    )
+    return (*cell.key, here, reference, tolerance, line.verdict)

@@ -43,7 +43,7 @@ class Recording:
 
     @property
     def setting(self) -> Mapping[str, Any]:
-        """Of all its points."""
+        """The setting that all its points share."""
         return self.summary["setting"]
 
     @property

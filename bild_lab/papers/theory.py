@@ -100,8 +100,10 @@ def draw_expected_tokens(path: Path) -> None:
             linewidth=1.2,
             linestyle=(0, (5, 3)),
         )
-        beside = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-        axes.text(0.87, 9, "any window: below 1 / (1 − α)", ha="right", va="center", bbox=beside)
+        background = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        axes.text(
+            0.87, 9, "any window: below 1 / (1 − α)", ha="right", va="center", bbox=background
+        )
     write_csv(path, pd.concat([table, bound]))
 
 

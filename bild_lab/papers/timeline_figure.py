@@ -207,11 +207,11 @@ def draw_lane(axes: Axes, row: int, lane: Lane, points_per_ms: float) -> None:
         axes.broken_barh(widths, (row - _HALF, 2 * _HALF), **look)
     below = [row + _HALF + 0.1] * len(lane.rejected)
     axes.plot(lane.rejected, below, "x", color=_REJECTED, ms=4.5, mew=1.4, clip_on=False)
-    beside = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
+    beside_lane = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
     axes.annotate(
-        f"{number(lane.end, 1)} ms\n{lane.tokens} tokens", (lane.end, row), (7, 0), **beside
+        f"{number(lane.end, 1)} ms\n{lane.tokens} tokens", (lane.end, row), (7, 0), **beside_lane
     )
-    left = {"xycoords": ("axes fraction", "data"), "ha": "right", **beside}
+    left = {"xycoords": ("axes fraction", "data"), "ha": "right", **beside_lane}
     knobs = textwrap.wrap(lane.knobs, _LABEL_WIDTH, max_lines=2, placeholder=" …")
     policy = textwrap.shorten(lane.policy, _LABEL_WIDTH, placeholder=" …")
     axes.annotate(policy, (0, row), (-8, 6 * len(knobs)), weight="bold", **left)

@@ -59,7 +59,7 @@ def stretches_of(examples: Sequence[MeasuredExample]) -> list[Stretch]:
 
 
 def _verified_rounds(example: MeasuredExample) -> list[tuple[int, int]]:
-    """Of each verified draft, how many tokens the text had before it, and how many it added."""
+    """How many tokens the text had before each verified draft, and how many the draft added."""
     length, rounds = 0, []
     for measured_round in example.rounds:
         emitted = measured_round.accepted + (measured_round.next_token is not None)

@@ -89,8 +89,8 @@ def notes(
     speed_reasons = Counter(comparison.not_compared_reason for comparison in compared)
     for speed_reason, count in speed_reasons.items():
         if speed_reason:
-            some = "" if count == len(compared) else f" of {count} of {len(compared)} points"
-            remarks.append(f"Latencies{some} are not compared: {speed_reason}.")
+            which = "" if count == len(compared) else f" of {count} of {len(compared)} points"
+            remarks.append(f"Latencies{which} are not compared: {speed_reason}.")
     if reason:
         remarks.append(f"Qualities are not compared, as the references cannot be read: {reason}")
     remarks += _drift(compared)

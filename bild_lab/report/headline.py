@@ -121,7 +121,7 @@ def _one_of_settings(group: Group, groups: Sequence[Group], keys: Sequence[str])
     values = {key: setting_value(group.setting, key) for key in keys if key not in HASH_KEYS}
     named = [f"{key} {short_name(value)}" for key, value in values.items() if value is not None]
     words = ", ".join(named[:_NAMED_KEYS]) or f"which differ in {', '.join(keys)}"
-    comparable = all(each.judged for each in groups) and REGIME not in keys
+    comparable = all(other_group.judged for other_group in groups) and REGIME not in keys
     return f"{'Best' if comparable else 'One'} of {n_settings} settings ({words})"
 
 
@@ -132,29 +132,19 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
     points = points_of_choice(results)
     points_by_seed = [point for point in points if len(point) > 1]
     representatives = [seed_results[0] for seed_results in points_by_seed]
+    knobs_of = telling_knobs(representatives)
     means, has_interval = [], False
-    for seed_results, representative in zip(points_by_seed, representatives, strict=True):
-        speedups = [result.speedup.value for result in seed_results]
-        differences = [result.quality.difference for result in seed_results]
-        may_be_best = all(result.may_be_best for result in seed_results)
-        if (
-            not may_be_best
-            or not representative.setting.temperature
-            or None in [*speedups, *differences]
-        ):
+    for seed_results in points_by_seed:
+        if not all(map(_has_seed_means, seed_results)):
             continue
+        speedups = [result.speedup.value for result in seed_results]
         speedup, speedup_low, speedup_high = mean_speedup_with_interval(speedups, len(points))
-        difference, difference_low, difference_high = mean_with_interval(differences, len(points))
-        label = point_label(
-            representative, telling_knobs(representatives)(representative), representatives
-        )
+        label = point_label(seed_results[0], knobs_of(seed_results[0]), representatives)
         seeds = ", ".join(str(result.setting.seed) for result in seed_results)
-        metric, digits = representative.quality.metric, representative.quality.scale.digits
-        change = f"{metric} {signed(difference, digits)}"
-        change += f" {interval(difference_low, difference_high, digits, signed)}"
-        speed = f"{times(speedup)} {interval(speedup_low, speedup_high)}"
+        speed = f"{times(speedup)} {interval(speedup_low, speedup_high)}".strip()
+        change = _mean_change(seed_results, len(points))
+        means.append((speedup, f"{label} {speed}, {change} (seeds {seeds})"))
         has_interval = has_interval or speedup_low is not None
-        means.append((speedup, f"{label} {speed.strip()}, {change.strip()} (seeds {seeds})"))
     fastest = [words for _, words in sorted(means, reverse=True)[:_NAMED_SEED_MEANS]]
     if not fastest:
         return []
@@ -162,6 +152,23 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
         return [f"Mean over sampling seeds: {'; '.join(fastest)}."]
     choice = f" (Bonferroni, of {len(points)} points)" if len(points) > 1 else ""
     return [f"Mean and 95 % interval over sampling seeds{choice}: {'; '.join(fastest)}."]
+
+
+def _has_seed_means(result: Result) -> bool:
+    """Whether a point was sampled and compared, and may be the best, so that its seeds have a mean."""
+    is_compared = None not in (result.speedup.value, result.quality.difference)
+    return bool(result.setting.temperature) and is_compared and result.may_be_best
+
+
+def _mean_change(seed_results: Sequence[Result], n_points: int) -> str:
+    """The mean difference in quality of a point over its seeds, with its interval for the best of so
+    many points.
+    """
+    differences = [result.quality.difference for result in seed_results]
+    difference, low, high = mean_with_interval(differences, n_points)
+    metric, digits = seed_results[0].quality.metric, seed_results[0].quality.scale.digits
+    change = f"{metric} {signed(difference, digits)} {interval(low, high, digits, signed)}"
+    return change.strip()
 
 
 def _findings(group: Group, n_points: int, n_settings: int = 1) -> list[str]:
@@ -179,8 +186,8 @@ def _replayed(group: Group, result: Result) -> str:
     """How many of the replayed texts are the target's own, and their quality."""
     certificate, words = result.certificate, f"{group.label(result)} replays texts"
     if certificate is not None:
-        found = verdicts(certificate.equal, certificate.ties, certificate.defects)
-        words = f"{words}: {certificate.equal} of {group.setting.n_examples} {found}"
+        verdict_words = verdicts(certificate.equal, certificate.ties, certificate.defects)
+        words = f"{words}: {certificate.equal} of {group.setting.n_examples} {verdict_words}"
     if result.quality.difference is None:
         return f"{words}; {result.quality.words}."
     return f"{words}; {quality_change(group, result)}."
@@ -354,15 +361,15 @@ def _not_judged(group: Group, results: Sequence[Result]) -> list[str]:
     of their texts, or an earlier version did not say how far the clock of a batch was off. Nothing
     without one.
     """
-    few = [
+    too_few = [
         f"{group.label(result)} with {counted(result.counted_texts, 'example')}"
         for result in results
         if not are_enough(result.counted_texts)
     ]
-    unclear = [group.label(result) for result in results if are_enough(result.counted_texts)]
+    unclear_clock = [group.label(result) for result in results if are_enough(result.counted_texts)]
     reasons = {
-        f"intervals are too narrow below {ENOUGH_EXAMPLES} examples": few,
-        f"nothing says how far the clock of their batches is off ({TIME_BATCHES_TWICE})": unclear,
+        f"intervals are too narrow below {ENOUGH_EXAMPLES} examples": too_few,
+        f"nothing says how far the clock of their batches is off ({TIME_BATCHES_TWICE})": unclear_clock,
     }
     return [
         f"Not judged, as {reason}: {_first_of(labels)}."

@@ -97,15 +97,15 @@ def machines_apart(sweeps: Mapping[str, Sequence[Result]]) -> dict[str, list[Res
     """The results of each sweep by its name; of a sweep that was merged from several machines those
     of each machine, by the names of both.
     """
-    apart: dict[str, list[Result]] = {}
+    by_run: dict[str, list[Result]] = {}
     for name, results in sweeps.items():
         devices = {result.setting.device for result in results}
         machines = {(result.setting.device, result.setting.hardware) for result in results}
         for result in results:
             is_merged = len(machines) > len(devices)
             run_name = f"{name}, {_machine(result)}" if is_merged else name
-            apart.setdefault(run_name, []).append(result)
-    return apart
+            by_run.setdefault(run_name, []).append(result)
+    return by_run
 
 
 def _label(

@@ -100,8 +100,8 @@ def match_runs(
             )
             runs.results[name] = result
     for runs in points.values():
-        (first_name, first_result), *others = runs.results.items()
-        for name, other_result in others:
+        (first_name, first_result), *further_runs = runs.results.items()
+        for name, other_result in further_runs:
             _require_same_task(first_result, other_result, f"{first_name} and {name}")
     return list(points.values())
 

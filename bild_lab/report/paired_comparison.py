@@ -85,29 +85,21 @@ class MetricComparison:
 
 @dataclass(frozen=True)
 class PointComparison:
-    """A pair compared over the examples that both sides decoded.
-
-    n_examples: how many these are. n_decoded: how many A and B have. speedups: of A and B over
-    these examples. latency_ratio: B's total latency divided by A's; below 1 if B is faster.
-    baseline_latency_ratio: the same ratio for the baselines timed with them. not_compared_reason:
-    why latencies are not compared. metric_comparisons: every metric, the leading one first.
-    relative_latency_ratio: the first ratio over the second, in which a machine that has become
-    slower does not count; with a baseline of the same code and setting it is also `latency_ratio`.
-    enough_answered: whether enough of the examples were timed for a verdict. clock_is_known:
-    whether the timings of both say how far the clock may be off.
-    """
+    """A pair compared over the examples that both sides decoded."""
 
     pair: MatchedPoint
-    n_examples: int
-    n_decoded: tuple[int, int]
-    speedups: tuple[Speedup, Speedup]
-    latency_ratio: Speedup | None
-    baseline_latency_ratio: Speedup | None
-    not_compared_reason: str | None
-    metric_comparisons: tuple[MetricComparison, ...]
+    n_examples: int  # that both sides decoded
+    n_decoded: tuple[int, int]  # how many A and B have
+    speedups: tuple[Speedup, Speedup]  # of A and B over these examples
+    latency_ratio: Speedup | None  # B's total latency divided by A's; below 1 if B is faster
+    baseline_latency_ratio: Speedup | None  # the same ratio for the baselines timed with them
+    not_compared_reason: str | None  # why latencies are not compared
+    metric_comparisons: tuple[MetricComparison, ...]  # every metric, the leading one first
+    # the first ratio over the second, in which a machine that has become slower does not count;
+    # with a baseline of the same code and setting it is also `latency_ratio`
     relative_latency_ratio: Speedup | None = None
-    enough_answered: bool = True
-    clock_is_known: bool = True
+    enough_answered: bool = True  # whether enough of the examples were timed for a verdict
+    clock_is_known: bool = True  # whether the timings of both say how far the clock may be off
 
     @property
     def speed_verdict(self) -> str:
@@ -169,16 +161,14 @@ def compare_point(
     further = [name for name in pair.a.further_qualities if name in pair.b.further_qualities]
     answered = [
         place
-        for place in range(len(keys))
-        if not (a.examples[place].failed or b.examples[place].failed)
+        for place, (in_a, in_b) in enumerate(zip(a.examples, b.examples, strict=True))
+        if not (in_a.failed or in_b.failed)
     ]
+    reason = _why_not_comparable(pair, answered)
     questions = questions_of([example_id for example_id, _ in keys])
-    reason = _why_not_comparable(pair)
-    if not answered:
-        reason = reason or "of every text one side's server failed to give it"
     answered_questions = [questions[place] for place in answered]
     latency_ratios = {"latency_ratio": None, "baseline_latency_ratio": None}
-    if not reason:
+    if reason is None:
         latency_ratios = _latency_ratios(pair, a, b, answered, conversations_of(answered_questions))
     return PointComparison(
         pair=pair,
@@ -374,15 +364,18 @@ def _medians(seconds: Seconds) -> np.ndarray:
     return np.array([[float(np.median(repeats))] for repeats in seconds])
 
 
-def _why_not_comparable(pair: MatchedPoint) -> str | None:
-    """Why the latencies of A and B cannot be compared; None if they can."""
+def _why_not_comparable(pair: MatchedPoint, answered: Sequence[int]) -> str | None:
+    """Why the latencies of A and B cannot be compared; None if they can. answered: places of the
+    examples that both sides have texts of.
+    """
     if not (pair.a.timed and pair.b.timed):
         return "replayed texts were not timed"
     machine_a, machine_b = _machine(pair.a), _machine(pair.b)
     if machine_a != machine_b:
         return f"different hardware: {machine_a}, {machine_b}"
-    shared = pair.a.environment.shared_device or pair.b.environment.shared_device
-    return "timed beside other jobs on the same device" if shared else None
+    if pair.a.environment.shared_device or pair.b.environment.shared_device:
+        return "timed beside other jobs on the same device"
+    return None if answered else "of every text one side's server failed to give it"
 
 
 def _machine(result: Result) -> str:

@@ -163,7 +163,6 @@ def _draw_points(panel: _Panel) -> None:
     Ends of bars have caps, as bars lie on each other.
     """
     group, look = panel.group, panel.look
-    front = {id(result) for result in group.front}
     barred = {id(result) for result in with_bars(group, look.bars)}
     for result, position in reversed(group.placed):
         if result.is_baseline:  # it has its own mark
@@ -171,7 +170,7 @@ def _draw_points(panel: _Panel) -> None:
         mark = panel.colours[result.policy]
         if id(result) in barred:
             _draw_bars(panel.axes, position, mark.colour, look.mark)
-        on_front = id(result) in front
+        on_front = group.is_on_front(result)
         panel.axes.plot(
             position.x,
             position.y,
@@ -364,14 +363,13 @@ def _number_front(panel: _Panel) -> None:
     A number that is not close to its mark has a line to it.
     """
     group, axes, look = panel.group, panel.axes, panel.look
-    front, outside = group.front, {id(result) for result in group.off_axis}
     radius = 0.5 * _pixels(panel, look.mark)
     centers = [axes.transData.transform((position.x, position.y)) for _, position in group.placed]
     taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in centers]
     lines, bounds = _obstacles(axes, group), axes.get_window_extent()
     for place in numbered_places(group, look):
-        result = front[place - 1]
-        if id(result) in outside:
+        result = group.front[place - 1]
+        if group.is_off_axis(result):
             continue
         position = group.position(result)
         text = axes.text(

@@ -140,7 +140,7 @@ def front_list(group: Group, look: PanelLook) -> list[str]:
     lines = []
     for place in places:
         result, label, numbers = front[place - 1]
-        if any(result is outside for outside in group.off_axis):
+        if group.is_off_axis(result):
             numbers += "; beyond the axis"
         lines += _list_entry(f"{place}  {label}", numbers, look.letters)
     if len(places) < len(front):

@@ -116,12 +116,12 @@ def certified_without_claim(results: Sequence[Result]) -> list[str]:
         judged = tally["equal"] + tally["ties"] + tally["defects"]
         lossy = "is lossy by design" if by_design else "does not say that it is lossless"
         if judged:
-            found = f"{tally['equal']} of its {counted(judged, 'text')}"
+            findings = f"{tally['equal']} of its {counted(judged, 'text')}"
             if by_design:
-                found = f"{found} {_likeness(tally, is_sampled)}"
+                findings = f"{findings} {_likeness(tally, is_sampled)}"
             else:
-                found = f"{found} {verdicts(tally['equal'], tally['ties'], tally['defects'])}"
-            remarks.append(f"{name} {lossy}: {found}.")
+                findings = f"{findings} {verdicts(tally['equal'], tally['ties'], tally['defects'])}"
+            remarks.append(f"{name} {lossy}: {findings}.")
         if tally["unjudged"]:
             count = counted(judged + tally["unjudged"], "text")
             remarks.append(
@@ -134,8 +134,8 @@ def verdicts(equal: int, ties: int, defects: int) -> str:
     """What certificates found, behind how many texts are equal: `are the target’s own, 2 numerical
     ties, 1 defect`.
     """
-    own = f"{'is' if equal == 1 else 'are'} the target’s own"
-    return f"{own}, {counted(ties, 'numerical tie')}, {counted(defects, 'defect')}"
+    are_own = f"{'is' if equal == 1 else 'are'} the target’s own"
+    return f"{are_own}, {counted(ties, 'numerical tie')}, {counted(defects, 'defect')}"
 
 
 def _likeness(tally: Mapping[str, int], is_sampled: bool) -> str:

@@ -19,13 +19,8 @@ from bild_lab.report.provenance import unreliable
 from bild_lab.report.screened_points import ScreenedPoint
 
 CONTROL = "truncation"  # the policy that lossy rules are compared with
-_PEERS = (
-    "hf_",
-    "ctranslate2",
-    "openvino",
-    "llama_cpp",
-    "server",
-)  # how policies of other engines begin
+# how policies of other engines begin
+_PEERS = ("hf_", "ctranslate2", "openvino", "llama_cpp", "server")
 
 
 def review_answers(group: Group, screened: Sequence[ScreenedPoint]) -> list[tuple[str, str]]:
@@ -63,26 +58,19 @@ def _hardware(group: Group) -> str:
 def _runs(group: Group) -> str:
     setting = group.setting
     beside = f", in turn with {setting.baseline}" if setting.baseline else ""
-    runs = f"each text {_repeats(group)}{beside}, after {setting.warmup} to warm up"
+    # several numbers of repeats where `measure.precision` decided
+    repeats = [result.speedup.repeats or setting.repeats for result in group.results]
+    texts = [result.counted_texts for result in group.results]
+    runs = f"each text {_from_to(repeats, 'time')}{beside}, after {setting.warmup} to warm up"
     if any(not result.timed for result in group.results):
         runs += " (replayed texts are not timed)"
-    return f"{runs}; intervals are over {_texts(group)}"
+    return f"{runs}; intervals are over {_from_to(texts, 'text')}"
 
 
-def _repeats(group: Group) -> str:
-    """How often each text was timed: `3 times`, or `6 to 17 times` where `measure.precision`
-    decided.
-    """
-    counts = [result.speedup.repeats or group.setting.repeats for result in group.results]
-    fewest, most = min(counts), max(counts)
-    return counted(fewest, "time") if fewest == most else f"{fewest} to {counted(most, 'time')}"
-
-
-def _texts(group: Group) -> str:
-    """How many independent texts the points have."""
-    counts = [result.counted_texts for result in group.results]
-    fewest, most = min(counts), max(counts)
-    return counted(fewest, "text") if fewest == most else f"{fewest} to {counted(most, 'text')}"
+def _from_to(counts: Sequence[int], what: str) -> str:
+    """The smallest and the largest count: `3 times`, or `6 to 17 times`."""
+    lowest, highest = min(counts), max(counts)
+    return counted(highest, what) if lowest == highest else f"{lowest} to {counted(highest, what)}"
 
 
 def _baselines(group: Group) -> str:

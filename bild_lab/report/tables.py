@@ -128,12 +128,11 @@ def plain_table(rows: Sequence[Mapping[str, str | TableCell]]) -> Table:
 
 def results_table(group: Group, columns: Sequence[TableColumn], results: Sequence[Result]) -> Table:
     """One row for each of these results of the group, in their order."""
-    front = {id(result) for result in group.front}
     rows = [
         TableRow(
             [column.cell(result) for column in columns],
             folder_name(result),
-            id(result) in front,
+            group.is_on_front(result),
             result.is_baseline,
             point_label(result, list(result.knobs)),
             result.composition,

@@ -222,13 +222,12 @@ def _difference(group: Group, groups: list[Group]) -> str:
 
 def _cells(group: Group, result: Result) -> list[Text]:
     quality = result.quality
-    on_front = any(result is front_result for front_result in group.front)
     speedup = "baseline"
     if not result.is_baseline:
         mark = DISTURBED if disturbance(result) else ""
         speedup = f"{mark}{speedup_text(result.speedup)}"
     texts = [
-        _ON_FRONT if on_front else "",
+        _ON_FRONT if group.is_on_front(result) else "",
         f"{result.policy} {group.knob_label(result, ' ')}".strip(),
         number(quality.value, quality.scale.digits),
         signed_difference(quality),

@@ -112,12 +112,12 @@ class RecordStore:
         They are read from the disk when they are used. Raises UserError where they are no longer
         those that were saved here.
         """
-        before, saved = self._checksums[text][-2:]
+        previous_sum, saved_sum = self._checksums[text][-2:]
         try:
-            rows, summed = read_block(self._blocks[text][-1], before)
+            rows, summed = read_block(self._blocks[text][-1], previous_sum)
         except DAMAGES:
             summed = None
-        if summed != saved:
+        if summed != saved_sum:
             raise UserError(
                 f"another command writes its rows into {self.folder} too; when it has ended, run"
                 " this one again: it goes on"

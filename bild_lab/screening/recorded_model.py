@@ -41,13 +41,7 @@ from bild_lab.engine.session import (
 )
 from bild_lab.errors import UserError
 from bild_lab.screening.record_store import RecordedRow, RecordStore
-from bild_lab.screening.recorded_text import (
-    HEAD_INPUT,
-    LOGITS,
-    STATE,
-    RecordedNode,
-    RecordedText,
-)
+from bild_lab.screening.recorded_text import HEAD_INPUT, LOGITS, STATE, RecordedNode, RecordedText
 
 NO_STATES = (
     "a record holds what a model scores, and this method reads states inside it; measure it with"
@@ -89,14 +83,14 @@ class RecordedModel:
         texts = self._texts.setdefault(greenlet.getcurrent(), {})
         if name not in texts:
             blocks = [] if self.store is None else self.store.read(name)
+            # the kernels sum every row alike
+            depth = self.depth if self.model.engine == "kernels" else None
             texts[name] = RecordedText(
                 len(source.prompt) - 1,
                 self.model.device,
                 lambda: self.model.start(plain, room, SessionOptions(prefix=prefix)),
                 blocks,
-                self.depth
-                if self.model.engine == "kernels"
-                else None,  # the kernels sum every row alike
+                depth,
             )
         layers = RecordedLayers(
             self, name, texts[name], plain, 0 if prefix is None else prefix.length

@@ -31,7 +31,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import resolved_policy
 from bild_lab.lab.config.console import progress_bar, status_line
-from bild_lab.lab.measure.summary import log_probability, require_no_nan
+from bild_lab.lab.measure.likelihood import log_probability, require_no_nan
 from bild_lab.lab.measure.timing import TimingOptions, time_methods
 from bild_lab.lab.metrics.quality import NO_REFERENCE, metric_sums, score_pool
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
@@ -64,9 +64,8 @@ WARM_TOKENS = 32  # new tokens that each of these points decodes before it is ti
 REPEATS = 3  # decodings of each timed text; the median counts, as for any point
 # how much of each model's rows is in memory: so much, or this share of the free memory
 MEMORY_BYTES, MEMORY_SHARE = 2 * 2**30, 0.2
-JUDGED_BYTES = (
-    2**29
-)  # of each model's rows on disk where texts are kept: replays are judged by them
+# of each model's rows on disk where texts are kept: replays are judged by them
+JUDGED_BYTES = 2**29
 # contexts of a token that all points ask for together, and that each adds, where thresholds are
 # neighbours
 ROWS_A_TOKEN, ROWS_A_POINT = 3, 0.15
@@ -220,17 +219,12 @@ class Screening:
             # the method's modules are loaded once for all decoders of its kind
             for decoder in {type(decoder.method): decoder for decoder in decoders}.values():
                 decoder.load_weights(status_line.enter)
-        texts: list[list[ReplayedText]] = [[] for _ in requests]
         sources = [text_name(request.source) for request in requests]
         text_log = self.text_log(candidates) if self.keep == TEXTS else None
-        # what learns from earlier texts has to decode them
-        learns = any(learns_from_texts(decoder.method) for decoder in decoders)
-        if text_log is not None and learns:
-            text_log.file.unlink(missing_ok=True)
-        elif text_log is not None:
-            for index, logged in text_log.read(sources).items():
+        texts: list[list[ReplayedText]] = [[] for _ in requests]
+        if text_log is not None:
+            for index, logged in self._logged(text_log, decoders, sources).items():
                 texts[index] = logged.texts
-                self.logged_forwards.update(logged.forwards)
         unknown = [index for index in range(len(requests)) if not texts[index]]
         with self.stage("replay"), progress_bar() as bar:
             task = bar.add_task(
@@ -245,8 +239,9 @@ class Screening:
                     ]
                     self.records.save()
                     if text_log is not None:
-                        first = index == indices[0]
-                        forwards = self._forwards_for([requests[index]]) if first else {}
+                        # the forwards of a prompt count once
+                        is_first = index == indices[0]
+                        forwards = self._forwards_for([requests[index]]) if is_first else {}
                         text_log.append(
                             LoggedExample(index, sources[index], texts[index], forwards)
                         )
@@ -261,6 +256,18 @@ class Screening:
             ReplayedPoint(candidate, list(point_texts))
             for candidate, point_texts in zip(candidates, zip(*texts, strict=True), strict=True)
         ]
+
+    def _logged(
+        self, text_log: TextLog, decoders: Sequence[Decoder], sources: Sequence[str]
+    ) -> dict[int, LoggedExample]:
+        """The examples that need no decoding, by their places; their forwards are counted."""
+        # what learns from earlier texts has to decode them
+        if any(learns_from_texts(decoder.method) for decoder in decoders):
+            text_log.file.unlink(missing_ok=True)
+        logged_examples = text_log.read(sources)
+        for logged in logged_examples.values():
+            self.logged_forwards.update(logged.forwards)
+        return logged_examples
 
     def text_log(self, candidates: Sequence[Candidate]) -> TextLog:
         """The log of what these points write, by everything that a text depends on."""
@@ -308,18 +315,12 @@ class Screening:
         looked at. A replayed text that differs from the live one is not among them; it has a
         verdict instead. Only texts whose scores are on disk can be judged, so no others are timed.
         """
-        request = self.requests[0]
-        short_request = request.shorter(WARM_TOKENS)
-        text_s = self._seconds_alone(screened[0], [short_request, request])
-        policies = {point.candidate.name for point in screened[1:]}
-        affordable = int(timed_s / (REPEATS * text_s * max(1, len(policies))))
-        per_policy = min(MOST_TIMED, max(FEWEST_TIMED, affordable))
-        points = [screened[0], *farthest_points(screened[1:], per_policy)]
+        points = self._points_to_time(screened, timed_s)
         decoders_over = [partial(self.decoder, point.candidate.policy) for point in points]
         decoders = [decoder_over(live) for decoder_over in decoders_over]
         methods = {str(place): decoder.method for place, decoder in enumerate(decoders)}
         for method in methods.values():
-            method.decode(short_request, Trace())  # warms up
+            method.decode(self.requests[0].shorter(WARM_TOKENS), Trace())  # warms up
         options = TimingOptions(self.point.seed, decoders[0].synchronize)
         started = time.perf_counter()
         texts: list[TimedText] = []
@@ -345,6 +346,17 @@ class Screening:
                 break
         return texts, differing
 
+    def _points_to_time(
+        self, screened: Sequence[ReplayedPoint], timed_s: float
+    ) -> list[ReplayedPoint]:
+        """The target alone, and of each policy as many points as can decode a text in these seconds."""
+        request = self.requests[0]
+        text_s = self._seconds_alone(screened[0], [request.shorter(WARM_TOKENS), request])
+        policies = {point.candidate.name for point in screened[1:]}
+        affordable = int(timed_s / (REPEATS * text_s * max(1, len(policies))))
+        per_policy = min(MOST_TIMED, max(FEWEST_TIMED, affordable))
+        return [screened[0], *farthest_points(screened[1:], per_policy)]
+
     def _seconds_alone(self, point: ReplayedPoint, requests: Sequence[Request]) -> float:
         """The seconds of the last of these texts, which the point's method decodes live."""
         method = self.decoder(point.candidate.policy, live).method
@@ -361,13 +373,13 @@ class Screening:
             scoring.lead,
             pool,
             references,
-            picks,
-            picks[0],
-            self.point.seed,
-            scoring.run_code,
-            scoring.writing,
-            scoring.margin,
-            conversations_of([example.id for example in self.point.examples]),
+            systems=picks,
+            baseline=picks[0],
+            seed=self.point.seed,
+            run_code=scoring.run_code,
+            writing=scoring.writing,
+            margin=scoring.margin,
+            conversations=conversations_of([example.id for example in self.point.examples]),
         )
         baseline_s = None if model is None else model.seconds(screened[0].features)
         rows = []
@@ -473,8 +485,8 @@ def by_prompt(sources: Sequence[str], indices: Iterable[int]) -> list[list[int]]
 
 
 def farthest_points(screened: Sequence[ReplayedPoint], per_policy: int) -> list[ReplayedPoint]:
-    """For each policy a few points that differ most in their calls (farthest-point sampling), the
-    fewest and the most among them.
+    """A few points of each policy that differ most in their calls (farthest-point sampling), among
+    them those with the fewest and the most.
     """
     sampled = []
     for name in dict.fromkeys(point.candidate.name for point in screened):

@@ -22,7 +22,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import telling_knobs
 from bild_lab.lab.store.records import Sweep
 from bild_lab.screening.cost_model import CostModel, TimedText, fit_cost_model
-from bild_lab.screening.guarantee import guarantee, order_of_testing
+from bild_lab.screening.guarantee import Guarantee, guarantee, order_of_testing
 from bild_lab.screening.replay import ReplayedPoint, ReplayVerdict
 from bild_lab.screening.rows import (
     Row,
@@ -102,8 +102,6 @@ class ScreeningResult:
         if tests.fastest is not None and spec.confirmations:
             self.to_measure = list(dict.fromkeys([*self.to_measure, order[tests.fastest]]))
         tested_rows = [self.rows[place] for place in order]
-        shown = 0 if tests.fastest is None else tests.fastest
-        best = None if tests.fastest is None else tested_rows[shown]
         self.summary["guarantee"] = {
             "loss": goal.loss,
             "probability": goal.probability,
@@ -113,27 +111,38 @@ class ScreeningResult:
             "n": losses.count,
             "left_out": self.summary["shared_texts"],
             "certified": certified,
-            "policy": best and best.policy,
-            "knobs": best and dict(best.knobs),
-            "predicted_speedup": best and best.predicted_speedup,
-            "enough": tests.required_n,
-            "tested": [
-                {
-                    "policy": row.policy,
-                    "knobs": dict(row.knobs),
-                    "mean_loss": mean,
-                    "p_value": tests.p_values and tests.p_values[place],
-                    "kept": place in tests.certified,
-                }
-                for place, (row, mean) in enumerate(zip(tested_rows, tests.mean, strict=True))
-            ],
+            **summary_of_tests(tests, tested_rows),
         }
+        shown = 0 if tests.fastest is None else tests.fastest
         label = row_label(tested_rows[shown], self.rows)
         return in_words(self.summary["guarantee"], tested_rows[shown], label, tests.mean[shown])
 
     def write(self) -> None:
         write_rows(self.screening.folder, self.rows)
         write_summary(self.screening.folder, self.summary)
+
+
+def summary_of_tests(tests: Guarantee, rows: Sequence[Row]) -> dict[str, Any]:
+    """Entries of `guarantee` in `screen.json`: the fastest point that passed, and every test. rows:
+    of the points in the order of their tests.
+    """
+    best = None if tests.fastest is None else rows[tests.fastest]
+    return {
+        "policy": best and best.policy,
+        "knobs": best and dict(best.knobs),
+        "predicted_speedup": best and best.predicted_speedup,
+        "enough": tests.required_n,
+        "tested": [
+            {
+                "policy": row.policy,
+                "knobs": dict(row.knobs),
+                "mean_loss": mean,
+                "p_value": tests.p_values and tests.p_values[place],
+                "kept": place in tests.certified,
+            }
+            for place, (row, mean) in enumerate(zip(rows, tests.mean, strict=True))
+        ],
+    }
 
 
 def confirmation(row: Row, result: Result, alone_s: float, seconds: float) -> dict[str, Any]:

@@ -54,21 +54,17 @@ def best_nodes(acceptance: Acceptance, max_nodes: int) -> Iterator[tuple[Candida
     acceptance: the chance of the candidate of each depth and rank, given that its parent is
     accepted.
     """
-    waiting = (
-        [(-chance, 0, rank, ROOT) for rank, chance in enumerate(acceptance[0])]
-        if len(acceptance)
-        else []
-    )
+    first_chances = acceptance[0] if len(acceptance) else ()
+    waiting = [(-chance, 0, rank, ROOT) for rank, chance in enumerate(first_chances)]
     heapq.heapify(waiting)
     for place in range(max_nodes):
         if not waiting:
             return
         negative, depth, rank, parent = heapq.heappop(waiting)
         yield CandidateNode(depth, rank, parent), float(-negative)
-        for below, chance in enumerate(
-            acceptance[depth + 1] if depth + 1 < len(acceptance) else ()
-        ):
-            heapq.heappush(waiting, (negative * chance, depth + 1, below, place))
+        chances_below = acceptance[depth + 1] if depth + 1 < len(acceptance) else ()
+        for child_rank, chance in enumerate(chances_below):
+            heapq.heappush(waiting, (negative * chance, depth + 1, child_rank, place))
 
 
 def best_tree(acceptance: Acceptance, nodes: int, masks: int) -> ProbedTree:
@@ -180,12 +176,12 @@ def describe_tree(content: Mapping[str, Any]) -> str:
         content["chosen"][key] for key in ("rows", "tokens", "ms", "alone_ms")
     )
     fast = f"{1000 * tokens / ms:.0f} tokens/s, {tokens * alone_ms / ms:.2f} times the target alone"
-    chosen = f"{tokens:.2f} tokens in a round of {rows} rows and {ms:.2f} ms: {fast}"
+    words = f"{tokens:.2f} tokens in a round of {rows} rows and {ms:.2f} ms: {fast}"
     if rows > 1:
-        return chosen
+        return words
     first_choice = percent(content["acceptance"][0][0])
     return (
-        f"{chosen}. No draft pays, so with this tree nothing is drafted: a first token is right in"
+        f"{words}. No draft pays, so with this tree nothing is drafted: a first token is right in"
         f" {first_choice} of the rounds. If you expect more, do dataset and template ask the target"
         " as it was trained?"
     )

@@ -15,11 +15,11 @@ from bild_lab.engine.trace import ReportedRounds
 
 
 def reported_rounds(answer: Mapping[str, Any]) -> ReportedRounds | None:
-    """The rounds of a request, as the server tells them; None if it tells nothing.
+    """The rounds of a request, as the server reports them; None if it reports nothing.
 
-    answer: an object of a stream, or a whole answer. A server that was asked without drafting tells
-    zero drafted tokens, or nothing. Fields of another form, as those of another version may be, and
-    counts that cannot be tell nothing either.
+    answer: an object of a stream, or a whole answer. A server that was asked without drafting
+    reports zero drafted tokens, or nothing. Fields of another form, as those of another version may
+    be, and counts that cannot be report nothing either.
     """
     try:
         rounds = _rounds(answer)

@@ -135,7 +135,7 @@ class CompletionsClient:
     def _complete(
         self, body: Mapping[str, Any], chat: bool, extensions: Mapping[str, Any]
     ) -> ServerAnswer:
-        """As `complete`; asked again without the extensions that a refusal names."""
+        """What `complete` gives; the server is asked again without the extensions that it refuses."""
         endpoint = "chat/completions" if chat else "completions"
         sent_body = {**_salted(extensions), **body, **STREAMED}
         answer = ServerAnswer()

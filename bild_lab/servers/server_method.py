@@ -40,7 +40,8 @@ class Server:
     with its key. baseline_url, baseline_body: of the server that it is compared with; None for the
     body: the same. Without both it is compared with the target, whose weights are then here, so a
     text that comes without token ids is written by the target's own tokens; beside another server
-    by those of the tokenizer.
+    by those of the tokenizer. arrival_rate: with runtime.batch=N between servers, requests a second
+    that arrive at random, at most N of them at once; None: always N.
 
     Prompts are sent as the target's token ids, so the server reads what the target reads. Raises
     UserError for an encoder–decoder, and for a server that cannot be reached, or whose first text
@@ -75,11 +76,8 @@ class Server:
         require_flag("policy.chat", chat)
         require_whole("policy.attempts", attempts, 1)
         require_finite("policy.stall_s", stall_s, 0, above=True)
-        for name, fields in (("body", body), ("baseline_body", baseline_body)):
-            if not isinstance(fields, Mapping | None):
-                raise UserError(
-                    f"policy.{name} must be fields of a request, such as {{min_p: 0.1}}, got {fields!r}"
-                )
+        _require_fields("body", body)
+        _require_fields("baseline_body", baseline_body)
         if target.checkpoint.encoder_decoder:
             raise UserError(
                 "a server of completions runs decoder-only models, got"
@@ -316,6 +314,14 @@ class Server:
         if cut and as_text and len(tokens) > len(prompt) and tokens[-1] in limits.end_tokens:
             return tokens[:-1]
         return tokens
+
+
+def _require_fields(name: str, fields: Any) -> None:
+    """Raise UserError for what is no mapping of a request's further fields; None: there are none."""
+    if not isinstance(fields, Mapping | None):
+        raise UserError(
+            f"policy.{name} must be fields of a request, such as {{min_p: 0.1}}, got {fields!r}"
+        )
 
 
 def _require_url(name: str, url: Any) -> None:

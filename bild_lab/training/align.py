@@ -27,7 +27,7 @@ from bild_lab.training.batches import (
     spread_over_questions,
 )
 from bild_lab.training.distillation import (
-    Teaching,
+    DistillationSpec,
     answer_log_probs,
     decoder_start,
     pieces_of,
@@ -58,7 +58,7 @@ class Alignment:
     folder: Path
     acceptance: bool
     logger: Any  # of `conf/logger`; None: none
-    teaching: Teaching
+    distillation_spec: DistillationSpec
 
     @property
     def target(self) -> Checkpoint:
@@ -78,7 +78,7 @@ class Alignment:
                 f"train.max_target_tokens={self.recipe.max_target_tokens} would cut the target's"
                 f" longest answer of {longest} tokens; set train.max_target_tokens={longest}"
             )
-        if self.recipe.soft_targets or self.teaching.loss is not None or self.acceptance:
+        if self.recipe.soft_targets or self.distillation_spec.loss is not None or self.acceptance:
             target = self.target
             target.check()
             if target.fingerprint != self.calibration.manifest["model"]["fingerprint"]:
@@ -157,8 +157,8 @@ def align(job: Alignment) -> dict[str, Any] | None:
             recipe=job.recipe,
             folder=job.folder,
             start=FromCheckpoint(job.small),
-            teacher=(job.target if job.recipe.soft_targets or job.teaching.loss else None),
-            teaching=job.teaching,
+            teacher=(job.target if job.recipe.soft_targets or job.distillation_spec.loss else None),
+            distillation_spec=job.distillation_spec,
             max_source_tokens=dataset.max_source_tokens,
             title=f"aligning {job.small.path}",
             writing=dataset.writing(None),

@@ -247,13 +247,13 @@ def spread_over_questions(count: int, questions: Sequence[str]) -> list[int]:
     questions: of each answer, more than `count`. All answers to a question are held out together,
     so they may be a few more. Raises UserError for a single question.
     """
-    different = list(dict.fromkeys(questions))
-    if len(different) == 1:
+    distinct_questions = list(dict.fromkeys(questions))
+    if len(distinct_questions) == 1:
         raise UserError(
             f"all {len(questions)} answers are to one question, so none can be held out; make"
             " answers to more questions (dataset.limit)"
         )
-    wanted = ceil(count * len(different) / len(questions))
-    places = spread_evenly(min(wanted, len(different) - 1), len(different))
-    held_out = {different[place] for place in places}
+    n_questions = ceil(count * len(distinct_questions) / len(questions))
+    places = spread_evenly(min(n_questions, len(distinct_questions) - 1), len(distinct_questions))
+    held_out = {distinct_questions[place] for place in places}
     return [index for index, question in enumerate(questions) if question in held_out]

@@ -36,6 +36,7 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import (
     UserError,
+    cause_in_words,
     require_choice,
     require_finite,
     require_number,
@@ -115,7 +116,7 @@ def require_divergence(loss: str) -> None:
         torch.randn(TRIED_SHAPE, generator=random).log_softmax(-1).requires_grad_(trained)
         for trained in (False, True)
     )
-    wanted = (
+    signature = (
         "it gets the log-probabilities of target and drafter, [tokens, vocabulary] each, and"
         " returns a loss for each token, [tokens]"
     )
@@ -123,12 +124,11 @@ def require_divergence(loss: str) -> None:
         with torch.enable_grad():
             losses = function(log_p, log_q)
     except Exception as error:  # the user's code may raise anything
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise UserError(f"the loss {loss} fails: {reason}; {wanted}") from error
+        raise UserError(f"the loss {loss} fails: {cause_in_words(error)}; {signature}") from error
     if not isinstance(losses, Tensor) or losses.shape != log_p.shape[:1]:
         raise UserError(
             f"the loss {loss} has given {described(losses)} for two tensors {list(TRIED_SHAPE)};"
-            f" {wanted}"
+            f" {signature}"
         )
     if not losses.requires_grad or not bool(losses.isfinite().all()):
         lacking = "finite numbers" if losses.requires_grad else "a gradient for the drafter"
@@ -167,7 +167,7 @@ def pieces_of(checkpoint: Checkpoint) -> int:
 
 
 @dataclass(frozen=True)
-class Teaching:
+class DistillationSpec:
     """What a drafter learns from: `align` of `conf/align.yaml`, which says what each is. A loss of
     the user's own is MODULE.FUNCTION. Raises UserError for others.
 
@@ -204,7 +204,7 @@ class Teaching:
 
     def _require_no_decoding(self) -> None:
         """Raise UserError for a changed value of the decoding, as the answers are there already."""
-        plain = Teaching.__dataclass_fields__
+        plain = DistillationSpec.__dataclass_fields__
         for name in ("temperature", "fallback", "rollback", "window"):
             if (value := getattr(self, name)) != plain[name].default:
                 raise UserError(
@@ -266,7 +266,7 @@ class Distillation:
     texts end.
     """
 
-    teaching: Teaching
+    distillation_spec: DistillationSpec
     teacher: LoadedModel
     collate: Collator
     end_tokens: frozenset[int]
@@ -307,7 +307,7 @@ class Distillation:
         Where texts are decoded, all of them are before the first pass. The target's distributions
         of several passes wait in the host's memory.
         """
-        if self.teaching.decodes_at(step):
+        if self.distillation_spec.decodes_at(step):
             decoded = [self.decoded(model, batch["examples"], step) for batch in batches]
             batches = [
                 {"examples": examples, "log_p": log_p if len(decoded) == 1 else log_p.cpu()}
@@ -333,7 +333,7 @@ class Distillation:
         log_q = answer_log_probs(model, batch, self.collate.start, self.pieces)
         if self._tokens is not None:
             log_p, log_q = (rows[:, self._tokens].log_softmax(-1) for rows in (log_p, log_q))
-        return divergence_of(self.teaching.loss)(log_p, log_q)
+        return divergence_of(self.distillation_spec.loss)(log_p, log_q)
 
     def decoded(
         self, model: PreTrainedModel, examples: Sequence[TokenizedExample], step: int
@@ -343,16 +343,16 @@ class Distillation:
 
         Of all their tokens also the target's log-probabilities.
         """
-        device, teaching = model.device, self.teaching
+        device, spec = model.device, self.distillation_spec
         drafter = InTraining(
             "the drafter", module=model, loaded_tokenizer=self.teacher.checkpoint.tokenizer
         )
         models = (self.teacher, on_engine(drafter, device, self.teacher.dtype))
         rule = SpeculativeSampling()
-        if teaching.rollback != 0:
-            rule = Rollback(teaching.rollback or math.inf)
+        if spec.rollback != 0:
+            rule = Rollback(spec.rollback or math.inf)
         method = DraftThenVerify(
-            models[0], ModelDrafter(models[1], teaching.window, teaching.fallback), rule
+            models[0], ModelDrafter(models[1], spec.window, spec.fallback), rule
         )
         lengths = [loaded.session_positions for loaded in models]
         positions = min((length for length in lengths if length is not None), default=None)
@@ -387,4 +387,4 @@ class Distillation:
             longest = min(longest, positions - read)
         limits = Limits(len(source.prompt), longest, self.end_tokens, positions)
         generator = torch.Generator(device).manual_seed(hash((self.seed, step, *prompt)) % 2**63)
-        return Request(source, limits, Sampling(self.teaching.temperature), generator)
+        return Request(source, limits, Sampling(self.distillation_spec.temperature), generator)

@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -48,11 +48,11 @@ from bild_lab.training.batches import (
     longest_example,
     tokenize,
 )
-from bild_lab.training.distillation import Distillation, Teaching, on_engine
+from bild_lab.training.distillation import Distillation, DistillationSpec, on_engine
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.losses import LayerLoss, layer_weights
 from bild_lab.training.run import TrainingJob, TrainingRun
-from bild_lab.training.soft_targets import taught
+from bild_lab.training.soft_targets import add_soft_targets
 from bild_lab.training.start import StartingPoint, require_references, require_room
 from bild_lab.training.trainer import Objective
 
@@ -76,7 +76,7 @@ class FinetuningJob(TrainingJob):
     # the metric of unconditional generation
     metric: str
     teacher: Checkpoint | None = None  # gives soft targets, as many as the recipe says, or teaches
-    teaching: Teaching = Teaching()
+    distillation_spec: DistillationSpec = DistillationSpec()
     max_source_tokens: int | None = None  # longer prompts are cut
     title: str = "training"
     writing: Writing = BY_SCRIPT  # of the references
@@ -89,17 +89,17 @@ class FinetuningJob(TrainingJob):
                 f"validation compares texts with references, which dataset.metric={self.metric}"
                 " does not; set dataset.metric=bleu or another metric with references"
             )
-        taught = self.teaching.loss is not None
-        if taught and (
-            self.recipe.loss != "last" or self.recipe.soft_targets or self.recipe.label_smoothing
-        ):
+        recipe, distils = self.recipe, self.distillation_spec.loss is not None
+        has_own_loss = recipe.loss != "last" or recipe.soft_targets or recipe.label_smoothing
+        if distils and has_own_loss:
             raise UserError(
                 "align.loss takes the place of the training's own loss; set train.loss=last,"
                 " train.soft_targets=0 and train.label_smoothing=0"
             )
-        if taught and launched().count > 1:
+        if distils and launched().count > 1:
             raise UserError(f"align.loss trains in one process, got {launched().count}")
-        if (bool(self.recipe.soft_targets) or taught) != (self.teacher is not None):
+        needs_teacher = bool(recipe.soft_targets) or distils
+        if needs_teacher != (self.teacher is not None):
             raise UserError(
                 "train.soft_targets are those of a target that answered, or that teaches: use"
                 " scripts/align.py, or set train.soft_targets=0 and give no teacher"
@@ -240,7 +240,7 @@ def job_identity(job: FinetuningJob) -> dict[str, Any]:
         **({} if job.fitting.reads_like_english(job.metric) else {"writing": asdict(job.fitting)}),
         **({"dataset.cut": sorted(job.cut)} if job.cut else {}),
         **({} if job.teacher is None else {"teacher": job.teacher.fingerprint}),
-        **job.teaching.identity,
+        **job.distillation_spec.identity,
     }
 
 
@@ -361,7 +361,22 @@ def _evaluating(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[
         model.generation_config = generation_config
 
 
+def _saver(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[[Path], None]:
+    """What writes the checkpoint, with the setting of its cache as it is now: the Trainer turns it
+    off.
+    """
+    use_cache = model.config.use_cache
+
+    def save(place: Path) -> None:
+        model.config.use_cache = use_cache
+        model.save_pretrained(place)
+        tokenizer.save_pretrained(place)
+
+    return save
+
+
 def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArguments) -> Objective:
+    """What the job trains, with its data."""
     recipe = job.recipe
     with arguments.main_process_first(local=False):
         tokenizer = _tokenizer(job, folder)
@@ -378,7 +393,7 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     if recipe.soft_targets:
         status_line.enter("asking the target for soft targets")
         with arguments.main_process_first(local=False):
-            train = taught(
+            train = add_soft_targets(
                 train, job.teacher, collate, recipe, folder.soft_targets, arguments.device
             )
     weights = layer_weights(recipe.loss, decoder_depth(job.start.config))
@@ -386,13 +401,6 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     # a target may end its answers with tokens that its drafter does not know as ends
     ends = {*special.end, *(int(example.answer[-1]) for example in train if example.complete)}
     settings = greedy_settings(recipe.max_target_tokens, ends, special.pad, special.start)
-    use_cache = model.config.use_cache  # the Trainer turns it off
-
-    def save(place: Path) -> None:
-        model.config.use_cache = use_cache
-        model.save_pretrained(place)
-        tokenizer.save_pretrained(place)
-
     return Objective(
         model=model,
         examples=train,
@@ -411,7 +419,7 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
             "validation_examples": len(job.validation),
             "cut_by_length": cut_answers,
         },
-        save=save,
+        save=_saver(model, tokenizer),
         distillation=_distillation(job, collate, frozenset(ends), arguments.device),
     )
 
@@ -476,18 +484,18 @@ def _distillation(
     job: FinetuningJob, collate: Collator, end_tokens: frozenset[int], device: torch.device
 ) -> Distillation | None:
     """How the teacher takes part in the loss; None if it does not."""
-    recipe, teaching = job.recipe, job.teaching
-    if teaching.loss is None:
+    recipe, spec = job.recipe, job.distillation_spec
+    if spec.loss is None:
         return None
     distillation = Distillation(
-        teaching=teaching,
+        distillation_spec=spec,
         teacher=on_engine(job.teacher, device, recipe.dtype),
         collate=collate,
         end_tokens=end_tokens,
         longest=recipe.max_target_tokens,
         seed=recipe.seed,
     )
-    if teaching.data != "answers":
+    if spec.data != "answers":
         # first, as on a GPU the module of Transformers then shares its weights
         distillation.teacher.load()
     return distillation

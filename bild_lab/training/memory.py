@@ -16,7 +16,7 @@ from accelerate.utils import convert_outputs_to_fp32
 
 from bild_lab.engine.models.device import free_bytes
 from bild_lab.ranks import launched
-from bild_lab.training.distillation import Teaching
+from bild_lab.training.distillation import DistillationSpec
 from bild_lab.training.train_spec import TrainSpec
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ Bytes = Mapping[torch.device, int]
 @dataclass(frozen=True)
 class RowsAtOnce:
     """How a step is divided. rows: of a pass in each process. passes: of a step. fits: rows that
-    the memory holds; None: nobody has counted.
+    the memory holds; None: they were not counted.
     """
 
     rows: int
@@ -51,7 +51,7 @@ def room_bytes(device: torch.device) -> int | None:
 def rows_at_once(
     objective: Objective, recipe: TrainSpec, device: torch.device, spread: bool
 ) -> RowsAtOnce:
-    """As many rows as fit, in at least `train.accumulate` passes of equal size.
+    """How a step is divided: into as many rows as fit, in at least `train.accumulate` passes of equal size.
 
     spread: the process uses all devices that it sees. All processes must call this, and all get the
     same answer.
@@ -141,8 +141,8 @@ def trial_pass(objective: Objective, bfloat16: bool, rows: int) -> None:
     device = next(model.parameters()).device
     with in_precision(model, bfloat16, device):
         if objective.distillation is not None:
-            answers = Teaching(loss=objective.distillation.teaching.loss)
-            loss = replace(objective.distillation, teaching=answers)(model, examples, 0)
+            answers = DistillationSpec(loss=objective.distillation.distillation_spec.loss)
+            loss = replace(objective.distillation, distillation_spec=answers)(model, examples, 0)
         else:
             batch = {name: rows.to(device) for name, rows in objective.collate(examples).items()}
             labels = batch.pop("labels")

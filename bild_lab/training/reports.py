@@ -20,7 +20,7 @@ from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.config.console import ProgressBar, console, output, progress_bar
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import same_rows
-from bild_lab.lab.point.load import build
+from bild_lab.lab.point.build import build
 from bild_lab.ranks import launched
 
 
@@ -145,7 +145,7 @@ def print_decoding(command: str, words: Sequence[str], dataset: DatasetSpec) -> 
 
 def decodes_same_texts(words: Sequence[str], dataset: DatasetSpec) -> bool:
     """Whether a run with these words, which name no split, decodes the rows of `dataset`; False
-    where that cannot be told.
+    where that is not known.
     """
     group = next(word for word in words if word.startswith("dataset="))
     try:

@@ -24,7 +24,7 @@ from bild_lab.training.folder import writing
 from bild_lab.training.train_spec import TrainSpec
 
 
-def taught(
+def add_soft_targets(
     examples: Sequence[TokenizedExample],
     teacher: Checkpoint,
     collate: Collator,

@@ -32,7 +32,7 @@ from transformers import (
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.hf.positions import max_session_positions
-from bild_lab.errors import UserError, first_line, require_choice, require_whole
+from bild_lab.errors import UserError, first_line, one_line, require_choice, require_whole
 from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.point.languages import languages_of
 from bild_lab.lab.store.hashing import content_hash
@@ -144,7 +144,7 @@ class FreshModel:
         try:
             return CONFIG_MAPPING[self.config["model_type"]](**values, **special)
         except (StrictDataclassError, ValueError, TypeError) as error:
-            raise UserError(f"model.config: {' '.join(str(error).split())}") from error
+            raise UserError(f"model.config: {one_line(error)}") from error
 
 
 class FromScratch:

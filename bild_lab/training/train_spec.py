@@ -96,6 +96,15 @@ class TrainSpec:
                 above=True,
                 remedy="null never clips",
             )
+        self._require_evaluations()
+        if self.batch_size % self.accumulate:
+            raise UserError(
+                f"train.batch_size must be a multiple of train.accumulate={self.accumulate}, got"
+                f" {self.batch_size}"
+            )
+
+    def _require_evaluations(self) -> None:
+        """Raise UserError for a score without evaluations, and for evaluations between two logs."""
         if self.stop_at_score is not None:
             require_finite("train.stop_at_score", self.stop_at_score, remedy="null never stops")
             if self.evaluate_every is None:
@@ -108,11 +117,6 @@ class TrainSpec:
                 f"train.evaluate_every must be a multiple of train.log_every={self.log_every}, got"
                 f" {self.evaluate_every}: a resumed training logs the same losses only if no log"
                 " spans a checkpoint"
-            )
-        if self.batch_size % self.accumulate:
-            raise UserError(
-                f"train.batch_size must be a multiple of train.accumulate={self.accumulate}, got"
-                f" {self.batch_size}"
             )
 
     @property

@@ -34,30 +34,26 @@ class Evaluation(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A model in memory, with what it learns and what is kept of it.
-
-    examples: indexed by what `order` yields, the examples of the whole training one after another.
-    longest: an example for `collate` with the longest prompt and answer that there are, whose
-    memory is counted. collate: makes a batch. distillation: takes the loss's place in training, and makes its own
-    batches. evaluate: called with the model and the loss. model_options: arguments of the model
-    besides the batch. facts: the entries of metrics.json about model and data. save: writes the
-    trained weights into a folder.
-    """
+    """A model in memory, with what it learns and what is kept of it."""
 
     model: torch.nn.Module
+    # indexed by what `order` yields, the examples of the whole training one after another
     examples: Any
+    # an example for `collate` with the longest prompt and answer that there are, whose memory is
+    # counted
     longest: Any
     order: Sampler
-    collate: Callable[[Any], dict[str, torch.Tensor]]
+    collate: Callable[[Any], dict[str, torch.Tensor]]  # makes a batch
     loss: Callable[..., torch.Tensor]
-    evaluate: Evaluation | None
-    model_options: Mapping[str, Any] = field(default_factory=dict)
-    facts: Mapping[str, Any]
-    save: Callable[[Path], None]
+    evaluate: Evaluation | None  # called with the model and the loss
+    model_options: Mapping[str, Any] = field(default_factory=dict)  # besides the batch
+    facts: Mapping[str, Any]  # the entries of metrics.json about model and data
+    save: Callable[[Path], None]  # writes the trained weights into a folder
+    # takes the loss's place in training, and makes its own batches
     distillation: Distillation | None = None
 
     def evaluated_by(self, fits: int | None) -> Objective:
-        """With so many examples at once at most in evaluations; None: as many as before."""
+        """The objective with at most so many examples at once in evaluations; None: as many as before."""
         if self.evaluate is None or fits is None:
             return self
         batch_size = min(self.evaluate.batch_size, fits)
@@ -217,6 +213,26 @@ def optimizer(recipe: TrainSpec) -> tuple[Callable[..., torch.optim.Optimizer], 
     }
 
 
+def _require_divisible(recipe: TrainSpec, processes: int) -> None:
+    """Raise UserError for a batch that cannot be divided among the passes of all processes."""
+    passes = processes * recipe.accumulate
+    if recipe.batch_size % passes:
+        raise UserError(
+            f"train.batch_size={recipe.batch_size} cannot be divided among {processes} processes"
+            f" times train.accumulate={recipe.accumulate}; choose a multiple of {passes}"
+        )
+
+
+def _require_one_gpu(processes: int) -> None:
+    """Raise UserError for several GPUs that one process alone would use."""
+    if processes == 1 and torch.cuda.device_count() > 1:
+        raise UserError(
+            f"{torch.cuda.device_count()} GPUs are visible to one process; start one process for"
+            " each with `accelerate launch scripts/finetune.py …`, or choose one GPU with"
+            " CUDA_VISIBLE_DEVICES=0"
+        )
+
+
 def training_arguments(
     recipe: TrainSpec, folder: TrainingFolder, metric: str | None, spread: bool = False
 ) -> TrainingArguments:
@@ -226,22 +242,12 @@ def training_arguments(
     spread: one process uses all GPUs that it sees. Raises UserError if the batch cannot be divided
     among the processes, or one process sees several GPUs otherwise.
     """
-    processes = launched().count
-    if recipe.batch_size % (processes * recipe.accumulate):
-        raise UserError(
-            f"train.batch_size={recipe.batch_size} cannot be divided among {processes} processes"
-            f" times train.accumulate={recipe.accumulate}; choose a multiple of"
-            f" {processes * recipe.accumulate}"
-        )
-    cpu = recipe.on_cpu
+    processes, cpu = launched().count, recipe.on_cpu
+    _require_divisible(recipe, processes)
     if not recipe.in_bfloat16:
         require_float32(torch.float32, torch.device("cpu" if cpu else "cuda"))
-    if not cpu and processes == 1 and torch.cuda.device_count() > 1 and not spread:
-        raise UserError(
-            f"{torch.cuda.device_count()} GPUs are visible to one process; start one process for"
-            " each with `accelerate launch scripts/finetune.py …`, or choose one GPU with"
-            " CUDA_VISIBLE_DEVICES=0"
-        )
+    if not (cpu or spread):
+        _require_one_gpu(processes)
     checkpoints = "no" if recipe.evaluate_every is None else "steps"
     evaluations = checkpoints if metric is not None else "no"
     arguments = TrainingArguments(

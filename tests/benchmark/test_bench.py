@@ -340,9 +340,9 @@ def test_shapes_are_those_that_are_named_or_the_devices(
     monkeypatch.setattr(bench, "SHAPES", SHAPES)
     if found is None:
         with pytest.raises(UserError):
-            script.chosen(words, overrides, gpu)
+            script.shapes_to_measure(words, overrides, gpu)
     else:
-        assert script.chosen(words, overrides, gpu) == found
+        assert script.shapes_to_measure(words, overrides, gpu) == found
 
 
 @pytest.mark.parametrize(
@@ -424,14 +424,18 @@ def test_the_command_times_a_pair_and_keeps_its_rows(
 
 def test_all_shapes_of_a_device_have_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "SHAPES", SHAPES)
-    usual = script.chosen([], [], gpu=False)
+    usual = script.shapes_to_measure([], [], gpu=False)
     assert (
-        script.chosen(["all"], [], gpu=False)
+        script.shapes_to_measure(["all"], [], gpu=False)
         == usual
         == ["t5_small", "t5_large", "llama_2", "llama_12", "toy"]
     )
-    assert script.chosen(["all"], [], gpu=True) == ["llama_1b", "t5_3b"]
-    assert script.chosen(["all", "llama_1b"], [], gpu=False) == [*usual[:-1], "llama_1b", "toy"]
+    assert script.shapes_to_measure(["all"], [], gpu=True) == ["llama_1b", "t5_3b"]
+    assert script.shapes_to_measure(["all", "llama_1b"], [], gpu=False) == [
+        *usual[:-1],
+        "llama_1b",
+        "toy",
+    ]
 
 
 def test_a_bench_is_expected_to_take_longer_with_more_of_everything() -> None:

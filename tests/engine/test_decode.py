@@ -42,7 +42,7 @@ from bild_lab.engine.session import (
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.summary import mean_statistic
-from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.read_model import load_model
 from tests.stubs import ModuleModel, NextLogits, StubModel, StubSession, uncached
 from tests.tiny import PAD, START, VOCABULARY, relative_of, tiny_llama, tiny_t5
 

@@ -25,7 +25,8 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ChainResult, ChainSpec, LoadedModel, TreeSpec
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.measure.certificate import DEFECT, DRAWS, EXACT, OUTPUT, certify_sampled
+from bild_lab.lab.measure.certificate import DEFECT, EXACT
+from bild_lab.lab.measure.sampled_certificate import DRAWS, OUTPUT, certify_sampled
 from bild_lab.screening.recorded_model import RecordedModel
 from tests.engine.methods.drafters.chances import by_context, require_targets_distribution
 from tests.engine.models.test_quantized import CASES

@@ -14,7 +14,7 @@ from bild_lab.engine.methods.speculative.sampling import residual
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import COOLEST, HOTTEST, Sampling, pick
 from bild_lab.errors import UserError
-from bild_lab.training.distillation import Teaching
+from bild_lab.training.distillation import DistillationSpec
 from tests.stubs import SESSION, StubModel
 
 P = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
@@ -95,7 +95,7 @@ def test_a_temperature_that_logits_cannot_be_divided_by_is_refused(temperature: 
     ):
         Sampling(temperature)
     with pytest.raises(UserError, match=r"align.temperature must lie in"):
-        Teaching(temperature=temperature)
+        DistillationSpec(temperature=temperature)
 
 
 @pytest.mark.fast(

@@ -34,7 +34,8 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings, before_stop
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.point.load import build_method, load_model
+from bild_lab.lab.point.build import build_method
+from bild_lab.lab.point.read_model import load_model
 from tests.policies import shipped
 from tests.tiny import START, VOCABULARY, WORDS, tiny_tokenizer
 

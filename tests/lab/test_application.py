@@ -42,7 +42,8 @@ from bild_lab.lab.measure import runner
 from bild_lab.lab.point.prepare import Point
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Failure, FailureCause, Result
-from bild_lab.lab.store.progress import SweepProgress, command_progress, read_commands
+from bild_lab.lab.store.commands import read_commands
+from bild_lab.lab.store.progress import SweepProgress, command_progress
 from bild_lab.lab.store.records import Sweep
 from tests.policies import load
 from tests.tiny import save, tiny_llama

@@ -15,7 +15,7 @@ from bild_lab.lab import preflight
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.config.entrypoint import FAILED_POINTS, Refused
 from bild_lab.lab.point.identity import sweep_folder
-from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.read_model import load_model
 from bild_lab.lab.preflight import (
     MOST_CHECKED,
     NO_GRAPHS,

@@ -7,16 +7,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from omegaconf import OmegaConf
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
+from bild_lab.lab.config.compose import config_dir
 from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.conversations import conversation
 from bild_lab.lab.data.dataset_spec import DatasetSpec
@@ -30,14 +30,9 @@ from tests.engine.methods.modules.tiny import files_of
 from tests.test_experiments import BITA, ROW, commands, composed, swept
 from tests.tiny import tiny_llama
 
+pytestmark = pytest.mark.usefixtures("found_configuration")
+
 FOLDERS = re.compile(r"outputs/(\w+)")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def hydra() -> Iterator[None]:
-    """The configuration is found once for all tests of this module."""
-    with initialize_config_dir(str(config_dir()), **HYDRA_VERSION):
-        yield
 
 
 # by data set: the released evaluation's template, the question about a row of ROW, and the longest

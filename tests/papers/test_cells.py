@@ -177,7 +177,7 @@ def test_the_released_loop_is_a_curve_of_its_own_beside_the_same_printed_numbers
     found = FIGURES["bild_fig4"].numbers([known("t5", released)])
     assert {cell.row for cell in found} == {"unaligned, released loop", "vanilla"}
     lines = compare(found, load_published("bild_fig4"), "paper").lines
-    assert {line.cell.quantity: line.beside for line in lines}["speedup at minimal loss"] == 1.43
+    assert {line.cell.quantity: line.reference for line in lines}["speedup at minimal loss"] == 1.43
 
 
 def speculative(value: float, loss: float = 0.0) -> Result:
@@ -225,9 +225,11 @@ def test_greedy_and_sampled_speculative_points_are_rivals_of_their_own_and_print
         "paper",
     ).lines
     assert {
-        "sampled" in line.cell.row + line.cell.quantity for line in lines if line.beside is not None
+        "sampled" in line.cell.row + line.cell.quantity
+        for line in lines
+        if line.reference is not None
     } == {True}
-    assert sum(line.beside is not None for line in lines) == 4
+    assert sum(line.reference is not None for line in lines) == 4
 
 
 def test_tokens_per_call_are_those_of_synthetic_drafters_with_a_rate() -> None:

@@ -70,7 +70,7 @@ def test_the_papers_scale_comes_before_the_small_one(tmp_path: Path) -> None:
         outputs_of("bild_fig4", tmp_path, scale)
     assert draw_figure("bild_fig4", tmp_path, tmp_path / "figures").scale == "paper"
     small = draw_figure("bild_fig4", tmp_path, tmp_path / "figures", "small")
-    compared = [line for line in small.comparison.lines if line.beside is not None]
+    compared = [line for line in small.comparison.lines if line.reference is not None]
     agree = [line.verdict for line in compared].count(AGREES)
     assert small.scale == "small" and 0 < agree < len(compared)
     assert small.summary.splitlines() == [
@@ -142,7 +142,7 @@ def test_a_figure_says_which_answers_its_adapters_did_not_learn(
 def test_match_rates_agree_with_the_table_they_are_set_beside(tmp_path: Path) -> None:
     outputs_of("ppd_tab4_6", tmp_path, "paper")
     lines = draw_figure("ppd_tab4_6", tmp_path, tmp_path / "figures").comparison.lines
-    assert [(line.cell.panel, line.beside, line.verdict) for line in lines] == [
+    assert [(line.cell.panel, line.reference, line.verdict) for line in lines] == [
         ("squad, tokens 1-2", 0.3015, AGREES),
         ("squad", 0.6837, AGREES),
     ]

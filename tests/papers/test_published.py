@@ -147,7 +147,7 @@ def test_a_verdict_asks_for_the_tolerance_or_the_interval(
     # the paper's is 1.62
     cell = MeasuredNumber("iwslt2017", "aligned", "speedup at minimal loss", value, *bounds)
     (line,) = compare([cell], load_published("bild_fig4"), "paper").lines
-    assert (line.beside, line.verdict) == (1.62, verdict)
+    assert (line.reference, line.verdict) == (1.62, verdict)
 
 
 def test_an_interval_that_ends_at_zero_has_an_end() -> None:
@@ -166,13 +166,11 @@ def test_the_quality_of_other_data_gets_no_verdict() -> None:
         for what, value in (("quality", 39.9), ("speedup", 1.3))
     ]
     quality, speedup = compare(cells, load_published("bild_speculative"), "small").lines
-    assert (quality.beside, quality.verdict) == (None, "–")
-    assert (speedup.beside, speedup.verdict) == (1.28, "agrees")
-    assert (
-        compare([replace(cells[0], data="iwslt2017")], load_published("bild_speculative"), "paper")
-        .lines[0]
-        .beside
-    )
+    assert (quality.reference, quality.verdict) == (None, "–")
+    assert (speedup.reference, speedup.verdict) == (1.28, "agrees")
+    of_the_papers_data = replace(cells[0], data="iwslt2017")
+    compared = compare([of_the_papers_data], load_published("bild_speculative"), "paper")
+    assert compared.lines[0].reference
 
 
 def test_match_rates_of_a_small_model_are_beside_those_after_half_of_the_papers_layers() -> None:
@@ -186,7 +184,7 @@ def test_match_rates_of_a_small_model_are_beside_those_after_half_of_the_papers_
         load_published("ppd_tab4_6"),
         "small",
     )
-    assert [line.beside for line in compared.lines] == [0.7415, 0.7905, None, None]
+    assert [line.reference for line in compared.lines] == [0.7415, 0.7905, None, None]
     assert [line.verdict for line in compared.lines[:2]] == [AGREES, LOWER]
 
 

@@ -14,8 +14,8 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point import prepare as points
-from bild_lab.lab.point.load import load_model
 from bild_lab.lab.point.prepare import prepare
+from bild_lab.lab.point.read_model import load_model
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep

@@ -17,7 +17,7 @@ import torch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
-from bild_lab.lab.measure.summary import log_probability, text_logits
+from bild_lab.lab.measure.likelihood import log_probability, text_logits
 from bild_lab.lab.measure.timing import time_methods
 from bild_lab.screening import screen
 from bild_lab.screening.candidates import Candidate, grid_of

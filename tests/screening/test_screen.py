@@ -23,7 +23,7 @@ from bild_lab.lab.data.prompts import Example
 from bild_lab.lab.measure.certificate import DEFECT, TIE
 from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.point.decoder import METHOD
-from bild_lab.lab.store.progress import read_commands
+from bild_lab.lab.store.commands import read_commands
 from bild_lab.screening import record_store as store
 from bild_lab.screening.candidates import Candidate, command_line_lists, grid_of, read_lists
 from bild_lab.screening.cost_model import TimedText
@@ -39,12 +39,7 @@ from bild_lab.screening.rows import (
 )
 from bild_lab.screening.screen import Screening
 from bild_lab.screening.screen_spec import ScreenSpec
-from bild_lab.screening.screened_sweep import (
-    confirmation,
-    differences_of,
-    row_label,
-    to_confirm,
-)
+from bild_lab.screening.screened_sweep import confirmation, differences_of, row_label, to_confirm
 from scripts.screen import confirmed, require_split
 from tests.policies import load
 from tests.report.sample import sample_drafted

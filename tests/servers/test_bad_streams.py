@@ -125,7 +125,7 @@ def test_everything_else_is_an_error_of_the_request(case: str) -> None:
         answered(*chunks)
 
 
-def test_another_place_is_no_answer() -> None:
+def test_a_redirection_is_no_answer() -> None:
     with pytest.raises(RequestError, match="status 307"):
         answered(status=307)
 

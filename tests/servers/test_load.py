@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -13,16 +12,11 @@ from bild_lab.engine.batch_decoding import arrival_times, decode_batch
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.errors import UserError
 from bild_lab.lab.point.decoder import Decoder
-from tests.checkpoints import tiny_checkpoints
+from tests.checkpoints import tiny_checkpoints, vanilla
 from tests.servers.fake_server import FakeServer, serving
 
 PROMPTS = ["w5 w9 w12", "w7 w8", "w21 w5 w6", "w11 w5 w6", "w5", "w9 w9"]
 LIMIT = 8
-
-
-@lru_cache
-def vanilla() -> Decoder:
-    return bild_lab.load(str(tiny_checkpoints() / "llama"), policy="vanilla")
 
 
 def asking(url: str, **knobs: object) -> Decoder:

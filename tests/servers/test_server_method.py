@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import replace
-from functools import lru_cache
 
 import pytest
 
@@ -17,16 +16,11 @@ from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.servers.acceptance_reports import over_all_forwards, reported_rounds
 from bild_lab.servers.completions import EXTENSIONS
-from tests.checkpoints import tiny_checkpoints
+from tests.checkpoints import tiny_checkpoints, vanilla
 from tests.servers.fake_server import DRAFTED, OF_OPENAI, FakeServer, serving
 
 PROMPT = "w5 w9 w30 w12"
 LIMIT = 12
-
-
-@lru_cache
-def vanilla(family: str = "llama") -> Decoder:
-    return bild_lab.load(str(tiny_checkpoints() / family), policy="vanilla")
 
 
 def asking(url: str, family: str = "llama", **knobs: object) -> Decoder:

@@ -17,7 +17,7 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
-from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.read_model import load_model
 from bild_lab.training.align import agreement, examples, require_fits, split_answers
 from bild_lab.training.answers import Calibration, TargetAnswer, read_calibration
 from bild_lab.training.batches import tokenize

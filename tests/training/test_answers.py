@@ -20,7 +20,8 @@ from bild_lab.engine.models.checkpoint.chat import lacks_special_tokens
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.point.load import load, load_model
+from bild_lab.lab.point.load import load
+from bild_lab.lab.point.read_model import load_model
 from bild_lab.training import answers
 from bild_lab.training.answers import (
     END,

@@ -14,7 +14,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training import distillation
 from bild_lab.training.batches import Collator, TokenizedExample
-from bild_lab.training.distillation import DIVERGENCES, Distillation, Teaching, on_engine
+from bild_lab.training.distillation import DIVERGENCES, Distillation, DistillationSpec, on_engine
 from bild_lab.training.finetune import finetune
 from bild_lab.training.start import FromCheckpoint
 from tests.tiny import END, PAD
@@ -59,13 +59,15 @@ def test_the_two_directions_of_kl_differ() -> None:
     assert CLOSED["kl"].item() != pytest.approx(CLOSED["reverse_kl"].item(), rel=0.05)
 
 
-def steps(name: str, checkpoints: Path, teaching: Teaching) -> tuple[Distillation, torch.nn.Module]:
+def steps(
+    name: str, checkpoints: Path, distillation_spec: DistillationSpec
+) -> tuple[Distillation, torch.nn.Module]:
     teacher, own = (
         on_engine(Checkpoint(str(checkpoints / one)), *CPU) for one in (name, f"{name}-draft")
     )
     collate = Collator(PAD, PAD if name == "t5" else None)
     model = own.checkpoint.weights(torch.float32).train()
-    return Distillation(teaching, teacher, collate, frozenset({END}), 6, seed=3), model
+    return Distillation(distillation_spec, teacher, collate, frozenset({END}), 6, seed=3), model
 
 
 PROMPTS = [[5, 6, 7, 8], [9, 4], [3, 4, 5, 6, 7]]
@@ -96,7 +98,7 @@ def one_by_one(
 def test_the_loss_is_the_divergence_at_each_token_whatever_the_padding(
     name: str, checkpoints: Path
 ) -> None:
-    found, model = steps(name, checkpoints, Teaching("answers", "kl"))
+    found, model = steps(name, checkpoints, DistillationSpec("answers", "kl"))
     model.eval()
     pairs = one_by_one(found, model, EXAMPLES)
     divergences = [
@@ -127,7 +129,7 @@ def test_the_drafter_writes_its_own_greedy_texts_as_it_is_now(
     """
     if hf:
         monkeypatch.setattr(distillation, "why_not_native", lambda config, dtype: "a test says so")
-    found, model = steps(name, checkpoints, Teaching("drafter", "kl", temperature=0.0))
+    found, model = steps(name, checkpoints, DistillationSpec("drafter", "kl", temperature=0.0))
     for shaken in (False, True):
         if shaken:
             shake(model)
@@ -161,7 +163,7 @@ def test_texts_are_the_targets_where_the_drafter_is_unsure_or_the_target_disagre
     name: str, knobs: dict, checkpoints: Path
 ) -> None:
     """Elsewhere they are the drafter's. Fault: the place after it."""
-    found, model = steps(name, checkpoints, Teaching("drafter", "kl", **knobs))
+    found, model = steps(name, checkpoints, DistillationSpec("drafter", "kl", **knobs))
     shake(model)
     texts, _ = found.decoded(model, EXAMPLES, 0)
     model.eval()
@@ -179,7 +181,9 @@ def test_texts_are_the_targets_where_the_drafter_is_unsure_or_the_target_disagre
 
 @pytest.mark.parametrize("knobs", [{}, {"rollback": 0}], ids=str)
 def test_sampled_texts_depend_on_the_step_alone(knobs: dict, checkpoints: Path) -> None:
-    found, model = steps("llama", checkpoints, Teaching("drafter", "tv", temperature=20.0, **knobs))
+    found, model = steps(
+        "llama", checkpoints, DistillationSpec("drafter", "tv", temperature=20.0, **knobs)
+    )
     state = torch.random.get_rng_state()
     first, again, other = (
         [one.answer.tolist() for one in found.decoded(model, EXAMPLES, step)[0]]
@@ -196,7 +200,7 @@ def test_ids_without_a_token_between_the_tokens_are_no_part_of_a_distribution(
 ) -> None:
     """The engine gives them no probability, and 0 · log 0 is no number."""
     greedy = {} if data == "answers" else {"temperature": 0.0}
-    found, model = steps("llama", checkpoints, Teaching(data, "kl", **greedy))
+    found, model = steps("llama", checkpoints, DistillationSpec(data, "kl", **greedy))
     vars(found.teacher.checkpoint)["ids_without_token"] = (10, 39)
     model.eval()
     loss = found(model, EXAMPLES, 0)
@@ -211,13 +215,15 @@ def test_ids_without_a_token_between_the_tokens_are_no_part_of_a_distribution(
 
 
 def test_a_mixture_takes_turns() -> None:
-    assert [Teaching("mixture", "kl").decodes_at(step) for step in range(4)] == [
+    assert [DistillationSpec("mixture", "kl").decodes_at(step) for step in range(4)] == [
         False,
         True,
         False,
         True,
     ]
-    assert Teaching("drafter", "kl").decodes_at(0) and not Teaching("answers", "kl").decodes_at(1)
+    assert DistillationSpec("drafter", "kl").decodes_at(0) and not DistillationSpec(
+        "answers", "kl"
+    ).decodes_at(1)
 
 
 @pytest.mark.fast("llama")
@@ -227,8 +233,12 @@ def test_a_training_that_was_killed_resumes_with_the_same_losses(
 ) -> None:
     finetune(job(tmp_path / "teacher", max_steps=2, model=shape))
     teacher = Checkpoint(str(tmp_path / "teacher" / "checkpoint"))
-    teaching = Teaching("mixture", "js", **BILD)
-    words = {"start": FromCheckpoint(teacher), "teacher": teacher, "teaching": teaching}
+    distillation_spec = DistillationSpec("mixture", "js", **BILD)
+    words = {
+        "start": FromCheckpoint(teacher),
+        "teacher": teacher,
+        "distillation_spec": distillation_spec,
+    }
     whole = finetune(job(tmp_path / "whole", **words))
     with pytest.raises(KeyboardInterrupt):
         finetune(job(tmp_path / "killed", callbacks=(Kill(3),), **words))
@@ -252,7 +262,7 @@ def test_half_precision_decodes_what_it_trains(
     words = {
         "start": FromCheckpoint(teacher),
         "teacher": teacher,
-        "teaching": Teaching("drafter", "tv", **BILD),
+        "distillation_spec": DistillationSpec("drafter", "tv", **BILD),
     }
     for engine in ("kernels", "hf"):
         found += losses(
@@ -273,7 +283,7 @@ def test_a_step_in_several_passes_has_their_mean_loss(tmp_path: Path) -> None:
     words = {
         "start": FromCheckpoint(small),
         "teacher": teacher,
-        "teaching": Teaching("answers", "kl"),
+        "distillation_spec": DistillationSpec("answers", "kl"),
         "max_steps": 3,
     }
     whole, passes = (
@@ -299,9 +309,9 @@ def test_distributions_learned_by_kl_come_nearer_to_the_targets(tmp_path: Path) 
         "max_steps": 40,
         "evaluate_every": 10,
     }
-    history = finetune(job(tmp_path / "own", teaching=Teaching("drafter", "kl"), **words))[
-        "history"
-    ]
+    history = finetune(
+        job(tmp_path / "own", distillation_spec=DistillationSpec("drafter", "kl"), **words)
+    )["history"]
     scored = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
     assert scored[-1] < 0.9 * scored[0]
 
@@ -324,13 +334,16 @@ def test_what_cannot_be_learned_is_refused(tmp_path: Path, checkpoints: Path) ->
     }
     for message, words in refused.items():
         with pytest.raises(UserError, match=message):
-            Teaching(**words)
-    taught = {"teaching": Teaching("drafter", "kl"), "teacher": Checkpoint(str(checkpoints / "t5"))}
+            DistillationSpec(**words)
+    taught = {
+        "distillation_spec": DistillationSpec("drafter", "kl"),
+        "teacher": Checkpoint(str(checkpoints / "t5")),
+    }
     for wrong in ({"soft_targets": 2}, {"label_smoothing": 0.1}, {"loss": "calm"}):
         with pytest.raises(UserError, match=r"set train\.loss=last, train\.soft_targets=0"):
             job(tmp_path, **taught, **wrong)
     with pytest.raises(UserError, match="or that teaches"):
-        job(tmp_path, teaching=Teaching("drafter", "kl"))
+        job(tmp_path, distillation_spec=DistillationSpec("drafter", "kl"))
 
 
 OWN_LOSSES = """
@@ -372,18 +385,18 @@ def test_a_loss_of_ones_own_is_learned_and_its_code_is_part_of_the_training(
     own_losses: str, checkpoints: Path
 ) -> None:
     ours, own = (
-        steps("llama", checkpoints, Teaching("answers", loss))
+        steps("llama", checkpoints, DistillationSpec("answers", loss))
         for loss in ("kl", f"{own_losses}.kl")
     )
     for _, model in (ours, own):
         model.eval()
     assert own[0](own[1], EXAMPLES, 0).item() == pytest.approx(ours[0](ours[1], EXAMPLES, 0).item())
-    identity = Teaching("answers", f"{own_losses}.hellinger").identity
+    identity = DistillationSpec("answers", f"{own_losses}.hellinger").identity
     assert identity["align.loss"] == f"{own_losses}.hellinger"
     assert len(identity["align.loss.code"]) == 12
-    of_class = Teaching("answers", f"{own_losses}.Losses.kl").identity
+    of_class = DistillationSpec("answers", f"{own_losses}.Losses.kl").identity
     assert of_class["align.loss.code"] == identity["align.loss.code"]
-    assert "align.loss.code" not in Teaching("answers", "kl").identity
+    assert "align.loss.code" not in DistillationSpec("answers", "kl").identity
 
 
 @pytest.mark.parametrize(
@@ -404,6 +417,6 @@ def test_a_loss_of_ones_own_that_cannot_be_learned_is_refused_before_weights_loa
     loss: str, told: str, own_losses: str
 ) -> None:
     with pytest.raises(UserError, match=rf"the loss {own_losses}\.{loss} {told}"):
-        Teaching("answers", f"{own_losses}.{loss}")
+        DistillationSpec("answers", f"{own_losses}.{loss}")
     with pytest.raises(UserError, match=r"the loss os\.system cannot be used"):
-        Teaching("answers", "os.system")
+        DistillationSpec("answers", "os.system")

@@ -17,7 +17,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.training import answers, memory
-from bild_lab.training.distillation import Teaching
+from bild_lab.training.distillation import DistillationSpec
 from bild_lab.training.finetune import finetune
 from bild_lab.training.modules.frozen import train_beside_frozen
 from bild_lab.training.start import FromCheckpoint
@@ -50,8 +50,12 @@ def taught(folder: Path, data: str) -> dict[str, Any]:
         Checkpoint(str(folder / name / "checkpoint")) for name in ("teacher", "start")
     )
     bild = {} if data == "answers" else {"temperature": 0.0, "fallback": 0.4, "rollback": 3.0}
-    teaching = Teaching(data, "kl", **bild)
-    return {"start": FromCheckpoint(start), "teacher": teacher, "teaching": teaching}
+    distillation_spec = DistillationSpec(data, "kl", **bild)
+    return {
+        "start": FromCheckpoint(start),
+        "teacher": teacher,
+        "distillation_spec": distillation_spec,
+    }
 
 
 def trained(kind: str, folder: Path, checkpoints: Path, name: str) -> tuple[dict, dict]:

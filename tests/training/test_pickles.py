@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 
 import run
 from bild_lab.lab.config.compose import HYDRA_VERSION, config_dir
-from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.read_model import load_model
 from scripts import (
     align,
     finetune,

@@ -13,7 +13,7 @@ from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.errors import UserError
 from bild_lab.training.batches import Collator, TokenizedExample
 from bild_lab.training.finetune import finetune
-from bild_lab.training.soft_targets import soft_targets, taught
+from bild_lab.training.soft_targets import add_soft_targets, soft_targets
 from bild_lab.training.start import FromCheckpoint
 from tests.tiny import PAD, VOCABULARY
 from tests.training.jobs import MICRO, Kill, job, losses
@@ -74,9 +74,11 @@ def test_they_are_found_once_and_kept_for_a_resumed_training(
 ) -> None:
     teacher, file = Checkpoint(str(checkpoints / "llama")), tmp_path / "work" / "soft.safetensors"
     recipe = type(MICRO)(**{**MICRO.__dict__, "soft_targets": 3})
-    first = taught(EXAMPLES, teacher, Collator(PAD, None), recipe, file, CPU)
+    first = add_soft_targets(EXAMPLES, teacher, Collator(PAD, None), recipe, file, CPU)
     written = file.stat().st_mtime_ns
-    again = taught(EXAMPLES, Checkpoint("nowhere"), Collator(PAD, None), recipe, file, CPU)
+    again = add_soft_targets(
+        EXAMPLES, Checkpoint("nowhere"), Collator(PAD, None), recipe, file, CPU
+    )
     assert file.stat().st_mtime_ns == written
     for one, other, plain in zip(first, again, EXAMPLES, strict=True):
         assert one.soft.ids.shape == (len(plain.answer), 3)

@@ -146,22 +146,25 @@ def quote_free_text(word: str) -> str:
     if re.fullmatch(PLAIN_WORD, value):
         return f"{key}={_quoted_if_needed(value, is_text)}"
     # `template` alone is a group, whose files may be swept over
-    is_free_text = (kind == "template" and bare_key != kind and value[:1] != "[") or (
-        "," not in value and kind in PLACES
-    )
-    if not is_free_text and existing_path(value, Path()) is None:
-        values = value.split(",")
-        if all(re.fullmatch(PLAIN_WORD, swept_value) for swept_value in values):
-            quoted = (_quoted_if_needed(swept_value, is_text) for swept_value in values)
-            return f"{key}={','.join(quoted)}"
+    is_template = kind == "template" and bare_key != kind and value[:1] != "["
+    is_one_place = kind in PLACES and "," not in value
+    if is_template or is_one_place or existing_path(value, Path()) is not None:
+        return f"{key}={_quoted_whole(value)}"
+    values = value.split(",")
+    if not all(re.fullmatch(PLAIN_WORD, swept_value) for swept_value in values):
         return word
-    # the grammar reads a backslash as itself, unless a quote follows
+    quoted = (_quoted_if_needed(swept_value, is_text) for swept_value in values)
+    return f"{key}={','.join(quoted)}"
+
+
+def _quoted_whole(value: str) -> str:
+    """A whole value in quotes. The grammar reads a backslash as itself, unless a quote follows."""
     escaped = re.sub(
         r"(\\*)('|$)",
         lambda backslashes: backslashes[1] * 2 + backslashes[2].replace("'", "\\'"),
         value,
     )
-    return f"{key}='{escaped}'"
+    return f"'{escaped}'"
 
 
 def _quoted_if_needed(value: str, is_text: bool) -> str:

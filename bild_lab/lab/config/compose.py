@@ -84,15 +84,17 @@ def help_that_is_no_text() -> Iterator[None]:
     if HYDRA_1_4 or not hasattr(ArgumentParser, "_check_help"):
         yield
         return
-    own = vars(ArgumentParser).get("_check_help")  # of a command that runs this one; else none
+    earlier_check = vars(ArgumentParser).get(
+        "_check_help"
+    )  # of a command that runs this one; else none
     ArgumentParser._check_help = lambda parser, action: None
     try:
         yield
     finally:
-        if own is None:
+        if earlier_check is None:
             del ArgumentParser._check_help  # the inherited one is back
         else:
-            ArgumentParser._check_help = own
+            ArgumentParser._check_help = earlier_check
 
 
 def config_dir() -> Path:

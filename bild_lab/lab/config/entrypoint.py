@@ -1,6 +1,6 @@
 """Runs an application: help, one clear message for bad input, and the exit code.
 
-Hydra's and OmegaConf's errors are told in plain words.
+Errors of Hydra and OmegaConf are put in plain words.
 """
 
 from __future__ import annotations
@@ -35,12 +35,7 @@ from bild_lab.lab.config.command_line import (
     require_overrides,
     this_script,
 )
-from bild_lab.lab.config.compose import (
-    BUILT_BY_HYDRA,
-    compose_config,
-    config_dir,
-    override_words,
-)
+from bild_lab.lab.config.compose import BUILT_BY_HYDRA, compose_config, config_dir, override_words
 from bild_lab.lab.config.console import console, output, status_line, tolerate_streams
 from bild_lab.lab.schema.glossary import terms_text
 from bild_lab.ranks import launched
@@ -100,24 +95,9 @@ def run_application(
         print_and_exit(help_text(sys.modules[main.__module__].__doc__ or "", config_name))
     if required_words:
         require_words(required_words)
-    full_error, verbosity = COMMAND_VARIABLES
-    os.environ[full_error] = "1"  # Hydra raises its exceptions instead of printing them
-    logging.basicConfig(
-        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)]
-    )
-    logging.captureWarnings(True)
-    # its warnings are about our calls, not the user's
-    os.environ.setdefault(verbosity, "error")
-    multirun = [word for word in sys.argv[1:] if word in MULTIRUN]
-    options, words = options_first([word for word in sys.argv[1:] if word not in multirun])
+    _set_up_messages()
     try:
-        if config_name is not None:
-            require_overrides(words)
-        # Hydra wants its options first
-        sys.argv[1:] = [*multirun[:1], *options, *map(quote_free_text, words)]
-        require_no_secrets(sys.argv[1:])
-        if launched().is_main and all(word[:1] != "-" or word in multirun for word in sys.argv[1:]):
-            status_line.enter("reading the configuration")  # options make Hydra itself print
+        _rewrite_command_line(are_overrides=config_name is not None)
         main()
         sys.stdout.flush()
     except (UserError, HydraException, OmegaConfBaseException) as error:
@@ -138,6 +118,35 @@ def run_application(
     sys.exit(0)
 
 
+def _set_up_messages() -> None:
+    """Set what libraries print, and where: Hydra raises its errors, and warnings are log lines."""
+    full_error, verbosity = COMMAND_VARIABLES
+    os.environ[full_error] = "1"  # Hydra raises its exceptions instead of printing them
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)]
+    )
+    logging.captureWarnings(True)
+    # warnings of Transformers are about our calls, not the user's
+    os.environ.setdefault(verbosity, "error")
+
+
+def _rewrite_command_line(are_overrides: bool) -> None:
+    """Put the words of the command line as Hydra takes them: options first, free text in quotes.
+
+    are_overrides: whether each other word must be KEY=VALUE. Raises UserError for one that is not,
+    and for a secret.
+    """
+    multirun = [word for word in sys.argv[1:] if word in MULTIRUN]
+    options, words = options_first([word for word in sys.argv[1:] if word not in multirun])
+    if are_overrides:
+        require_overrides(words)
+    sys.argv[1:] = [*multirun[:1], *options, *map(quote_free_text, words)]
+    require_no_secrets(sys.argv[1:])
+    has_options = any(word[:1] == "-" and word not in multirun for word in sys.argv[1:])
+    if launched().is_main and not has_options:  # options make Hydra itself print
+        status_line.enter("reading the configuration")
+
+
 def help_text(docstring: str, config_name: str | None) -> str:
     """Help for a script.
 
@@ -154,14 +163,8 @@ def help_text(docstring: str, config_name: str | None) -> str:
     if config_name is not None:
         file = config_dir() / f"{config_name}.yaml"
         keys = file.read_text(encoding="utf-8").partition("\n")[2].partition("\nhydra:")[0]
-        wrapper = textwrap.TextWrapper(WIDTH, break_on_hyphens=False, subsequent_indent=" " * 13)
-        group_lines = []
-        for group in sorted(folder for folder in config_dir().iterdir() if folder.is_dir()):
-            files = sorted(file.stem for file in group.glob("*.yaml"))
-            folders = sorted(f"{folder.name}/…" for folder in group.iterdir() if folder.is_dir())
-            group_lines.append(wrapper.fill(f"  {group.name:10} {', '.join([*files, *folders])}"))
         sections.append(f"Keys (KEY=VALUE), from conf/{file.name}\n\n{keys.strip()}")
-        sections.append("Groups (GROUP=FILE)\n\n" + "\n".join(group_lines))
+        sections.append("Groups (GROUP=FILE)\n\n" + "\n".join(_group_lines()))
         sections.append(
             f"Every key with its value, without running anything: python {command.split()[0]}"
             " --cfg job"
@@ -169,6 +172,17 @@ def help_text(docstring: str, config_name: str | None) -> str:
     if config_name == "config":  # run.py writes reports, which use the terms
         sections.append(f"Words of the reports\n\n{terms_text(WIDTH)}")
     return "\n\n".join(sections)
+
+
+def _group_lines() -> list[str]:
+    """A line of the help for each group of `conf`: its files and folders."""
+    wrapper = textwrap.TextWrapper(WIDTH, break_on_hyphens=False, subsequent_indent=" " * 13)
+    lines = []
+    for group in sorted(folder for folder in config_dir().iterdir() if folder.is_dir()):
+        files = sorted(file.stem for file in group.glob("*.yaml"))
+        folders = sorted(f"{folder.name}/…" for folder in group.iterdir() if folder.is_dir())
+        lines.append(wrapper.fill(f"  {group.name:10} {', '.join([*files, *folders])}"))
+    return lines
 
 
 def print_and_exit(text: str) -> NoReturn:
@@ -289,10 +303,11 @@ def _require_referred_to(word: str, cfg: DictConfig, hydra: DictConfig) -> None:
     if _has_own_callbacks(hydra):  # which may read any key, and say nowhere which
         return
     values, hydra_values = (OmegaConf.to_container(node, resolve=False) for node in (cfg, hydra))
-    others = [values[other] for other in values if other not in (name, "hydra")]
-    others += [hydra_values[other] for other in hydra_values if other != "overrides"]
-    others += hydra_values["overrides"]["hydra"]  # a point of a sweep has their values nowhere else
-    if re.search(rf"\$\{{[^}}]*\b{re.escape(name)}\b", str(others)):
+    may_refer = [value for key_name, value in values.items() if key_name not in (name, "hydra")]
+    may_refer += [value for key_name, value in hydra_values.items() if key_name != "overrides"]
+    # a point of a sweep has their values nowhere else
+    may_refer += hydra_values["overrides"]["hydra"]
+    if re.search(rf"\$\{{[^}}]*\b{re.escape(name)}\b", str(may_refer)):
         return
     meant = suggestion(key, known_keys(config_name)) or "."
     raise UserError(

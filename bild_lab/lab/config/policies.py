@@ -11,10 +11,7 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.errors import (
-    UserError,
-    warn_once,
-)
+from bild_lab.errors import UserError, warn_once
 from bild_lab.lab.config.compose import compose_policy, knob_values, policy_names
 from bild_lab.lab.schema.formatting import knob_value
 
@@ -50,10 +47,10 @@ def require_policy(policy: Any) -> None:
         )
     for knob, value in values.items():
         default = shipped[knob]
-        wrong = isinstance(value, dict) or (
-            isinstance(value, bool) and isinstance(default, int | float | str)
-        )
-        if wrong and not isinstance(default, bool | dict | None):
+        takes_anything = isinstance(default, bool | dict | None)
+        is_group = isinstance(value, dict)
+        is_switch = isinstance(value, bool) and isinstance(default, int | float | str)
+        if not takes_anything and (is_group or is_switch):
             raise UserError(f"policy.{knob} must be a value such as {default!r}, got {value!r}")
 
 
@@ -140,9 +137,9 @@ def describe_decoder(node: Any) -> str:
     return f"{name}({', '.join([*values, *parts])})"
 
 
-def _says_something(part: dict[str, Any]) -> bool:
+def _says_something(node: dict[str, Any]) -> bool:
     """Whether a part has no values, or one that is not null."""
-    values = [value for key, value in part.items() if key != "_target_"]
+    values = [value for key, value in node.items() if key != "_target_"]
     return not values or any(value is not None for value in values)
 
 

@@ -146,9 +146,8 @@ class RuntimeSpec:
     # float32, bfloat16, float16, float64; auto: float32 on a CPU, on a GPU as stored
     dtype: str = "auto"
     batch: int = whole_number(1, MOST_BATCH, default=1)  # texts that decode at once
-    threads: int | None = whole_number(
-        1, MOST_THREADS, default=None
-    )  # of the CPU; null: PyTorch chooses, of a container's cores at most its share
+    # of the CPU; null: PyTorch chooses, of a container's cores at most its share
+    threads: int | None = whole_number(1, MOST_THREADS, default=None)
     seed: int = whole_number(0, default=0)
     trust_remote_code: bool = False  # run Python code that comes with a checkpoint
     allow_pickles: bool = False  # read tensors from pickles where a checkpoint has no safetensors
@@ -168,12 +167,10 @@ class RuntimeSpec:
 class MeasureSpec:
     """How often to time, and what else to look at."""
 
-    warmup: int = whole_number(
-        0, default=3
-    )  # examples whose beginnings are decoded before timing starts
-    repeats: int = whole_number(
-        1, default=3
-    )  # how often policy and baseline decode each example, in turn
+    # examples whose beginnings are decoded before timing starts
+    warmup: int = whole_number(0, default=3)
+    # how often policy and baseline decode each example, in turn
+    repeats: int = whole_number(1, default=3)
     # repeat until the speedup's error by the clock is at most this share
     precision: float | None = None
     most_repeats: int = whole_number(1, default=30)  # with precision

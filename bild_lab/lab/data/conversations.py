@@ -12,11 +12,10 @@ from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template, fill_template
 from bild_lab.lab.data.formats import Row, first_value
 from bild_lab.lab.data.prompts import (
-    CompleteSourcePrompt,
     Continuation,
     Example,
-    SourcePrompt,
     inserted,
+    source_prompt,
     with_answers,
 )
 
@@ -173,10 +172,10 @@ def last_turn(
     """
     turns = conversation(example, questions, template)
     ids = (turn.id for turn in turns)
-    last = with_answers(turns, dict(zip(ids, answers, strict=False)))[-1]
-    history = last.prompt.removesuffix(turns[-1].prompt)
+    answered_turn = with_answers(turns, dict(zip(ids, answers, strict=False)))[-1]
+    history = answered_turn.prompt.removesuffix(turns[-1].prompt)
     _, question_template = template.around_answer
     text_before, *texts_after = question_template.split("{question}")
-    prompt_type = CompleteSourcePrompt if template.complete else SourcePrompt
-    prompt = prompt_type(questions[-1], inserted((history + text_before, *texts_after), around))
+    texts_around = inserted((history + text_before, *texts_after), around)
+    prompt = source_prompt(questions[-1], texts_around, template.complete)
     return replace(example, prompt=prompt)

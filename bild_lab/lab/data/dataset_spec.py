@@ -173,24 +173,7 @@ class DatasetSpec:
                 )
         require_whole("dataset.skip", self.skip, 0)
         require_whole("dataset.shots", self.shots, 0)
-        chat = (
-            (self.chat_template,)
-            if isinstance(self.chat_template, str)
-            else tuple(self.chat_template or ())
-        )
-        if not chat or not all(isinstance(template, str) for template in chat):
-            raise UserError(
-                f"dataset.chat_template must be text or several texts, got {self.chat_template!r}"
-            )
-        self.chat_template = chat
-        if chat != (CHECKPOINT,):
-            _ = self.templates
-            _require(
-                self.chat_template_date is None and not self.chat_template_kwargs,
-                "chat_template_date and chat_template_kwargs have an effect on a model's own chat"
-                " template alone; set template=chat, or leave them out",
-            )
-        _ = self.chat
+        self._set_chat_template()
         if self.name is None:
             self.name = _name_of(self.path, self.hub_id)
         if self.split is None:
@@ -203,6 +186,27 @@ class DatasetSpec:
         self._require_metrics()
         self._require_rows()
         self._require_shots()
+
+    def _set_chat_template(self) -> None:
+        """Make one template a tuple of one. Raises UserError for other values, and for settings of a
+        model's own template beside another one.
+        """
+        one_or_several = self.chat_template
+        templates = (one_or_several,) if isinstance(one_or_several, str) else one_or_several or ()
+        templates = tuple(templates)
+        if not templates or not all(isinstance(template, str) for template in templates):
+            raise UserError(
+                f"dataset.chat_template must be text or several texts, got {one_or_several!r}"
+            )
+        self.chat_template = templates
+        if templates != (CHECKPOINT,):
+            _ = self.templates  # refuses
+            _require(
+                self.chat_template_date is None and not self.chat_template_kwargs,
+                "chat_template_date and chat_template_kwargs have an effect on a model's own chat"
+                " template alone; set template=chat, or leave them out",
+            )
+        _ = self.chat  # refuses
 
     def _require_prompt(self) -> None:
         _require(self.split, "split must name a split (train, validation, test), got an empty one")

@@ -29,10 +29,9 @@ from bild_lab.lab.data.conversations import (
 from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template, fill_template
 from bild_lab.lab.data.formats import Row, columns_of, first_value
 from bild_lab.lab.data.prompts import (
-    CompleteSourcePrompt,
     Example,
-    SourcePrompt,
     inserted,
+    source_prompt,
     with_answers,
 )
 from bild_lab.lab.data.rows import canonical_split, hub_rows, local_rows
@@ -305,8 +304,8 @@ def _all_turns(
 ) -> list[Example]:
     """An example for each turn. around: the texts around the source in the first question."""
     first_turn, *later_turns = conversation(example, [turns[0].join(around), *turns[1:]], template)
-    prompt_type = CompleteSourcePrompt if template.complete else SourcePrompt
-    prompt = prompt_type(turns[0], inserted(template.first_turn.split("{question}"), around))
+    texts_around = inserted(template.first_turn.split("{question}"), around)
+    prompt = source_prompt(turns[0], texts_around, template.complete)
     return [replace(first_turn, prompt=prompt), *later_turns]
 
 

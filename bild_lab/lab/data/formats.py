@@ -70,11 +70,8 @@ def read_rows(file: Path) -> Iterator[tuple[str, Row]]:
     except UnicodeDecodeError as error:
         byte = f"byte 0x{error.object[error.start]:02x}: {error.reason}"
         raise UserError(f"{file} is not UTF-8 ({byte}); {_converted(file)}") from error
-    except (
-        OSError,
-        ValueError,
-        csv.Error,
-    ) as error:  # those of JSON, UTF-8 and Arrow are ValueErrors
+    # errors of JSON, UTF-8 and Arrow are ValueErrors
+    except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"cannot read {file}: {error}; correct it, or copy it again") from error
 
 

@@ -84,6 +84,11 @@ class CompleteSourcePrompt(SourcePrompt, CompleteText):
     """A prompt that knows its source, in the template of the model's own tokenizer."""
 
 
+def source_prompt(source: str, around: Sequence[str], complete: bool) -> SourcePrompt:
+    """A prompt that knows its source. complete: in the template of the model's own tokenizer."""
+    return (CompleteSourcePrompt if complete else SourcePrompt)(source, around)
+
+
 def inserted(outer: Sequence[str], inner: Sequence[str]) -> tuple[str, ...]:
     """The texts around a source, where `inner` are those in a question, and `outer` those around
     the question.
@@ -115,8 +120,7 @@ def cut_sources(
 def _with_source(prompt: str) -> SourcePrompt:
     if isinstance(prompt, SourcePrompt):
         return prompt
-    prompt_type = CompleteSourcePrompt if isinstance(prompt, CompleteText) else SourcePrompt
-    return prompt_type(prompt, ("", ""))
+    return source_prompt(prompt, ("", ""), isinstance(prompt, CompleteText))
 
 
 def longest_fitting(length: int, fits: Callable[[int], bool]) -> int:

@@ -99,20 +99,27 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
         if path.is_dir():
             _require_one_dataset(root, split, by_split[split])
         return by_split[split]
-    if by_split.keys() == {None} and (
-        len(files) == 1 or all(_SHARD.search(file.name) for file in files)
-    ):
+    names_no_split = by_split.keys() == {None}
+    is_one_dataset = len(files) == 1 or all(_SHARD.search(file.name) for file in files)
+    if names_no_split and is_one_dataset:
         if path.is_dir():
             _require_one_dataset(root, split, files)
             _require_configuration(root, files, subfolders)
         return files
+    raise _no_split(path, split, by_split)
+
+
+def _no_split(path: Path, split: str, by_split: dict[str | None, list[Path]]) -> UserError:
+    """The error for files of which none is of the split. by_split: the files by the split that their
+    names say, None for those that say none.
+    """
     if split_names := sorted(name for name in by_split if name is not None):
-        raise UserError(
+        return UserError(
             f"{path} has no split {split!r}, only {', '.join(split_names)}; set dataset.split to"
             " one of them"
         )
-    names = ", ".join(file.name for file in files[:5])
-    raise UserError(
+    names = ", ".join(file.name for file in by_split[None][:5])
+    return UserError(
         f"cannot tell which file under {path} is split {split!r}, got {names}; "
         f"name it {split}.jsonl or point dataset.path at one file"
     )
@@ -411,9 +418,11 @@ def _prepared(hub_id: str, config: str | None, revision: str | None, commit: str
     if commit is None and revision in (None, "main"):
         matching = folders
     if len(matching) != 1:
-        held = ", ".join(f"{folder.name} ({folder.parts[-3]})" for folder in sorted(folders))
+        prepared_names = ", ".join(
+            f"{folder.name} ({folder.parts[-3]})" for folder in sorted(folders)
+        )
         raise ValueError(
-            f"it holds {held or 'nothing'}, and not one dataset of {revision or 'main'}; a commit is"
+            f"it holds {prepared_names or 'nothing'}, and not one dataset of {revision or 'main'}; a commit is"
             " chosen by dataset.hub_revision, a configuration by dataset.hub_config"
         )
     configuration, version, folder_hash = matching[0].parts[-3:]

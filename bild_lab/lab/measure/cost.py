@@ -73,31 +73,22 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Everything that a model's cost depends on.
-
-    query_width: of all heads together. cache_width: keys and values of one token in one layer.
-    layers: the matrices of all decoder layers. feed_forward: those of their feed-forward blocks
-    alone.
-    filling: the key and value matrices of one layer.
-    windows: the most keys that a row attends to, each with the number of decoder layers for which
-    this holds.
-    cross_layers: decoder layers that attend to the source. encoder: the matrices of all encoder
-    layers.
-    memory: the cross-attention key and value matrices of all decoder layers.
-    """
+    """Everything that a model's cost depends on."""
 
     dim: int
-    query_width: int
-    cache_width: int
-    layers: Matrices
-    feed_forward: Matrices
-    filling: Matrices
+    query_width: int  # of all heads together
+    cache_width: int  # keys and values of one token in one layer
+    layers: Matrices  # of all decoder layers
+    feed_forward: Matrices  # of their feed-forward blocks alone
+    filling: Matrices  # the key and value matrices of one layer
+    # the most keys that a row attends to, each with the number of decoder layers for which this
+    # holds
     windows: tuple[tuple[float, int], ...]
     head: Matrices
-    cross_layers: int = 0
-    encoder: Matrices = Matrices(0, 0)
+    cross_layers: int = 0  # decoder layers that attend to the source
+    encoder: Matrices = Matrices(0, 0)  # of all encoder layers
     encoder_layers: int = 0
-    memory: Matrices = Matrices(0, 0)
+    memory: Matrices = Matrices(0, 0)  # the cross-attention keys and values of all decoder layers
 
     @property
     def weights(self) -> int:

@@ -59,8 +59,8 @@ def _bandwidth(device: torch.device, threads: int) -> float:
 
 
 def bandwidth_facts(decoder: Decoder) -> Mapping[str, float]:
-    """For the environment of a result: the bandwidth of the device that a decoder runs on, in
-    10⁹ bytes a second.
+    """The bandwidth of the device that a decoder runs on, in 10⁹ bytes a second, for the environment
+    of a result.
     """
     return {"read_gb_per_s": _bandwidth(decoder.target.device, torch.get_num_threads())}
 
@@ -70,8 +70,7 @@ _costs: dict[tuple[str, ...], float] = {}
 
 
 def row_cost_facts(decoder: Decoder, source: Source) -> Mapping[str, float]:
-    """For the environment of a result: what a forward of the target over eight rows takes, in
-    tokens.
+    """What a forward of the target over eight rows takes, in tokens, for the environment of a result.
 
     decoder: of the baseline, whose tokens count. source: a text to be decoded. Nothing where
     another engine runs the target, and where each number of rows would be compiled.

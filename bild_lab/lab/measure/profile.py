@@ -17,6 +17,7 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.schema.examples import MeasuredExample
@@ -55,15 +56,9 @@ def speculation_profile(
     method, rule = decoder.method, result.facts.get("acceptance")
     lossless = method.lossless(Sampling(result.setting.temperature))
     verification = _verification(method, rule)
-    extrapolates = (
-        isinstance(getattr(method, "drafter", None), ModelDrafter)
-        and lossless
-        and verification == LONGEST_PREFIX
-    )
-    target, *drafts = (
-        {"id": "/".join(model.checkpoint.path.strip("/").split("/")[-2:])}
-        for model in decoder.models
-    )
+    is_model_drafter = isinstance(getattr(method, "drafter", None), ModelDrafter)
+    extrapolates = is_model_drafter and lossless and verification == LONGEST_PREFIX
+    target, *drafts = map(_checkpoint_id, decoder.models)
     return {
         "schema_version": PROFILE_SCHEMA,
         "measured": True,
@@ -94,8 +89,13 @@ def speculation_profile(
     }
 
 
+def _checkpoint_id(model: LoadedModel) -> dict[str, str]:
+    """What the profile says of a checkpoint: the last two folders of its path, as ids of the hub."""
+    return {"id": "/".join(model.checkpoint.path.strip("/").split("/")[-2:])}
+
+
 def _marginal_rates(examples: Sequence[MeasuredExample], longest: int) -> list[float]:
-    """For each position of a draft, the share of all verifications that accepted it."""
+    """The share of all verifications that accepted each position of a draft."""
     accepted = Counter(
         example_round.accepted
         for example in examples

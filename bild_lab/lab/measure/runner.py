@@ -14,12 +14,14 @@ import torch
 from bild_lab.engine.batch_decoding import require_room
 from bild_lab.engine.protocols import External, Method, Replays, Served
 from bild_lab.engine.request import Request
+from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import warn_once
+from bild_lab.lab.measure.likelihood import log_probability, require_no_nan
 from bild_lab.lab.measure.machine import bandwidth_facts, row_cost_facts
 from bild_lab.lab.measure.profile import PROFILE, speculation_profile
 from bild_lab.lab.measure.score import result_of
-from bild_lab.lab.measure.summary import is_too_noisy, log_probability, require_no_nan
+from bild_lab.lab.measure.summary import is_too_noisy
 from bild_lab.lab.measure.timing import (
     LONG_ROUND_S,
     PHASES,
@@ -66,25 +68,21 @@ def run_point(
     threads = torch.get_num_threads()
     torch.set_num_threads(point.setting["threads"])
     try:
-        return _measured(point, sweep, Stopwatch(stage, setup_s), stage, advance)
+        return _measured(point, sweep, Stopwatch(stage, setup_s), advance)
     finally:
         torch.set_num_threads(threads)
 
 
 def _measured(
-    point: Point,
-    sweep: Sweep,
-    stopwatch: Stopwatch,
-    stage: Callable[[str], None],
-    advance: Callable[[float], None],
+    point: Point, sweep: Sweep, stopwatch: Stopwatch, advance: Callable[[float], None]
 ) -> Result:
-    """As `run_point`, with the threads that are set."""
+    """What `run_point` returns, measured with the threads that PyTorch has now."""
     decoder = point.decoders[METHOD]
     with stopwatch.phase("load"):
         # before the peak of the memory is watched
         timed_facts = {} if isinstance(decoder.method, Replays) else bandwidth_facts(decoder)
         device_use = DeviceUse(decoder.target.device)
-        environment_facts = _load_weights(point, stage) | timed_facts
+        environment_facts = _load_weights(point, stopwatch.stage) | timed_facts
     with stopwatch.phase("history"):
         examples, requests = prepare_texts(point, sweep.folder)
     with stopwatch.phase("check"):
@@ -141,8 +139,7 @@ def _require_decodable(point: Point, requests: Sequence[Request]) -> None:
     running = [model for decoder in decoders for model in decoder.running]
     require_no_nan(running, requests[0])
     if point.batch > 1:
-        models = {id(model): model for decoder in decoders for model in decoder.models}
-        require_room(models.values(), requests, point.batch)
+        require_room(_models_of(decoders), requests, point.batch)
 
 
 def _without_clock(timed: TimedTexts) -> TimedTexts:
@@ -223,6 +220,11 @@ def _first_trace(point: Point, shortest_verify_s: float) -> Callable[[], Trace]:
 
 
 def compiled_steps(decoders: Iterable[Decoder]) -> int:
-    """How many shapes the models have compiled. A model shared by several decoders counts once."""
+    """How many shapes the models have compiled."""
+    return sum(model.compiled_steps for model in _models_of(decoders))
+
+
+def _models_of(decoders: Iterable[Decoder]) -> list[LoadedModel]:
+    """The models of these decoders; one that several share is there once."""
     models = {id(model): model for decoder in decoders for model in decoder.models}
-    return sum(model.compiled_steps for model in models.values())
+    return list(models.values())

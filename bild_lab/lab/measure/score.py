@@ -15,22 +15,16 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Round, Span, StageTrace
 from bild_lab.lab.data.prompts import Example
-from bild_lab.lab.measure.certificate import (
-    NO_TEXT,
-    Certificate,
-    certify,
-    certify_replayed,
-    certify_sampled,
-    count_verdicts,
-    judge_together,
-)
+from bild_lab.lab.measure.certificate import NO_TEXT, Certificate, count_verdicts
+from bild_lab.lab.measure.greedy_certificate import certify, certify_replayed
+from bild_lab.lab.measure.likelihood import log_probabilities
 from bild_lab.lab.measure.prediction import pipeline_summary, predict
+from bild_lab.lab.measure.sampled_certificate import certify_sampled, judge_together
 from bild_lab.lab.measure.summary import (
     agreement,
     answered_indices,
     change_of,
     decoding_costs,
-    log_probabilities,
     score_all,
     summarize,
     texts_at,
@@ -89,8 +83,8 @@ def result_of(
         baseline_loop_share = _baseline_loop_share(point, requests, timed)
     with stopwatch.phase("certify"):
         certificates = _certified(point, requests, timed) if _certifies(point) else None
+    likelihoods = None
     with stopwatch.phase("likelihood"):
-        likelihoods = None
         if point.measure.target_log_probability:
             likelihoods = log_probabilities(decoder.running[0], requests, timed)
     with stopwatch.phase("metrics"):
@@ -122,14 +116,26 @@ def result_of(
             seconds={},
         )
     seconds = {**stopwatch.seconds, "total": sum(stopwatch.seconds.values())}
-    result = replace(result, seconds=seconds)
     rows = measured_examples(
         examples, timed, texts, certificates or (), scores_by_example, likelihoods
     )
+    return replace(result, seconds=seconds), _with_traces(point, examples, rows, traces)
+
+
+def _with_traces(
+    point: Point,
+    examples: Sequence[Example],
+    rows: Sequence[MeasuredExample],
+    traces: Sequence[StageTrace],
+) -> list[MeasuredExample]:
+    """The rows; the first ones have what the trace viewer shows. traces: of the first examples, none
+    where stages were not traced.
+    """
+    pieces, shown_rows = point.decoders[METHOD].pieces, list(rows)
     for index, example in enumerate(examples[: point.measure.traced_examples]):
-        spans_of_example = traces[index].spans if index < len(traces) else ()
-        rows[index] = with_trace(rows[index], example.prompt, spans_of_example, decoder.pieces)
-    return result, rows
+        spans = traces[index].spans if index < len(traces) else ()
+        shown_rows[index] = with_trace(rows[index], example.prompt, spans, pieces)
+    return shown_rows
 
 
 def _counted_verdicts(
@@ -204,11 +210,10 @@ def _engine_facts(point: Point) -> dict[str, Any]:
         return {"engine": None, "precision": None, "peak_memory_mb": None}
     drafting = decoder.running[1:]
     runs_here = decoder.method.engine in {model.engine for model in decoder.running}
+    draft_engines = ", ".join(dict.fromkeys(model.engine for model in drafting))
     return {
         "engine": decoder.method.engine,
-        "draft_engine": ", ".join(dict.fromkeys(model.engine for model in drafting))
-        if drafting and runs_here
-        else None,
+        "draft_engine": draft_engines if drafting and runs_here else None,
         "precision": precision_of(decoder.method, decoder.target, point.setting["dtype"]),
         "peak_memory_mb": peak_memory_mb(decoder.target.device),
     }
@@ -230,18 +235,19 @@ def truncation_rates(
     timed: TimedTexts, texts: Mapping[str, Sequence[str]], requests: Sequence[Request]
 ) -> dict[str, float]:
     """Fields of a Result: the shares of the texts that are empty, the method's and the baseline's,
-    and of the baseline's that the length limit cut. Of the baseline nothing without one.
+    and of the baseline's that the length limit cut. Without a baseline it has no fields.
     """
-    came = [texts[METHOD][index] for index in answered_indices(timed)]
-    shares = {"empty": _empty_share(came)}
+    answered_texts = [texts[METHOD][index] for index in answered_indices(timed)]
+    shares = {"empty": _empty_share(answered_texts)}
     if BASELINE not in timed:
         return shares
-    cut = 0
+    n_cut = 0
     for text, request in zip(timed[BASELINE], requests, strict=True):
         tokens = [*request.source.prompt, *text.token_ids]
-        cut += request.limits.room(tokens) <= 0 and not request.limits.ended(tokens)
+        if request.limits.room(tokens) <= 0 and not request.limits.ended(tokens):
+            n_cut += 1
     baseline_empty = _empty_share(texts[BASELINE])
-    return {**shares, "baseline_empty": baseline_empty, "baseline_cut": cut / len(requests)}
+    return {**shares, "baseline_empty": baseline_empty, "baseline_cut": n_cut / len(requests)}
 
 
 def _empty_share(texts: Sequence[str]) -> float:
@@ -411,24 +417,18 @@ def _stage_findings(
 
     summary: fields of the Result that are known.
     """
-    decoder, prediction = point.decoders[METHOD], None
-    checkpoint = decoder.target.checkpoint
+    prediction = None
     if stages_s is not None and BASELINE in timed:
+        checkpoint = point.decoders[METHOD].target.checkpoint
         prediction = predict(
             timed[METHOD][: len(traces)],
             timed[BASELINE][: len(traces)],
             stages_s,
             summary["counts"].acceptance_rate,
             checkpoint.end_tokens,
-            0.0
-            if checkpoint.encoder_decoder
-            else sum(drafter_prompt_s(trace, len(decoder.models) == 1) for trace in traces),
+            _drafter_prompts_s(point.decoders[METHOD], traces),
         )
-    first_verify_ends = []
-    for trace in traces:
-        verify_ends = (end for stage, _, end in trace.spans if stage == "verify")
-        first_verify_ends += itertools.islice(verify_ends, 1)
-    first_token_s = median(first_verify_ends) if first_verify_ends else None
+    first_token_s = _median_first_verification_s(traces)
     if (streamed := summary.get("streamed")) is not None:
         first_token_s = streamed.first_token_p50
     return {
@@ -436,6 +436,25 @@ def _stage_findings(
         "prediction": prediction,
         "pipeline": pipeline_summary(timed, stages_s, len(traces)),
     }
+
+
+def _drafter_prompts_s(decoder: Decoder, traces: Sequence[StageTrace]) -> float:
+    """How long the drafter alone read the prompts of these texts; 0.0 with an encoder, which reads
+    them for the target alone.
+    """
+    if decoder.target.checkpoint.encoder_decoder:
+        return 0.0
+    part_of_target = len(decoder.models) == 1
+    return sum(drafter_prompt_s(trace, part_of_target) for trace in traces)
+
+
+def _median_first_verification_s(traces: Sequence[StageTrace]) -> float | None:
+    """When the first verification ended, the median of these texts; None if nothing was verified."""
+    first_ends = []
+    for trace in traces:
+        verify_ends = (end for stage, _, end in trace.spans if stage == "verify")
+        first_ends += itertools.islice(verify_ends, 1)
+    return median(first_ends) if first_ends else None
 
 
 def measured_examples(
@@ -480,7 +499,7 @@ def measured_examples(
 
 
 def stored_reports(text: Timed) -> tuple[dict[str, Any], ...]:
-    """What another engine told in each repeat, for a row: seconds to microseconds, steps by
+    """What another engine reported in each repeat, for a row: seconds to microseconds, steps by
     "drafted/accepted".
     """
     reports = []

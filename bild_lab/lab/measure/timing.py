@@ -68,22 +68,22 @@ class Timed:
     """One method's output on one example: the emitted tokens, the seconds of every repeat, and the
     trace.
 
-    latency_s: in a batch, its share of the batch's seconds. waited_s: in a batch, from its place to
-    its end. joules: as latency_s; empty where no counter can be read. All three are empty if
-    nothing was timed. block: in a batch, the number of the block of texts that it was timed with.
-    compiled: of each repeat whether its seconds include compiling. target_calls: of each repeat how
-    many rounds verified something. reports: what another engine told in every repeat; empty for our
-    own.
+    Of the lists, `latency_s`, `waited_s` and `joules` are empty if nothing was timed.
     """
 
     token_ids: list[int]
-    latency_s: list[float]
+    latency_s: list[float]  # in a batch, its share of the batch's seconds
     trace: Trace
-    waited_s: list[float] = field(default_factory=list)
+    waited_s: list[float] = field(default_factory=list)  # in a batch, from its place to its end
+    # as latency_s; empty where no counter can be read
     joules: list[float] = field(default_factory=list)
+    # in a batch, the number of the block of texts that it was timed with
     block: int | None = None
+    # of each repeat, whether its seconds include compiling
     compiled: list[bool] = field(default_factory=list)
+    # of each repeat, how many rounds verified something
     target_calls: list[int] = field(default_factory=list)
+    # what another engine reported in every repeat; empty for our own
     reports: list[EngineReport] = field(default_factory=list)
 
     @property
@@ -118,26 +118,23 @@ def no_progress(texts: float) -> None:
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """How texts are decoded while the clock runs.
+    """How texts are decoded while the clock runs."""
 
-    seed: of sampled texts. synchronize: waits until the device has finished its work. batch: how
-    many texts are decoded at a time. compiled_steps: how many steps were compiled so far.
-    first_trace: makes the trace of a text's first repeat outside of batches; the seconds in which
-    it is paused do not count. joules: the energy since it was asked last, None if unknown.
-    after_block: called after every timed block. rehearses: before a block is timed for the first
-    time, decode the first token of each of its texts, so that libraries have met the shapes of its
-    prompts; on a GPU they look for kernels, and load them, at each new shape. advance: called after
-    every decoding with its share of the work, in texts.
-    """
-
-    seed: int = 0
-    synchronize: Callable[[], None] = no_wait
-    batch: int = 1
-    compiled_steps: Callable[[], int] = no_steps
+    seed: int = 0  # of sampled texts
+    synchronize: Callable[[], None] = no_wait  # waits until the device has finished its work
+    batch: int = 1  # how many texts are decoded at a time
+    compiled_steps: Callable[[], int] = no_steps  # how many steps were compiled so far
+    # makes the trace of a text's first repeat outside of batches; the seconds in which it is paused
+    # do not count
     first_trace: Callable[[], Trace] = Trace
+    # the energy since it was asked last, None if unknown
     joules: Callable[[], float | None] = no_joules
-    after_block: Callable[[], None] = no_reading
+    after_block: Callable[[], None] = no_reading  # called after every timed block
+    # before a block is timed for the first time, decode the first token of each of its texts, so
+    # that libraries have met the shapes of its prompts; on a GPU they look for kernels, and load
+    # them, at each new shape
     rehearses: bool = False
+    # called after every decoding with its share of the work, in texts
     advance: Callable[[float], None] = no_progress
 
 
@@ -151,7 +148,7 @@ def time_methods(
     """Decode every example with every method in turn, in `repeats` passes over all examples. So the
     repeats of an example lie apart, and differ where the machine's speed changes within minutes.
 
-    The order of the methods alternates; of more than two another begins every second time. The time
+    The methods take turns at being first (`order`). The time
     covers a whole example including encoder and prefill, the device synchronized before and after,
     without a method's preparation (`Prepares`). An example is decoded again if a step was compiled
     meanwhile, at most `MOST_DECODINGS` times in all; `Timed.compiled` says where that was not
@@ -423,8 +420,8 @@ def repeats_of(timed: Mapping[str, Sequence[Timed]]) -> int:
 
 
 def order(names: Sequence[str], index: int, repeat: int) -> list[str]:
-    """The order in which methods decode an example, or a block of examples: two take turns at being
-    first, of more another one begins every second time.
+    """The order in which methods decode an example, or a block of examples: two alternate; more
+    rotate, so that another one begins every second time.
     """
     turn = index + repeat
     start = turn // 2 % len(names) if len(names) > 2 else 0

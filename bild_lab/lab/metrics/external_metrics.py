@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pkgutil
 import sys
 from collections.abc import Callable, Sequence
@@ -13,17 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from bild_lab.errors import UserError, warn_once
+from bild_lab.errors import UserError, cause_in_words, one_line, warn_once
 from bild_lab.lab.metrics.bootstrap import MetricSums, mean_metric
-from bild_lab.lab.metrics.writing import (
-    BY_SCRIPT,
-    ENGLISH,
-    SPACED,
-    References,
-    Writing,
-)
+from bild_lab.lab.metrics.writing import BY_SCRIPT, ENGLISH, SPACED, References, Writing
 
-log = logging.getLogger(__name__)
+EVALUATE = "evaluate:"  # before the name or path of a metric of `evaluate`
+# examples that show the scale of a metric of `evaluate`, and whether it is a mean
+TRIED_EXAMPLES = 8
+NONSENSE = "x"  # a text that is right nowhere
+LISTS = ("list", "List", "LargeList", "Sequence")  # features that hold several references
+# metrics of `evaluate` whose own tokenizer takes English letters
+ENGLISH_ONLY = ("rouge", "meteor")
+# metrics of `evaluate` whose own tokenizer takes words between spaces
+SPACED_ONLY = ("bleu", "google_bleu", "sacrebleu", "nist_mt", "ter", "wer")
 
 
 def user_function(path: str, noun: str = "metric") -> Callable[..., Any]:
@@ -64,9 +65,9 @@ def mean_of_function(
         try:
             value = function(text.strip(), text_references)
         except Exception as error:  # the user's code may raise anything
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise UserError(
-                f"the metric {shown} fails for {text!r:.60}: {reason}; correct the function"
+                f"the metric {shown} fails for {text!r:.60}: {cause_in_words(error)}; correct the"
+                " function"
             ) from error
         if isinstance(value, bool | np.bool_):
             values.append(100.0 * value)
@@ -89,18 +90,6 @@ def mean_of_function(
             f" {shown}.scale = 100"
         )
     return mean_metric(shown, values)
-
-
-EVALUATE = "evaluate:"  # before the name or path of a metric of `evaluate`
-TRIED_EXAMPLES = (
-    8  # examples that show the scale of a metric of `evaluate`, and whether it is a mean
-)
-NONSENSE = "x"
-LISTS = ("list", "List", "LargeList", "Sequence")  # features that hold several references
-# metrics of `evaluate` whose own tokenizer takes English letters
-ENGLISH_ONLY = ("rouge", "meteor")
-# metrics of `evaluate` whose own tokenizer takes words between spaces
-SPACED_ONLY = ("bleu", "google_bleu", "sacrebleu", "nist_mt", "ter", "wer")
 
 
 def evaluate_metric(
@@ -175,7 +164,7 @@ def evaluate_module(location: str) -> Any:
         return evaluate.load(str(script_of(location) or location), keep_in_memory=True)
     except Exception as error:  # a script may raise anything
         raise UserError(
-            f"the metric {EVALUATE}{location} cannot be loaded: {' '.join(str(error).split())};"
+            f"the metric {EVALUATE}{location} cannot be loaded: {one_line(error)};"
             f" without the hub give a folder NAME with its script NAME.py: {EVALUATE}PATH/NAME"
         ) from error
 
@@ -201,9 +190,7 @@ def _value(
     try:
         results = module.compute(predictions=list(outputs), references=list(expected))
     except Exception as error:  # a script may raise anything
-        raise UserError(
-            f"{metric} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise UserError(f"{metric} fails: {cause_in_words(error)}") from error
     numbers = {name: value for name, value in results.items() if _is_number(value)}
     result_key = key or module.name
     if not key and module.name not in numbers and len(numbers) == 1:

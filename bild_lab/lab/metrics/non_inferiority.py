@@ -125,7 +125,7 @@ def _betting_p_value(
     """
     examples = len(losses)
     seen = np.arange(examples)
-    sums, squares = (np.cumsum(each) - each for each in (losses, losses**2))
+    sums, squares = (np.cumsum(series) - series for series in (losses, losses**2))
     variance = (0.25 + np.maximum(squares - sums**2 / np.maximum(seen, 1), 0)) / (seen + 1)
     stakes = np.sqrt(-2 * math.log(NON_INFERIORITY_LEVEL) / (examples * variance))
     stakes = np.minimum(stakes, MOST_STAKED / (1 - share))

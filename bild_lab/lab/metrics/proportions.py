@@ -96,21 +96,24 @@ def exact_p_value(gained: int, lost: int, examples: int, difference: float) -> f
         undecided = enough - not_enough > 1
         enough = np.where(undecided & as_large, middle, enough)
         not_enough = np.where(undecided & ~as_large, middle, not_enough)
-    least = max(0.0, -difference)
+    least_lost_share = max(0.0, -difference)
     # more of them where shares are small
-    lost_share = least + ((1 - difference) / 2 - least) * np.linspace(0, 1, SHARES)[:, None] ** 2
+    lost_share = (
+        least_lost_share
+        + ((1 - difference) / 2 - least_lost_share) * np.linspace(0, 1, SHARES)[:, None] ** 2
+    )
     gained_share = (lost_share + difference) / (1 - lost_share)  # of those that are not lost
-    rest = examples - lost_counts
+    not_lost = examples - lost_counts
     log_chance = (
         gammaln(examples + 1)
         - gammaln(lost_counts + 1)
-        - gammaln(rest + 1)
+        - gammaln(not_lost + 1)
         + xlogy(lost_counts, lost_share)
-        + xlog1py(rest, -lost_share)
+        + xlog1py(not_lost, -lost_share)
     )
     share, lost_count = np.nonzero(log_chance > LEAST_LOG_CHANCE)
     surprising = bdtrc(
-        enough[lost_count] - 1, rest[lost_count], np.clip(gained_share[share, 0], 0, 1)
+        enough[lost_count] - 1, not_lost[lost_count], np.clip(gained_share[share, 0], 0, 1)
     )
     chances = np.exp(log_chance[share, lost_count]) * surprising
     return min(1.0, float(np.bincount(share, chances).max()))

@@ -4,7 +4,7 @@ two systems.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -22,6 +22,7 @@ from bild_lab.lab.metrics.bootstrap import (
 )
 from bild_lab.lab.metrics.external_metrics import TRIED_EXAMPLES
 from bild_lab.lab.metrics.non_inferiority import non_inferiority
+from bild_lab.lab.metrics.numerals import last_number
 from bild_lab.lab.metrics.programs import require_permission, require_programs
 from bild_lab.lab.metrics.proportions import (
     are_right_or_wrong,
@@ -37,7 +38,7 @@ from bild_lab.lab.metrics.text_metrics import (
     metric_named,
     needs_references,
 )
-from bild_lab.lab.metrics.writing import BY_SCRIPT, References, Writing, last_number
+from bild_lab.lab.metrics.writing import BY_SCRIPT, References, Writing
 from bild_lab.lab.schema.numbers import POINTS_SCALE, NonInferiority, Quality, scale_of
 
 NO_REFERENCE = ("",)  # what a metric of tokens gets
@@ -131,37 +132,37 @@ class Scoring:
         """
         scores = {}
         for metric in self.metrics:
-            margin = self.margin if metric == self.lead else None
-            if (sums_of_text := metric_named(metric).of_tokens) is not None:
-                method_sums, baseline_sums = (
-                    None
-                    if system_tokens is None
-                    else [sums_of_text(*text_tokens) for text_tokens in system_tokens]
-                    for system_tokens in tokens
+            sums_of_text = metric_named(metric).of_tokens
+            outputs, baseline_outputs, expected = predictions, baseline, references
+            if sums_of_text is not None:
+                outputs, baseline_outputs = (
+                    _token_sums(sums_of_text, system_tokens) for system_tokens in tokens
                 )
-                scores[metric] = score_with_baseline(
-                    metric,
-                    method_sums,
-                    baseline_sums,
-                    [NO_REFERENCE] * len(method_sums),
-                    seed=seed,
-                    margin=margin,
-                    conversations=conversations,
-                )
-                continue
-            expected = [[text] for text in baseline or []] if metric == AGREEMENT else references
+                expected = [NO_REFERENCE] * len(outputs)
+            elif metric == AGREEMENT:
+                expected = [[text] for text in baseline or []]
             scores[metric] = score_with_baseline(
                 metric,
-                predictions,
-                baseline,
+                outputs,
+                baseline_outputs,
                 expected,
-                seed,
-                self.run_code,
-                self.writing,
-                margin,
-                conversations,
+                seed=seed,
+                run_code=self.run_code,
+                writing=self.writing,
+                margin=self.margin if metric == self.lead else None,
+                conversations=conversations,
             )
         return scores
+
+
+def _token_sums(
+    sums_of_text: Callable[[int, float | None], tuple[float, float]],
+    texts: Sequence[tuple[int, float | None]] | None,
+) -> list[tuple[float, float]] | None:
+    """What a metric of tokens (`Metric.of_tokens`) takes in place of a system's texts; None for no
+    system.
+    """
+    return None if texts is None else [sums_of_text(*text) for text in texts]
 
 
 def require_references(metric: str, references: References, writing: Writing) -> None:
@@ -390,12 +391,12 @@ class _System:
         return non_inferiority(
             self.values,
             baseline.values,
-            self._paired_differences(baseline),
-            margin,
-            self.count,
-            different,
-            bounded,
-            self.conversations,
+            differences=self._paired_differences(baseline),
+            margin=margin,
+            count=self.count,
+            different=different,
+            bounded=bounded,
+            conversations=self.conversations,
         )
 
     def _has_shares(self, *systems: Sequence[float] | None) -> bool:

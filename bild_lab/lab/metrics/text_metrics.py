@@ -20,6 +20,7 @@ from bild_lab.lab.metrics.external_metrics import (
     mean_of_function,
     user_function,
 )
+from bild_lab.lab.metrics.numerals import same_number
 from bild_lab.lab.metrics.programs import passes
 from bild_lab.lab.metrics.writing import (
     ASCII,
@@ -32,7 +33,6 @@ from bild_lab.lab.metrics.writing import (
     Writing,
     rouge_tokenizer,
     sacrebleus_tokenizer,
-    same_number,
     sentence_lines,
     splitter_name,
 )

@@ -188,15 +188,7 @@ class Decoder:
             require_whole("max_source_tokens", max_source_tokens, 1)
         sampling = sampling or Sampling()
         self.require_sampling(sampling)
-        if isinstance(prompt, SourcePrompt) and max_source_tokens is not None:
-            prompt = prompt.within(max_source_tokens, self.prompt_length)
-        if is_chat(prompt):
-            prompt = self._chat_tokens(chat_messages(prompt), max_source_tokens)
-        source = self.languages.text(self.target, prompt, max_source_tokens)
-        for model in self.models:
-            # models with a vocabulary of their own read other tokens
-            if not isinstance(model, TranslatedModel | SharedIdModel):
-                model.checkpoint.require_rows(source)
+        source = self._source(prompt, max_source_tokens)
         positions = self._require_positions(source, max_new_tokens)
         checkpoint, strings = self.target.checkpoint, self.stop if stop is None else tuple(stop)
         stops = StopStrings(strings, checkpoint) if strings else None
@@ -210,6 +202,21 @@ class Decoder:
         if isinstance(self.method, Replays):
             self.method.require_answer(request)
         return request
+
+    def _source(self, prompt: Prompt, max_tokens: int | None) -> Source:
+        """The prompt as token ids, at most so many. Raises UserError for tokens that a model does not
+        have.
+        """
+        if isinstance(prompt, SourcePrompt) and max_tokens is not None:
+            prompt = prompt.within(max_tokens, self.prompt_length)
+        if is_chat(prompt):
+            prompt = self._chat_tokens(chat_messages(prompt), max_tokens)
+        source = self.languages.text(self.target, prompt, max_tokens)
+        for model in self.models:
+            # models with a vocabulary of their own read other tokens
+            if not isinstance(model, TranslatedModel | SharedIdModel):
+                model.checkpoint.require_rows(source)
+        return source
 
     def requests(
         self, prompts: Iterable[Prompt], max_new_tokens: int, *options: Any
@@ -236,16 +243,22 @@ class Decoder:
 
     def require_sampling(self, sampling: Sampling) -> None:
         """Raise UserError for sampled texts of a method that decodes greedily alone."""
-        method_parts = [getattr(self.method, name, None) for name in ("drafter", "acceptance")]
-        greedy_only = getattr(self.method, "greedy_only", isinstance(self.method, External)) or any(
-            getattr(method_part, "greedy_only", False) for method_part in method_parts
-        )
-        if greedy_only and not sampling.greedy:
+        if self._greedy_only and not sampling.greedy:
             raise UserError(
                 f"policy {self.policy or type(self.method).__name__} decodes greedily, got"
                 f" decoding.temperature={sampling.temperature}; use decoding=greedy, or another"
                 " policy"
             )
+
+    @property
+    def _greedy_only(self) -> bool:
+        """Whether the method samples nothing, as it says itself, or its drafter or rule. A peer that
+        says nothing decodes greedily alone.
+        """
+        if getattr(self.method, "greedy_only", isinstance(self.method, External)):
+            return True
+        parts = [getattr(self.method, name, None) for name in ("drafter", "acceptance")]
+        return any(getattr(method_part, "greedy_only", False) for method_part in parts)
 
     def require_batches(self, sampling: Sampling) -> None:
         """Raise UserError for a method that decodes no batches, or none of such texts."""

@@ -160,7 +160,7 @@ class GpuClock:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For the environment of a result: the lowest and the highest reading; empty without one."""
+        """The lowest and the highest reading, for the environment of a result; empty without one."""
         if not self._celsius:
             return {}
         return {

@@ -52,9 +52,9 @@ from bild_lab.lab.store.hashing import (
 # bytes; file systems allow 255, and our temporary names are longer than the folder's
 LONGEST_NAME = 200
 DEFAULT_THREADS = default_threads()
-# the keys of a pair that a setting has
+# the keys of a pair that are part of a setting
 PAIR_KEYS = ("target", "draft", "second_draft", "source_language", "target_language")
-# of drafters, whose content the setting does not have
+# drafters' revisions: a setting has them, as it does not have the content of drafters
 REVISIONS = ("draft_revision", "second_draft_revision")
 # the keys that say where models are: a point is known by their content
 PLACES = ("target", "draft", "second_draft", *REVISIONS)
@@ -132,32 +132,14 @@ def setting_of(
 ) -> dict[str, Any]:
     """Everything that two points must share to be compared. chat: what the model's own chat template
     gets.
-
-    A key that has its usual value in most settings is left out then.
     """
     pair, dataset, runtime, measure = specs.pair, specs.dataset, specs.runtime, specs.measure
     device, decoding = resolve_device(runtime.device), asdict(specs.decoding)
     packages = [f"{package} {package_version(package)}" for package in PACKAGES]
     target = decoders.get(BASELINE, decoders[METHOD]).target
     continues = any(example.continues for example in examples)
-    unusual = {
-        "stop": (sorted(decoding.pop("stop")), []),
-        "tokenize": (dataset.tokenize, None),
-        "language": (dataset.language, None),
-        # to other texts of the same words the tokenizer adds its special tokens
-        "complete_prompts": (dataset.has_own_template, False),
-        # what the template gets is in its texts, but not what it keeps of answers
-        "chat_template_kwargs": (dict(chat.values) if continues else {}, {}),
-        "compile_drafter": (runtime.compile_drafter, "auto"),
-        "batch": (runtime.batch, 1),
-        "precision": (measure.precision, None),
-        "most_repeats": (None if measure.precision is None else measure.most_repeats, None),
-        "device_map": (runtime.device_map, None),
-        "weight_bits": (runtime.weights, None),
-        "draft_weight_bits": (pair.draft_weights, None),
-        **{key: (getattr(pair, key), None) for key in REVISIONS},
-        "metric_code": (_metric_code(dataset.scored), {}),
-    }
+    processors = decoding.pop("processors")
+    del decoding["stop"]  # it is left out where there is none
     return {
         **{key: getattr(pair, key) for key in PAIR_KEYS},
         "dataset": dataset.name,
@@ -168,11 +150,11 @@ def setting_of(
         "chat_template": [template.first_turn for template in dataset.templates],
         "dtype": runtime.dtype,
         "compile": runtime.compile,
-        **{key: value for key, (value, usual) in unusual.items() if value != usual},
+        **_unusual_values(specs, chat if continues else None),
         "device": str(device),
         "hardware": hardware(runtime.device_map, device),
         "threads": runtime.threads or DEFAULT_THREADS,
-        "processors": content_of(decoding.pop("processors")),
+        "processors": content_of(processors),
         "decoding": decoding,
         "seed": runtime.seed,
         **{key: getattr(measure, key) for key in ("repeats", "warmup", "baseline")},
@@ -182,6 +164,34 @@ def setting_of(
         "engine": target.engine,
         "code": " ".join([code_of(policies.get(BASELINE), specs), *packages]),
     }
+
+
+def _unusual_values(specs: Specs, chat: ChatSettings | None) -> dict[str, Any]:
+    """The keys of a setting that most settings do not have: those whose value is not the usual one.
+
+    chat: what the model's own chat template gets; None where no turn follows another: then its texts
+    say it.
+    """
+    pair, dataset, runtime, measure = specs.pair, specs.dataset, specs.runtime, specs.measure
+    values_and_usual = {
+        "stop": (sorted(specs.decoding.stop), []),
+        "tokenize": (dataset.tokenize, None),
+        "language": (dataset.language, None),
+        # to other texts of the same words the tokenizer adds its special tokens
+        "complete_prompts": (dataset.has_own_template, False),
+        # what the template gets is in its texts, but not what it keeps of answers
+        "chat_template_kwargs": ({} if chat is None else dict(chat.values), {}),
+        "compile_drafter": (runtime.compile_drafter, "auto"),
+        "batch": (runtime.batch, 1),
+        "precision": (measure.precision, None),
+        "most_repeats": (None if measure.precision is None else measure.most_repeats, None),
+        "device_map": (runtime.device_map, None),
+        "weight_bits": (runtime.weights, None),
+        "draft_weight_bits": (pair.draft_weights, None),
+        **{key: (getattr(pair, key), None) for key in REVISIONS},
+        "metric_code": (_metric_code(dataset.scored), {}),
+    }
+    return {key: value for key, (value, usual) in values_and_usual.items() if value != usual}
 
 
 def point_id(

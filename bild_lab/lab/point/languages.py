@@ -96,7 +96,7 @@ def warn_of_what_is_left_out(
 ) -> None:
     """Log, once for each checkpoint, what it says about generation that will not be followed.
 
-    sampled: whether texts are.
+    sampled: whether texts are sampled.
     """
     if languages.target is None and processors != CHECKPOINT and languages_of(checkpoint.tokenizer):
         warn_once(f"NO TARGET LANGUAGE: {checkpoint.path} may write any; set pair.target_language")

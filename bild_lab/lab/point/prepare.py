@@ -143,9 +143,9 @@ def _usual_baseline(specs: Specs) -> tuple[dict[str, Any], Decoder]:
         raise UserError(f"measure.baseline={name}: {error}{remedy}") from error
 
 
-def _beside(own_baseline: DictConfig | None, specs: Specs) -> Specs:
-    """The groups of a point that brings its own baseline, beside which the target's weights are not
-    read, so that texts are not scored by the target.
+def _for_own_baseline(own_baseline: DictConfig | None, specs: Specs) -> Specs:
+    """The groups of a point. Where it brings its own baseline, the target's weights are not read, so
+    texts are not scored by the target.
     """
     if own_baseline is None:
         return specs
@@ -168,7 +168,7 @@ def _measurable(cfg: DictConfig) -> tuple[Specs, Scoring]:
     be, alone or together.
     """
     require_policy(cfg.policy)
-    specs = _beside(brought_baseline(cfg.policy), Specs.of(cfg))
+    specs = _for_own_baseline(brought_baseline(cfg.policy), Specs.of(cfg))
     writing = specs.dataset.writing(specs.pair.target_language)
     scoring = Scoring(specs.dataset.scored, specs.measure.run_code, writing, specs.measure.margin)
     _require_certifiable(specs)

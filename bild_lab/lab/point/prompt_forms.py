@@ -66,8 +66,8 @@ def is_prompt_list(prompt: Prompt | Sequence[Prompt]) -> bool:
         raise UserError(f"a prompt is {PROMPT_FORMS}, got {prompt!r:.80}{hint}")
     if not prompt or not isinstance(prompt[0], Sequence):
         return False
-    if other := [element for element in prompt if not isinstance(element, Sequence | Mapping)]:
-        raise UserError(f"a prompt is {PROMPT_FORMS}, got {other[0]!r:.80} among prompts")
+    if no_prompts := [element for element in prompt if not isinstance(element, Sequence | Mapping)]:
+        raise UserError(f"a prompt is {PROMPT_FORMS}, got {no_prompts[0]!r:.80} among prompts")
     return True
 
 

@@ -36,8 +36,8 @@ class SharedModels:
             model = self._models.get(key)
             if model is None:
                 model = self._models[key] = self._read(path, *arguments, **options)
-            others = [kept for kept in self._kept if kept is not model]
-            self._kept = deque([*others, model], KEPT)
+            other_models = [kept_model for kept_model in self._kept if kept_model is not model]
+            self._kept = deque([*other_models, model], KEPT)
             return model
 
     @contextmanager

@@ -68,7 +68,7 @@ class MeasuredExample:
     `measure.certify`. Only traced examples have the last three fields. spans: every stage in order.
     pieces: the text of each token, by its id. scores: of the metrics that are means over examples,
     by their names in the configuration. log_probability: the target's of the whole text, in nats.
-    reports: what another engine told in each repeat (`EngineReport`), with the seconds of pieces.
+    reports: what another engine reported in each repeat (`EngineReport`), with the seconds of pieces.
     """
 
     id: str
@@ -164,10 +164,10 @@ def read_certificates(folder: Path | None) -> list[Mapping[str, Any]]:
     file = folder / EXAMPLES
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
-        found = [json.loads(line).get("certificate") for line in lines if line]
+        certificates = [json.loads(line).get("certificate") for line in lines if line]
     except (OSError, ValueError, AttributeError) as error:
         raise _unreadable(file, error) from error
-    return [certificate for certificate in found if certificate is not None]
+    return [certificate for certificate in certificates if certificate is not None]
 
 
 def _unreadable(file: Path, error: Exception) -> UserError:

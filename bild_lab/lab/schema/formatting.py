@@ -114,7 +114,7 @@ def short_value(value: object, others: Iterable[object] = ()) -> str:
 
     A URL is written by its host, a path by its last folders, a mapping by its members, and a
     command by its program or, beside other commands, by the options that some of them lack. Other
-    values are those of `knob_value`. others: values of the same knob that it is told from.
+    values are those of `knob_value`. others: values of the same knob that the label must differ from.
     """
     text = knob_value(value)
     if not isinstance(value, Mapping) and not is_command(value) and "/" not in text:

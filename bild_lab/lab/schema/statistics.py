@@ -116,16 +116,15 @@ def ratio_of_totals(
     """
     if conversations is not None:
         numerators, denominators = (
-            [np.bincount(conversations, weights=of_text) for of_text in several]
-            for several in (numerators, denominators)
+            [np.bincount(conversations, weights=of_text) for of_text in totals]
+            for totals in (numerators, denominators)
         )
     value = math.prod(map(np.sum, numerators)) / math.prod(map(np.sum, denominators))
     texts = len(numerators[0])
     if texts == 1 or not 0 < value < math.inf:
         return float(value), float(value), float(value)
     above, below = (
-        sum(of_text / of_text.mean() for of_text in several)
-        for several in (numerators, denominators)
+        sum(of_text / of_text.mean() for of_text in totals) for totals in (numerators, denominators)
     )
     error = (above - below).std(ddof=1) / math.sqrt(texts)
     reach = math.exp(stdtrit(texts - 1, 0.975) * error)
@@ -250,8 +249,7 @@ def error_of_median(count: int) -> float:
 
 
 def judged_by_position(rounds: list[tuple[int, int]]) -> list[list[int]]:
-    """For each position of a draft: how many rounds accepted its token, rejected it, and never
-    observed it.
+    """How many rounds accepted, rejected and never observed the token at each position of a draft.
 
     rounds: (drafted, accepted) tokens of each; of a tree, its depth and the accepted path. The
     first token after the accepted ones is rejected. Those after it were dropped unjudged: they say
@@ -272,8 +270,8 @@ def judged_by_position(rounds: list[tuple[int, int]]) -> list[list[int]]:
 
 
 def acceptance_by_position(rounds: list[tuple[int, int]]) -> list[float]:
-    """For each position: accepted / (accepted + rejected), over the rounds that accepted all tokens
-    before it.
+    """The share of rounds that accepted each position of a draft, accepted / (accepted + rejected),
+    of those that accepted all tokens before it.
     """
     rates = []
     for accepted, rejected, _ in judged_by_position(rounds):

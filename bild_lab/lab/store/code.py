@@ -29,12 +29,15 @@ MEASURING = (
     "lab/data/prompts.py",
     "lab/measure",
     "lab/metrics",
+    "lab/point/build.py",
     "lab/point/decoder.py",
     "lab/point/environment.py",
     "lab/point/history.py",
     "lab/point/languages.py",
     "lab/point/load.py",
+    "lab/point/processors.py",
     "lab/point/prompt_forms.py",
+    "lab/point/read_model.py",
     "lab/point/streaming.py",
     "lab/schema/questions.py",
     "lab/schema/statistics.py",
@@ -61,8 +64,8 @@ def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
 
     modules: where the parts of a policy are defined, by their dotted names; those of other packages
     count as well. Comments, docstrings and layout do not matter, nor where files outside the
-    package lie. Of a module that no file holds, such as a notebook, it is another one in each
-    command, as nothing tells whether its code is the same.
+    package lie. The hash of a module that no file holds, such as a notebook, is another
+    one in each command, as nothing shows whether its code is the same.
     """
     package_contents: list[bytes] = []
     user_contents = _marks(modules)

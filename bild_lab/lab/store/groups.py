@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite, log2
 from typing import Any
 
 from bild_lab.lab.config.policies import changed_knobs, flat_values
@@ -77,7 +76,7 @@ class Group:
         own_quality = [result.quality.value for result in self.results if result.is_baseline]
         paired_quality = [result.quality.baseline for result in self.results]
         for value in [*own_quality, *paired_quality]:
-            if value is not None and isfinite(value):
+            if value is not None and math.isfinite(value):
                 return value
         return None
 
@@ -103,7 +102,7 @@ class Group:
         """
         x = self._latency(result)
         y = result.quality.value
-        if x is None or y is None or not isfinite(y):
+        if x is None or y is None or not math.isfinite(y):
             return None
         return Position(*x, y, *_vertical_interval(result))
 
@@ -114,41 +113,47 @@ class Group:
         For intervals that leave a range, it is widened by at most half of its length on either
         side.
         """
-        placed = self.placed
-        xs = [position.x for _, position in placed]
-        ys = [position.y for _, position in placed]
         selected = set(map(id, self.selected()))  # those drawn with their intervals
         barred = [
             position
-            for result, position in placed
+            for result, position in self.placed
             if id(result) in selected and not result.is_baseline
         ]
+        return self._horizontal_limits(barred), self._vertical_limits(barred)
+
+    def _horizontal_limits(self, barred: Sequence[Position]) -> tuple[float, float]:
+        """The range of x. barred: the positions whose intervals are drawn."""
+        xs = [position.x for _, position in self.placed]
         if self.relative:
             xs.append(1.0)
-            if self.baseline_quality is not None:
-                loss = self.scale.small_loss
-                ys += [self.baseline_quality + 0.4 * loss, self.baseline_quality - loss]
         left, right = min(xs), max(xs)
-        bottom, top = min(ys), max(ys)
-        y_room = max(0.11 * (top - bottom), 0.15 * self.scale.small_loss)
-        y_ends = [end for position in barred for end in (position.y_low, position.y_high)]
-        vertical = _widened(bottom - y_room, top + y_room, y_ends)
         if self.needs_log_axis:
             room = (right / left) ** 0.06
-            return (left / room, right * room), vertical
-        x_room = max(0.09 * (right - left), 0.03 * right)
-        x_ends = [end for position in barred for end in (position.x_low, position.x_high)]
-        low, high = _widened(left - x_room, right + x_room, x_ends)
-        return (max(low, 0.1 * left), high), vertical  # a latency is positive
+            return left / room, right * room
+        room = max(0.09 * (right - left), 0.03 * right)
+        ends = [end for position in barred for end in (position.x_low, position.x_high)]
+        low, high = _widened(left - room, right + room, ends)
+        return max(low, 0.1 * left), high  # a latency is positive
+
+    def _vertical_limits(self, barred: Sequence[Position]) -> tuple[float, float]:
+        """The range of y. barred: the positions whose intervals are drawn."""
+        ys, loss = [position.y for _, position in self.placed], self.scale.small_loss
+        if self.relative and self.baseline_quality is not None:
+            ys += [self.baseline_quality + 0.4 * loss, self.baseline_quality - loss]
+        bottom, top = min(ys), max(ys)
+        room = max(0.11 * (top - bottom), 0.15 * loss)
+        ends = [end for position in barred for end in (position.y_low, position.y_high)]
+        return _widened(bottom - room, top + room, ends)
 
     @cached_property
     def placed(self) -> list[tuple[Result, Position]]:
         """The results that are drawn, with their positions: all that have one but those beyond the
         axis.
         """
-        off_axis = set(map(id, self.off_axis))
         positions = [
-            (result, self.position(result)) for result in self.results if id(result) not in off_axis
+            (result, self.position(result))
+            for result in self.results
+            if not self.is_off_axis(result)
         ]
         return [(result, position) for result, position in positions if position is not None]
 
@@ -170,18 +175,19 @@ class Group:
         """Whether it takes more than `SLOW` times the baseline's latency, and is not better beyond
         chance.
         """
-        slow = (
-            self.relative and result.speedup.value is not None and SLOW * result.speedup.value < 1
-        )
-        quality = result.quality
-        return slow and not (quality.beyond_chance and quality.difference > 0)
+        quality, speedup = result.quality, result.speedup.value
+        if not self.relative or speedup is None or not SLOW * speedup < 1:
+            return False
+        return not (quality.beyond_chance and quality.difference > 0)
 
     def is_low(self, result: Result) -> bool:
         """Whether it has less than `LOW` times the baseline's quality. Of a quality below 0, such as
         a log-probability, no share is taken.
         """
         baseline = self.baseline_quality
-        return self.relative and (baseline or 0.0) > 0 and result.quality.value < LOW * baseline
+        if not self.relative or baseline is None or baseline <= 0:
+            return False
+        return result.quality.value < LOW * baseline
 
     @property
     def needs_log_axis(self) -> bool:
@@ -212,6 +218,22 @@ class Group:
             for index in front
             if index < len(drawn) and not drawn[index][0].is_baseline
         ]
+
+    def is_on_front(self, result: Result) -> bool:
+        """Whether this very result is on the front, not one that is equal."""
+        return id(result) in self._front_ids
+
+    def is_off_axis(self, result: Result) -> bool:
+        """Whether this very result is named beside the axes, not one that is equal."""
+        return id(result) in self._off_axis_ids
+
+    @cached_property
+    def _front_ids(self) -> frozenset[int]:
+        return frozenset(map(id, self.front))
+
+    @cached_property
+    def _off_axis_ids(self) -> frozenset[int]:
+        return frozenset(map(id, self.off_axis))
 
     def notable(self) -> list[Result]:
         """Return each policy's fastest result (also the baseline's), and the best at no and at a
@@ -252,9 +274,8 @@ class Group:
         return list(dict.fromkeys(knob for knobs in knobs_by_policy for knob in knobs))
 
     def _in_order(self, results: list[Result | None]) -> list[Result]:
-        return [
-            result for result in self.results if any(result is selected for selected in results)
-        ]
+        selected = set(map(id, results))
+        return [result for result in self.results if id(result) in selected]
 
     def _latency(self, result: Result) -> tuple[float, float, float] | None:
         speedup = result.speedup
@@ -423,39 +444,6 @@ def _vertical_interval(result: Result) -> tuple[float, float]:
     return (quality.value, quality.value)
 
 
-@dataclass(frozen=True)
-class BatchCurve:
-    """One policy with one choice of knobs, a point for each batch. label: its name, with the knobs
-    that tell it.
-    """
-
-    policy: str
-    label: str
-    points: tuple[Result, ...]
-
-    @property
-    def break_even(self) -> float | None:
-        """The batch from which on it is not faster than the baseline; None if it is at all measured
-        ones.
-
-        Interpolated between the two batches around it, over log2(batch) as the curves are drawn.
-        """
-        speedups = [
-            (point.setting.batch, point.speedup.value)
-            for point in self.points
-            if point.speedup.value is not None
-        ]
-        if not speedups or speedups[-1][1] > 1:
-            return None
-        faster = [index for index, (_, speedup) in enumerate(speedups) if speedup > 1]
-        if not faster:
-            return float(speedups[0][0])
-        batch, speedup = speedups[faster[-1]]
-        next_batch, next_speedup = speedups[faster[-1] + 1]
-        share = (speedup - 1) / (speedup - next_speedup)
-        return 2 ** (log2(batch) + share * log2(next_batch / batch))
-
-
 def differing_in(key: str, results: Sequence[Result]) -> list[dict[Any, Result]]:
     """Points, without baselines, that differ in nothing but this key of their setting, each by its
     value.
@@ -477,40 +465,3 @@ def points_of_choice(results: Sequence[Result]) -> list[list[Result]]:
     it could be the best or not. Results that differ in nothing but the seed are one point.
     """
     return [list(by_seed.values()) for by_seed in differing_in("seed", results)]
-
-
-def batch_curves(results: Sequence[Result]) -> list[BatchCurve]:
-    """The curves of all points that were measured at more than one batch, in order of
-    appearance.
-    """
-    groups = differing_in("batch", results)
-    results_of_policy: dict[str, list[Result]] = {}
-    for group in groups:
-        for result in group.values():
-            results_of_policy.setdefault(result.policy, []).append(result)
-    curves = []
-    for group in groups:
-        if len(group) < 2:
-            continue
-        points = tuple(result for _, result in sorted(group.items()))
-        policy = points[0].policy
-        knobs = varying_knobs(results_of_policy[policy])
-        label = point_label(points[0], knobs, results_of_policy[policy])
-        curves.append(BatchCurve(policy, label, points))
-    return _with_distinct_labels(curves)
-
-
-def _with_distinct_labels(curves: Sequence[BatchCurve]) -> list[BatchCurve]:
-    """The curves; those of one label also say in what their settings differ: `bild, seed 1`."""
-    labelled_curves = []
-    for curve in curves:
-        of_label = [other.points[:1] for other in curves if other.label == curve.label]
-        keys = differing_keys([by_setting(points)[0] for points in of_label])
-        setting = curve.points[0].setting
-        words = [
-            f"{key} {short_name(str(setting_value(setting, key)))}"
-            for key in keys
-            if key not in (*HASH_KEYS, "batch")
-        ]
-        labelled_curves.append(replace(curve, label=", ".join([curve.label, *words])))
-    return labelled_curves

@@ -117,9 +117,8 @@ def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Exampl
     configuration. If that fails, returns None and the reason. Of points that differ in their policy
     alone, as most of a sweep do, one is tried: the others have the same dataset.
     """
-    from bild_lab.engine.models.checkpoint.checkpoint import (
-        Checkpoint,  # late: torch takes seconds to load
-    )
+    # late: torch takes seconds to load
+    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
     from bild_lab.engine.models.checkpoint.gguf_file import recognized
 
     why, tried = "", set()

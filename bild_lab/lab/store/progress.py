@@ -4,15 +4,10 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -23,8 +18,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from bild_lab.files import append_line
-from bild_lab.lab.config.command_line import this_script
 from bild_lab.lab.config.console import SILENCE_S, console, status_line
 from bild_lab.lab.schema.formatting import counted
 
@@ -152,23 +145,18 @@ def roughly(seconds: float) -> str:
 
 @dataclass
 class SweepProgress:
-    """What this process's command wants to measure, and how much of it is done.
+    """What this process's command wants to measure, and how much of it is done."""
 
-    total: points; None if it is not known, as in a search, and in the processes of a launcher.
-    done: points that were measured, found finished or failed. measured, measured_s: of these, those
-    that this command measured, and the seconds that it took. reported: hashes of the points that
-    have a result. folder: of the sweep; None in the processes of a launcher. report_lost: writes the
-    report and exits when the launcher raises this error, as it does when one of its jobs dies; None
-    where points are measured in this process.
-    """
-
+    # points; None if it is not known, as in a search, and in the processes of a launcher
     total: int | None = None
-    done: int = 0
-    measured: int = 0
-    measured_s: float = 0.0
-    reported: set[str] = field(default_factory=set)
+    done: int = 0  # points that were measured, found finished or failed
+    measured: int = 0  # of these, those that this command measured
+    measured_s: float = 0.0  # seconds that measuring them took
+    reported: set[str] = field(default_factory=set)  # hashes of the points that have a result
     failed: set[str] = field(default_factory=set)
-    folder: Path | None = None
+    folder: Path | None = None  # of the sweep; None in the processes of a launcher
+    # writes the report and exits when the launcher raises this error, as it does when one of its
+    # jobs dies; None where points are measured in this process
     report_lost: Callable[[Exception], NoReturn] | None = None
 
     def __str__(self) -> str:
@@ -203,40 +191,3 @@ def command_progress() -> SweepProgress:
         progress = SweepProgress()
         _command_progress.set(progress)
     return progress
-
-
-COMMANDS = "commands.jsonl"
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command line, and when it was first given (ISO, UTC)."""
-
-    started: str
-    line: str
-
-
-def record_command(folder: Path) -> None:
-    """Add this process's command line to the sweep in `folder`, unless it is there: the same
-    command resumes.
-
-    It is written as it can be typed again where it was typed.
-    """
-    line = f"{this_script()} {shlex.join(sys.argv[1:])}".rstrip()
-    if any(command.line == line for command in read_commands(folder)):
-        return
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    append_line(folder / COMMANDS, json.dumps(asdict(Command(started, line)), ensure_ascii=False))
-
-
-def read_commands(folder: Path) -> list[Command]:
-    """The commands of a sweep; none in folders without the file.
-
-    A line that was cut short is left out.
-    """
-    commands = []
-    with suppress(OSError):
-        for line in (folder / COMMANDS).read_bytes().splitlines():
-            with suppress(ValueError, TypeError):
-                commands.append(Command(**json.loads(line)))
-    return commands

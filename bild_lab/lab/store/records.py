@@ -185,26 +185,30 @@ class Sweep:
 
         If several processes finish together, the last one to write has then seen every point.
         """
-        return self._locked(".report.lock", blocking=True)
+        return self._locked(".report.lock", if_taken=None)
 
     def search_lock(self) -> AbstractContextManager[None]:
         """Let only one screening write its record here at a time.
 
         Raises UserError if another process does.
         """
-        return self._locked(".search.lock", blocking=False)
+        return self._locked(
+            ".search.lock",
+            if_taken=f"another process screens in {self.folder}; wait until it ends, or choose"
+            " another name=NAME",
+        )
 
     @contextmanager
-    def _locked(self, name: str, blocking: bool) -> Iterator[None]:
+    def _locked(self, name: str, if_taken: str | None) -> Iterator[None]:
+        """Hold a lock of the sweep's folder. if_taken: the message of the UserError where another
+        process has it; None: wait for it.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.folder / name, fallback_to_soft=False)
         try:
-            lock.acquire(blocking=blocking)
+            lock.acquire(blocking=if_taken is None)
         except Timeout as error:
-            raise UserError(
-                f"another process screens in {self.folder}; wait until it ends, or choose another"
-                " name=NAME"
-            ) from error
+            raise UserError(if_taken) from error
         except OSError:  # a network folder without locks: the next run reports the rest
             pass
         try:
@@ -340,21 +344,27 @@ def _remembered_result(folder: Path, *_: int) -> Result | None:
 def _is_whole(result: Result) -> bool:
     """Whether it has what every report needs: a damaged file may still be read."""
     setting, speedup, quality = result.setting, result.speedup, result.quality
-    speedups = [value for value in (speedup.value, speedup.low, speedup.high) if value is not None]
-    keys = setting.decoding if isinstance(setting.decoding, dict) else {}
-    named = isinstance(setting.n_examples, int) and isinstance(setting.split, str)
-    intervals = (
-        (speedup.value, speedup.low, speedup.high),
-        (quality.difference, quality.difference_low, quality.difference_high),
+    decoding = setting.decoding if isinstance(setting.decoding, dict) else {}
+    has_setting = (
+        isinstance(setting.n_examples, int)
+        and isinstance(setting.split, str)
+        and {"max_new_tokens", "temperature"} <= set(decoding)
     )
+    speedups = (speedup.value, speedup.low, speedup.high)
+    differences = (quality.difference, quality.difference_low, quality.difference_high)
     return (
-        named
-        and {"max_new_tokens", "temperature"} <= set(keys)
-        and all(0 < value < math.inf for value in speedups)
-        # an interval has both ends, and a value
-        and all((low is None) == (high is None) for _, low, high in intervals)
-        and all(value is not None or low is None for value, low, _ in intervals)
+        has_setting
+        and all(value is None or 0 < value < math.inf for value in speedups)
+        and _has_both_ends_or_none(*speedups)
+        and _has_both_ends_or_none(*differences)
     )
+
+
+def _has_both_ends_or_none(value: float | None, low: float | None, high: float | None) -> bool:
+    """Whether a value's interval has both ends or none; where it has them there is a value."""
+    if low is None:
+        return high is None
+    return high is not None and value is not None
 
 
 def _age(result: Result) -> tuple[str, str]:

@@ -84,7 +84,7 @@ def to_frame(results: Sequence[Result]) -> pd.DataFrame:
 
 
 def _differing_settings(results: Sequence[Result], columns: Sequence[str]) -> dict[str, list[Any]]:
-    """By key, such as `seed` or `decoding.top_p`, the values of the settings that differ.
+    """The values of the settings that differ, by key, such as `seed` or `decoding.top_p`.
 
     columns: those of the table; a key with the name of one is called setting_NAME.
     """

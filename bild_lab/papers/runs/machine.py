@@ -19,23 +19,17 @@ MOST_SPREAD = 64  # GPUs over which a message says that a model can be spread
 
 @dataclass(frozen=True)
 class Machine:
-    """Where steps run. gpu: of needs.GPUS, for estimates. room_gb: of its memory; None: there
-    is no GPU here.
+    """Where steps run."""
 
-    gpus: how many, which is how many processes run side by side; without a GPU, processes on the
-    CPU. devices: as CUDA_VISIBLE_DEVICES names those that are here; empty where there are none.
-    tries: steps also start where they should not fit. gated: there is a login, which repositories
-    want that ask for consent. assumption: that the estimates are of another GPU than the one here;
-    few_cores: that the CPU has few; both empty without.
-    """
-
-    gpu: str
-    room_gb: float | None
-    gated: bool
-    tries: bool = False
+    gpu: str  # of needs.GPUS, for estimates
+    room_gb: float | None  # of its memory; None: there is no GPU here
+    gated: bool  # there is a login, which repositories want that ask for consent
+    tries: bool = False  # steps also start where they should not fit
+    # how many, which is how many processes run side by side; without a GPU, processes on the CPU
     gpus: int = 1
-    assumption: str = ""
-    few_cores: str = ""
+    assumption: str = ""  # that the estimates are of another GPU than the one here; or empty
+    few_cores: str = ""  # that the CPU has few; or empty
+    # as CUDA_VISIBLE_DEVICES names those that are here; empty where there are none
     devices: tuple[str, ...] = ()
 
     @property
@@ -282,7 +276,7 @@ def blocked_by(step: Step, machine: Machine) -> str | None:
 
 
 def _too_large(step: Step, step_needs: Sequence[Needs], machine: Machine) -> str:
-    """That a step's models do not fit, and what would help."""
+    """A sentence that a step's models do not fit, and what would help."""
     largest = max(need.memory_gb for need in step_needs)
     spread = all(need.setting.spread for need in step_needs)
     if step.work is StepKind.TRAINING:

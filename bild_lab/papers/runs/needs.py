@@ -60,33 +60,29 @@ ASSUMED_GPU = "a100"
 
 @dataclass(frozen=True)
 class Needs:
-    """What one setting needs.
-
-    download_gb: by hub id. weights_gb: of all models. drafts_gb: of those that draft, which stay
-    whole on one GPU where the target is spread over several. state_gb: of a training, gradients and
-    optimizer. row_gb: of a row: a decoded text's caches, or what an example
-    leaves for the backward pass; None where it is not known. rows: at once, at most; fewer where
-    the GPU of `room_gb` holds fewer. examples, hours: None where they are not known. gpus: those
-    that the hours are of; of a model that may be spread, as many as take the fewest GPU-hours.
-    node_gpus: of the machine, among which these are chosen.
-    """
+    """What one setting needs."""
 
     setting: RunSetting
-    download_gb: dict[str, float]
-    weights_gb: float
-    state_gb: float
+    download_gb: dict[str, float]  # by hub id
+    weights_gb: float  # of all models
+    state_gb: float  # of a training, gradients and optimizer
+    # of a row: a decoded text's caches, or what an example leaves for the backward pass; None where
+    # it is not known
     row_gb: float | None
-    rows: int
+    rows: int  # at once, at most; fewer where the GPU of `room_gb` holds fewer
     room_gb: float
-    examples: int | None
-    hours: float | None
+    examples: int | None  # None where it is not known
+    hours: float | None  # None where it is not known
+    # those that the hours are of; of a model that may be spread, as many as take the fewest
+    # GPU-hours
     gpus: int = 1
+    # of the models that draft, which stay whole on one GPU where the target is spread over several
     drafts_gb: float = 0.0
-    node_gpus: int = MOST_GPUS
+    node_gpus: int = MOST_GPUS  # of the machine, among which `gpus` is chosen
 
     @property
     def memory_gb(self) -> float:
-        """On one GPU."""
+        """GB of the memory of one GPU that holds everything."""
         return self.memory_on(1)
 
     def memory_on(self, gpus: int) -> float:
@@ -117,11 +113,11 @@ class Needs:
 
     @property
     def gpu_hours(self) -> float | None:
-        """Of all GPUs that a spread model occupies, of which one works at a time."""
+        """The hours of all GPUs that a spread model occupies, of which one works at a time."""
         return None if self.hours is None else self.hours * self.gpus
 
     def timed(self, hours_on: Callable[[int], float]) -> Needs:
-        """With its hours. hours_on: of a number of GPUs."""
+        """The needs with their hours. hours_on: the hours on a number of GPUs."""
         fitting = self.fitting if self.setting.spread else []
         here = [count for count in fitting if count <= self.node_gpus]
         counts = here or fitting[:1] or [1]
@@ -186,7 +182,7 @@ def _dataset_card(setting: RunSetting) -> Mapping[str, Any]:
 def _download_gb(
     setting: RunSetting, models: Collection[str], card: Mapping[str, Any]
 ) -> dict[str, float]:
-    """By hub id. models: those that are listed. card: of the data set."""
+    """GB to download, by hub id. models: those that are listed. card: of the data set."""
     stored = {name: hub()["models"][name]["stored"] for name in models}
     download = {
         name: size_of(name).weights * width / 1e9 for name, width in stored.items() if width
@@ -226,8 +222,8 @@ def _hours(needed: Needs, target: Size, gpu: str, gpus: int, examples: int, toke
 def record_hours(
     models: Sequence[Size], setting: RunSetting, gpu: str, examples: int, tokens: int
 ) -> float:
-    """Of a screening: its models run where a context is new, many texts at once, and the host
-    decodes every point over what they scored.
+    """The hours of a screening: its models run where a context is new, many texts at once, and the
+    host decodes every point over what they scored.
 
     models: the target first. tokens: of a text.
     """
@@ -241,7 +237,7 @@ def record_hours(
 
 
 def _with_training(needed: Needs, target: Size, gpu: str, prompt: int, tokens: int) -> Needs:
-    """With the memory and time of a training, each where it is known.
+    """The needs with the memory and time of a training, each where it is known.
 
     prompt: the longest. tokens: of a mean answer.
     """
@@ -283,8 +279,8 @@ def _with_training(needed: Needs, target: Size, gpu: str, prompt: int, tokens: i
 
 
 class Size(NamedTuple):
-    """Of a model: its weights, those that a token reads, a token's values in the cache, and decoder
-    layers.
+    """How large a model is: its weights, those that a token reads, a token's values in the cache, and
+    its decoder layers.
 
     The last two are 0, and its shape is None, where only the number of weights is known.
     """
@@ -368,12 +364,12 @@ def _memory_words(need: Needs, spread_over: int) -> str:
 
 
 def hours_of(run_needs: Sequence[Needs]) -> float | None:
-    """Of a command with these settings; None if it is not known of each."""
+    """The hours of a command with these settings; None if those of one of them are not known."""
     return _sum([need.hours for need in run_needs])
 
 
 def gpu_hours_of(run_needs: Sequence[Needs]) -> float | None:
-    """The same for all GPUs together that models are spread over."""
+    """The GPU-hours of a command, of all GPUs that models are spread over; None as in `hours_of`."""
     return _sum([need.gpu_hours for need in run_needs])
 
 

@@ -62,7 +62,7 @@ class Repository:
 class RepositoryState:
     """What is known of a repository. pickled: its weights are in pickles alone. gated: it wants consent.
 
-    readable: whether this login may read it; None: nobody was asked. asked: the hub says all this,
+    readable: whether this login may read it; None: it was not asked. asked: the hub says all this,
     and not a card of `hub.yaml`.
     """
 

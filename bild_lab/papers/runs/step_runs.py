@@ -298,14 +298,7 @@ def submit_steps(
 
     Raises UserError without submitit or sbatch.
     """
-    try:
-        from submitit import SlurmExecutor  # optional
-
-        executor = SlurmExecutor(STAMPS)
-    except (ImportError, RuntimeError) as error:
-        raise UserError(
-            f"launcher=slurm needs submitit and Slurm's commands: {error}; leave it out to run here"
-        ) from error
+    executor = _slurm_executor()
     statuses: dict[str, str] = {}
     jobs: dict[str, str] = {}
     for place, step in enumerate(steps, 1):
@@ -313,26 +306,40 @@ def submit_steps(
         placement = placement_of(step, machine) or Placement()
         if status == TO_DO:
             predecessors = [jobs[command] for command in step.after if command in jobs]
-            kind = "afterok" if step.figure is None else "afterany"
-            dependency = (
-                {"dependency": ":".join([kind, *predecessors]), "kill_on_invalid_dep": "yes"}
-                if predecessors
-                else {}
-            )
             executor.update_parameters(
                 job_name=step.writes.replace("/", "_"),
                 additional_parameters={
                     **_gpus_of(placement, parameters),
                     **parameters,
-                    **dependency,
+                    **_dependency(step, predecessors),
                 },
             )
-            jobs[step.command] = executor.submit(execute, step, placement).job_id
-            after = f" after {', '.join(predecessors)}" if predecessors else ""
-            say(f"step {place} of {len(steps)} is job {jobs[step.command]}{after}: {step.command}")
+            job = jobs[step.command] = executor.submit(execute, step, placement).job_id
+            waits = f" after {', '.join(predecessors)}" if predecessors else ""
+            say(f"step {place} of {len(steps)} is job {job}{waits}: {step.command}")
         elif status != DONE:
             say(f"step {place} of {len(steps)} was not submitted: {step.command}\n  {status}")
     return all(status in (DONE, TO_DO) for status in statuses.values())
+
+
+def _slurm_executor() -> Any:
+    """What submits jobs to Slurm. Raises UserError without submitit or sbatch."""
+    try:
+        from submitit import SlurmExecutor  # optional
+
+        return SlurmExecutor(STAMPS)
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"launcher=slurm needs submitit and Slurm's commands: {error}; leave it out to run here"
+        ) from error
+
+
+def _dependency(step: Step, predecessors: Sequence[str]) -> dict[str, str]:
+    """What sbatch gets of the jobs that a step waits for. A figure is drawn whatever became of them."""
+    if not predecessors:
+        return {}
+    kind = "afterok" if step.figure is None else "afterany"
+    return {"dependency": ":".join([kind, *predecessors]), "kill_on_invalid_dep": "yes"}
 
 
 def _gpus_of(placement: Placement, parameters: Mapping[str, str]) -> dict[str, str]:

@@ -92,25 +92,22 @@ NAMING_KEYS = {
 
 @dataclass(frozen=True)
 class Step:
-    """One command line. writes: its folder in `outputs`. reads: the folders that it needs there.
-
-    after: the commands of the steps that it waits for. missing: those of `reads` that no command
-    writes and that are not there. repositories: those of the hub that it reads. configuration:
-    everything that the command was composed of, and the pins of what it reads.
-    figure: of a step that draws one from whatever points there are, so it also runs where steps
-    before it did not. rows: of one pass of a training, which its processes divide evenly.
-    """
+    """One command line."""
 
     command: str
-    writes: str
-    reads: tuple[str, ...]
-    after: tuple[str, ...]
+    writes: str  # its folder in `outputs`
+    reads: tuple[str, ...]  # the folders that it needs there
+    after: tuple[str, ...]  # the commands of the steps that it waits for
+    # those of `reads` that no command writes and that are not there
     missing: tuple[str, ...] = ()
     settings: tuple[RunSetting, ...] = ()
-    repositories: tuple[Repository, ...] = ()
+    repositories: tuple[Repository, ...] = ()  # of the hub, that it reads
+    # everything that the command was composed of, and the pins of what it reads
     configuration: str = field(default="", repr=False)
+    # of a step that draws one from whatever points there are, so it also runs where steps before it
+    # did not
     figure: str | None = None
-    rows: int = 1
+    rows: int = 1  # of one pass of a training, which its processes divide evenly
 
     @property
     def work(self) -> StepKind:
@@ -119,8 +116,8 @@ class Step:
 
     @property
     def drawn(self) -> tuple[str, ...]:
-        """Of a figure's step, the commands of the steps whose points it draws: not those that time
-        `generate` beside our baseline, of which alone nothing is drawn.
+        """The commands of the steps whose points a figure's step draws: not those that time `generate`
+        beside our baseline, of which alone nothing is drawn.
         """
         return tuple(command for command in self.after if not TIMES_GENERATE.search(command))
 
@@ -218,20 +215,18 @@ def _require_one_replaced(name: str, graph: Mapping[str, Step], overrides: Seque
     replaced by, each under its own name.
     """
     for key in map(key_of, overrides):
-        group = key.partition(".")[0]
-        replaced: dict[str, None] = {}
-        choices: set[str] = set()
-        for step in graph.values() if key in NAMING_KEYS else ():
-            words = tuple(shlex.split(step.command))
-            unchanged = tuple(word for word in words if key_of(word) != key)
-            if unchanged != words and _reads(step, key):
-                values = [
-                    OmegaConf.select(cfg, NAMING_KEYS[key]) for cfg in configurations(unchanged)
-                ]
-                # a pair without a draft model has none to be replaced
-                replaced |= dict.fromkeys(str(value) for value in values if value is not None)
-                choices.update(lists_of(words).get(group, ()))
+        if key not in NAMING_KEYS:
+            continue
+        reading = [tuple(shlex.split(step.command)) for step in graph.values() if _reads(step, key)]
+        commands_with_key = [words for words in reading if key in map(key_of, words)]
+        replaced = dict.fromkeys(
+            value for words in commands_with_key for value in _replaced_values(words, key)
+        )
         if len(replaced) > 1:
+            group = key.partition(".")[0]
+            choices = {
+                choice for words in commands_with_key for choice in lists_of(words).get(group, ())
+            }
             remedy = (
                 f"choose one with {group}=NAME"
                 if len(choices) > 1
@@ -240,6 +235,14 @@ def _require_one_replaced(name: str, graph: Mapping[str, Step], overrides: Seque
             raise UserError(
                 f"{key} would take the place of each of {', '.join(replaced)} in {name}; {remedy}"
             )
+
+
+def _replaced_values(words: Words, key: str) -> list[str]:
+    """The names of the data or models that a command would read without its override of this key."""
+    unchanged = tuple(word for word in words if key_of(word) != key)
+    values = [OmegaConf.select(cfg, NAMING_KEYS[key]) for cfg in configurations(unchanged)]
+    # a pair without a draft model has none to be replaced
+    return [str(value) for value in values if value is not None]
 
 
 def _reads(step: Step, key: str) -> bool:
@@ -278,7 +281,7 @@ def _measures(command: str, key: str, values: Words) -> bool:
     if WORK.get(words[1]) is not StepKind.DECODING:
         return False
     application, lists = application_of(words[1]), lists_of(words)
-    of_other_keys = tuple(choices[0] for other, choices in lists.items() if other != key)
+    of_other_keys = tuple(choices[0] for other_key, choices in lists.items() if other_key != key)
     if key not in composed(application, of_other_keys):
         return True
 

@@ -171,7 +171,7 @@ def training_flops(
 def _encoder_decoder_flops(
     training: Training, shape: ModelShape, prompt: int, answer: int
 ) -> float:
-    """Of a row of a fine-tuning of T5 or mT5, each of whose weights is trained."""
+    """The FLOPs of a row of a fine-tuning of T5 or mT5, each of whose weights is trained."""
     projection = shape.dim * shape.queries
     feed_forward = shape.dim * shape.hidden * (3 if shape.gated else 2)
     encoder = shape.encoder * (4 * projection + feed_forward)
@@ -301,9 +301,9 @@ def _t5_attention(shape: ModelShape, rows: int, columns: int, crossed: bool = Fa
     norm = 2 * FULL * shape.dim
     read = HALF * shape.dim * (1 if crossed else 3)
     projected = HALF * shape.queries * (3 if crossed else 5)
-    other = FULL * shape.heads + HALF * shape.heads * columns + shape.dim
+    bias_and_scores = FULL * shape.heads + HALF * shape.heads * columns + shape.dim
     keys = columns * (2 * HALF * shape.dim + HALF * shape.cached) if crossed else 0
-    return rows * (norm + read + projected + other) + keys
+    return rows * (norm + read + projected + bias_and_scores) + keys
 
 
 def _t5_feed_forward(shape: ModelShape, rows: int) -> int:

@@ -28,9 +28,9 @@ from bild_lab.lab.schema.formatting import duration
 from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import conversations_of, paired_speedup
+from bild_lab.lab.store.commands import COMMANDS, read_commands
 from bild_lab.lab.store.groups import by_setting, data_title
 from bild_lab.lab.store.inputs import stored_config
-from bild_lab.lab.store.progress import COMMANDS, read_commands
 from bild_lab.lab.store.records import RESULT, Sweep
 from bild_lab.lab.store.table import to_frame, write_table
 from bild_lab.report.headline import headline
@@ -64,8 +64,12 @@ def write_artifact(sweep: Sweep) -> Path:
         content["environment"].pop("host", None)  # reviews may be blind
         write_json(copy / RESULT, content)
     # the table of a screening says where the points were chosen
-    kept = (sweep.folder / COMMANDS, sweep.folder / SCREENED, *sweep.folder.glob("pareto.*"))
-    for file in kept:
+    further_files = (
+        sweep.folder / COMMANDS,
+        sweep.folder / SCREENED,
+        *sweep.folder.glob("pareto.*"),
+    )
+    for file in further_files:
         if file.is_file():
             shutil.copy(file, folder)
     copied = Sweep(folder).results()

@@ -18,9 +18,8 @@ from bild_lab.report.tables import folder_name
 
 MOST_CHARACTERS = 300_000  # of all texts of a setting, to keep the page small
 MOST_TRACED = 20  # texts of a point, to keep the page small
-IN_BOTH, IN_BASELINE, IN_POINT = range(
-    3
-)  # words of both texts, of the baseline's alone, of the point's alone
+# words of both texts, of the baseline's alone, of the point's alone
+IN_BOTH, IN_BASELINE, IN_POINT = range(3)
 Key = tuple[str, int]
 Stored = Mapping[str, Sequence[MeasuredExample]]  # the examples of each selected point, by its name
 

@@ -18,16 +18,11 @@ from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.formatting import interval, number, percent, signed
 from bild_lab.lab.schema.numbers import Speedup, scale_of
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.groups import BatchCurve, Group
+from bild_lab.lab.store.batch_curves import BatchCurve
+from bild_lab.lab.store.groups import Group
 from bild_lab.report.along_text import stretches_of
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, escape, figure_of, scatter
-from bild_lab.report.paired_comparison import (
-    NOT_COMPARED,
-    SAME,
-    TOO_FEW,
-    UNCLEAR,
-    PointComparison,
-)
+from bild_lab.report.paired_comparison import NOT_COMPARED, SAME, TOO_FEW, UNCLEAR, PointComparison
 from bild_lab.report.style import COLOURS, MUTED, STAGE_COLOURS, Mark
 from bild_lab.report.tables import folder_name
 
@@ -165,12 +160,12 @@ def divergence_figure(certificates: Sequence[Mapping[str, Any]]) -> Figure | Non
     Only where the target scored both tokens; None if there is no such text. certificates: those of
     all texts of a setting.
     """
-    certificates = [each for each in certificates if each.get("margin") is not None]
-    if not certificates:
-        return None
     gaps_of_kind: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for certificate in certificates:
-        gaps_of_kind[_kind(certificate)].append(certificate["margin"])
+        if certificate.get("margin") is not None:
+            gaps_of_kind[_kind(certificate)].append(certificate["margin"])
+    if not any(gaps_of_kind.values()):
+        return None
     between = [f"{low:g} to {high:g}" for low, high in pairwise(GAPS[1:-1])]
     labels = [f"below {GAPS[1]:g}", *between, f"{GAPS[-2]:g} and more"]
     traces = []
@@ -325,31 +320,11 @@ def _intervals(
     labels: Sequence[str],
 ) -> Figure:
     """The estimates: filled marks are verdicts, rings may be chance. equal: where A equals B."""
-    traces = []
-    for row, (estimate, verdict) in enumerate(estimates):
-        if estimate is None:
-            continue
-        value, low, high = estimate.value, estimate.low, estimate.high
-        by_chance = verdict in (SAME, NOT_COMPARED, UNCLEAR, TOO_FEW)
-        colour = MUTED
-        if not by_chance:
-            colour = _GOOD if verdict in ("faster", "better") else _BAD
-        if equal:
-            words = f"{number(value, 3)} {interval(low, high, 3)}"
-        else:
-            digits = scale_of(estimate.metric).digits
-            words = f"{signed(value, digits)} {interval(low, high, digits, signed)}"
-        symbol = "circle-open" if by_chance else "circle"
-        traces.append(
-            scatter(
-                [(value, row)],
-                "markers",
-                error_x=error_bars([(low, value, high)], colour),
-                marker={"size": 9, "symbol": symbol, "color": colour},
-                text=[f"{words}: {verdict}"],
-                hovertemplate=HOVER,
-            )
-        )
+    traces = [
+        _interval_mark(estimate, verdict, row, is_ratio=equal != 0)
+        for row, (estimate, verdict) in enumerate(estimates)
+        if estimate is not None
+    ]
     names = [_wrapped(label) for label in labels]
     layout = {
         "xaxis": {"title": title, "type": "log" if equal else "linear"},
@@ -365,6 +340,29 @@ def _intervals(
     }
     lines = sum(1 + name.count("<br>") for name in names)
     return figure_of(traces, layout, height=150 + 26 * len(names) + 10 * lines)
+
+
+def _interval_mark(estimate: Speedup | Difference, verdict: str, row: int, is_ratio: bool) -> Trace:
+    """One estimate with its interval, in this row. is_ratio: it is of latencies, not a difference."""
+    value, low, high = estimate.value, estimate.low, estimate.high
+    by_chance = verdict in (SAME, NOT_COMPARED, UNCLEAR, TOO_FEW)
+    colour = MUTED
+    if not by_chance:
+        colour = _GOOD if verdict in ("faster", "better") else _BAD
+    if is_ratio:
+        words = f"{number(value, 3)} {interval(low, high, 3)}"
+    else:
+        digits = scale_of(estimate.metric).digits
+        words = f"{signed(value, digits)} {interval(low, high, digits, signed)}"
+    symbol = "circle-open" if by_chance else "circle"
+    return scatter(
+        [(value, row)],
+        "markers",
+        error_x=error_bars([(low, value, high)], colour),
+        marker={"size": 9, "symbol": symbol, "color": colour},
+        text=[f"{words}: {verdict}"],
+        hovertemplate=HOVER,
+    )
 
 
 def _line(xs: Sequence[float | str], ys: Sequence[float | None], name: str, mark: Mark) -> Trace:

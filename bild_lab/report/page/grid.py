@@ -7,11 +7,10 @@ bundle of plotly.js has no heat maps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import pandas as pd
 
 from bild_lab.lab.schema.formatting import (
     INFINITY,
@@ -206,10 +205,14 @@ def _squares(
 
 def _in_order(texts: Sequence[str]) -> list[str]:
     """The texts of a knob's values, numbers by size and before words."""
-    unique = list(dict.fromkeys(texts))
-    values = pd.Series(unique, index=unique, dtype=object).replace(INFINITY, "inf")
-    numbers = pd.to_numeric(values, errors="coerce")
-    return list(numbers.sort_index().sort_values(kind="stable").index)
+
+    def is_word_then_size(text: str) -> tuple[bool, float, str]:
+        try:
+            return False, math.inf if text == INFINITY else float(text), text
+        except ValueError:
+            return True, 0.0, text
+
+    return sorted(set(texts), key=is_word_then_size)
 
 
 def grids(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> list[ScreenedGrid]:

@@ -14,17 +14,17 @@ from bild_lab.lab.schema.formatting import duration, knob_label, knob_value, per
 from bild_lab.lab.schema.glossary import TERMS
 from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.lab.schema.statistics import best_at_loss
+from bild_lab.lab.store.batch_curves import batch_curves
+from bild_lab.lab.store.commands import read_commands
 from bild_lab.lab.store.groups import (
     FEW,
     Group,
-    batch_curves,
     by_setting,
     differing_keys,
     points_of_choice,
     setting_value,
     telling_knobs,
 )
-from bild_lab.lab.store.progress import read_commands
 from bild_lab.report.headline import headline_sentences
 from bild_lab.report.page import figures
 from bild_lab.report.page.base import Figure, page_environment, plotly_js
@@ -56,25 +56,18 @@ def write_html(
     itself until it is touched.
     """
     groups, folder = by_setting(results), path.parent
+    titles = setting_titles(groups)
     screened, curves = screened_points(folder, results), batch_curves(results)
     policies = {policy for group in groups for policy in group.policies}
     policies |= {point.policy for point in screened}
     colours = marks(sorted(policies))
-    sections, browsers, traces, unreadable = [], [], [], []
-    for group, title in zip(groups, setting_titles(groups), strict=True):
+    sections, stored_of_groups, unreadable = [], [], []
+    for group, title in zip(groups, titles, strict=True):
         stored = _stored_examples(group, unreadable)
-        certificates = _certificates(group, unreadable)
-        section = {**_section(group, colours, stored, certificates), "title": title}
-        section["answers"] = review_answers(group, screened)
-        sections.append(section)
-        browser = text_browser(group, stored)
-        if browser is not None:
-            browsers.append({**browser, "title": title})
-        prefix = f"{title}: " if len(groups) > 1 else ""
-        traces += [
-            {**traced_point, "label": prefix + traced_point["label"]}
-            for traced_point in traced_points(group, stored)
-        ]
+        stored_of_groups.append(stored)
+        section = _section(group, colours, stored, _certificates(group, unreadable))
+        answers = review_answers(group, screened)
+        sections.append({**section, "title": title, "answers": answers})
     telling = telling_knobs(failures)
     page = page_environment().get_template("report.html.j2")
     text = page.render(
@@ -99,14 +92,38 @@ def write_html(
         environment=environments(results),
         notes=[*notes(results, older), *unreadable],
         sources=plain_table(sources(results)),
-        texts=browsers,
-        traces=traces,
+        texts=_text_browsers(groups, titles, stored_of_groups),
+        traces=_trace_viewers(groups, titles, stored_of_groups),
         terms=TERMS,
         few=FEW,
         plotly=plotly_js(),
     )
     write_atomically(path, text.encode())
     return unreadable
+
+
+def _text_browsers(
+    groups: Sequence[Group], titles: Sequence[str], stored_of_groups: Sequence[Stored]
+) -> list[dict[str, Any]]:
+    """The browser of texts of each setting that has one."""
+    browsers = []
+    for group, title, stored in zip(groups, titles, stored_of_groups, strict=True):
+        browser = text_browser(group, stored)
+        if browser is not None:
+            browsers.append({**browser, "title": title})
+    return browsers
+
+
+def _trace_viewers(
+    groups: Sequence[Group], titles: Sequence[str], stored_of_groups: Sequence[Stored]
+) -> list[dict[str, Any]]:
+    """The points with traced texts of all settings, which their labels name if there are several."""
+    viewers = []
+    for group, title, stored in zip(groups, titles, stored_of_groups, strict=True):
+        prefix = f"{title}: " if len(groups) > 1 else ""
+        for point in traced_points(group, stored):
+            viewers.append({**point, "label": prefix + point["label"]})
+    return viewers
 
 
 def _stored_examples(group: Group, unreadable: list[str]) -> Stored:
@@ -168,15 +185,10 @@ def _section(
         "differing": [figures.divergence_figure(certificates)],
         "trees": [figures.tree_figure(group.label(result), content) for result, content in trees],
     }
-    details = [(key, _plain(value)) for key, value in group.setting.items()]
     best = best_at_loss(group.judged, group.scale.small_loss)
-    fastest = group.results[0]
-    for quality in (fastest.quality, *fastest.further_qualities.values()):
-        if quality.signature:
-            details.append((f"{quality.metric} signature", quality.signature))
     return {
         "group": group,
-        "details": details,
+        "details": _details(group),
         "reasons": reason_lines(group),
         "points": points_table(group),
         "tables": setting_tables(group),
@@ -192,6 +204,16 @@ def _section(
         "candidates": len(points_of_choice(group.results)),
         "screened_on": None if best is None else screened_on(best),
     }
+
+
+def _details(group: Group) -> list[tuple[str, str]]:
+    """The keys of the setting with their values, and how each metric was computed."""
+    details = [(key, _plain(value)) for key, value in group.setting.items()]
+    fastest = group.results[0]
+    for quality in (fastest.quality, *fastest.further_qualities.values()):
+        if quality.signature:
+            details.append((f"{quality.metric} signature", quality.signature))
+    return details
 
 
 def fixed_knobs(group: Group) -> list[str]:

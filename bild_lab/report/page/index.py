@@ -25,8 +25,8 @@ from bild_lab.lab.schema.statistics import (
     corrected_for_choice,
     mean_speedup_with_interval,
 )
+from bild_lab.lab.store.commands import read_commands
 from bild_lab.lab.store.groups import data_title, pair_title, points_of_choice, telling_knobs
-from bild_lab.lab.store.progress import read_commands
 from bild_lab.lab.store.records import Sweep
 from bild_lab.ranks import launched
 from bild_lab.report.provenance import disturbance
@@ -143,14 +143,16 @@ def _best(results: Sequence[Result], small_losses: float) -> str:
     """
     points = points_of_choice(results)
     compared = [point for point in points if all(map(_is_compared, point))]
-    enough = [point for point in compared if all(are_enough(one.counted_texts) for one in point)]
+    enough = [
+        point for point in compared if all(are_enough(result.counted_texts) for result in point)
+    ]
     judged = [point for point in enough if all(map(can_be_judged, point))]
     if not judged:
         reason = _TIMED_ONCE if enough else _TOO_FEW_EXAMPLES
         return reason if compared else MISSING
     for point in sorted(judged, key=_means, reverse=True):  # fastest first
         allowed = small_losses * point[0].quality.scale.small_loss + TOLERANCE
-        if _means(point)[1] >= -allowed and all(one.may_be_best for one in point):
+        if _means(point)[1] >= -allowed and all(result.may_be_best for result in point):
             return _best_words(point, results, len(points))
     return MISSING
 
@@ -161,8 +163,8 @@ def _is_compared(result: Result) -> bool:
 
 def _means(point: Sequence[Result]) -> tuple[float, float]:
     """The mean speedup and the mean difference in quality of a point over its seeds."""
-    speedup, *_ = mean_speedup_with_interval([one.speedup.value for one in point])
-    return speedup, mean(one.quality.difference for one in point)
+    speedup, *_ = mean_speedup_with_interval([result.speedup.value for result in point])
+    return speedup, mean(result.quality.difference for result in point)
 
 
 def _best_words(point: Sequence[Result], results: Sequence[Result], n_points: int) -> str:
@@ -171,17 +173,17 @@ def _best_words(point: Sequence[Result], results: Sequence[Result], n_points: in
 
     point: its results, one for each seed. n_points: of how many it is the best.
     """
-    first = point[0]
+    first_seed = point[0]
     if len(point) > 1:
-        speedups = [one.speedup.value for one in point]
+        speedups = [result.speedup.value for result in point]
         speedup, *bounds = mean_speedup_with_interval(speedups, n_points)
         details = [f"mean of {len(point)} seeds"]
     else:
-        corrected, details = corrected_for_choice(first, n_points).speedup, []
+        corrected, details = corrected_for_choice(first_seed, n_points).speedup, []
         speedup, bounds = corrected.value, [corrected.low, corrected.high]
-    label = point_label(first, telling_knobs(results)(first), results)
+    label = point_label(first_seed, telling_knobs(results)(first_seed), results)
     words = f"{label} {times(speedup)} {interval(*bounds)}".strip()
-    baselines = dict.fromkeys(one.setting.baseline for one in point)
+    baselines = dict.fromkeys(result.setting.baseline for result in point)
     details += [f"over {baseline}" for baseline in baselines if baseline != _USUAL_BASELINE]
     doubts = dict.fromkeys(map(disturbance, point))
     return ", ".join(filter(None, [words, *details, *doubts]))

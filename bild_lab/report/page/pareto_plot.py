@@ -283,7 +283,6 @@ def _points(
     barred: the ids of the results whose bars are drawn. symbol: the colour and plotly's symbol.
     """
     colour, plotly_symbol = symbol
-    front = {id(result) for result in group.front}
     placed = [result for result in results if group.position(result) is not None]
     marks = scatter(
         [_place(group.position(result)) for result in placed],
@@ -296,7 +295,7 @@ def _points(
         marker={
             "symbol": plotly_symbol,
             "size": 10,
-            "color": [colour if id(result) in front else _TRANSPARENT for result in placed],
+            "color": [colour if group.is_on_front(result) else _TRANSPARENT for result in placed],
             "line": {"color": colour, "width": 2},
         },
     )

@@ -9,7 +9,8 @@ from bild_lab.lab.schema.formatting import MISSING, counted, number, percent
 from bild_lab.lab.schema.numbers import Category
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.schema.statistics import best_at_loss
-from bild_lab.lab.store.groups import BatchCurve, Group
+from bild_lab.lab.store.batch_curves import BatchCurve
+from bild_lab.lab.store.groups import Group
 from bild_lab.report.provenance import disturbance
 from bild_lab.report.tables import (
     CATEGORY_COLUMNS,

@@ -109,7 +109,7 @@ class WandbLogger:
                 f"logger mode wants online or offline, got {mode}; to log nowhere use logger=none"
             )
         self._project, self._entity, self._group = project, entity, str(group)
-        self._tags, self._directory = tags if isinstance(tags, str) else list(tags), Path(directory)
+        self._tags, self._directory = _checked_tags(tags), Path(directory)
         self._require_names()
         self._mode = private_mode(mode, os.environ.get("WANDB_MODE"))
         if os.environ.get("WANDB_DIR"):
@@ -129,14 +129,6 @@ class WandbLogger:
         """
         import wandb  # takes seconds
 
-        if isinstance(self._tags, str) or not all(
-            isinstance(tag, str | int | float) for tag in self._tags
-        ):
-            raise UserError(
-                f"logger.tags must be a list of words, got {self._tags!r}; write"
-                " logger.tags=[one,two]"
-            )
-        self._tags = [str(tag) for tag in self._tags]
         for key, name in {"project": self._project, "entity": self._entity}.items():
             text = "" if name is None else str(name).strip()
             if (not text and (key, name) != ("entity", None)) or set(text) & set(_NOT_IN_NAMES):
@@ -339,24 +331,29 @@ class WandbLogger:
             "reinit": "finish_previous",
             "settings": _settings(kind),
         }
-        run = None
-        if self._mode == ONLINE:
-            try:
-                # a point run again replaces its run
-                run = wandb.init(**about, mode=ONLINE, resume="allow")
-            except (wandb.errors.Error, OSError) as error:
-                wandb.teardown()  # otherwise its service keeps the run's id
-                log.warning(
-                    "Weights & Biases could not be reached (%s); this and later runs are logged"
-                    " offline",
-                    error,
-                )
-                self._mode = OFFLINE
+        run = self._begin_online(about) if self._mode == ONLINE else None
         run = run or wandb.init(**about, mode=self._mode)
         self._begun[self._mode] += 1
         if self._mode == ONLINE:
             self._address = run.url
         return run
+
+    def _begin_online(self, about: Mapping[str, Any]) -> wandb.Run | None:
+        """A run at the server, in place of an earlier one of its id; None where the server cannot be
+        reached: from then on runs are offline. about: arguments of `wandb.init`.
+        """
+        import wandb
+
+        try:
+            return wandb.init(**about, mode=ONLINE, resume="allow")
+        except (wandb.errors.Error, OSError) as error:
+            wandb.teardown()  # otherwise its service keeps the run's id
+            log.warning(
+                "Weights & Biases could not be reached (%s); this and later runs are logged offline",
+                error,
+            )
+            self._mode = OFFLINE
+            return None
 
     def _id(self, identity: str) -> str:
         return f"{_plain(self._group, _LONGEST_GROUP)}-{identity}"
@@ -408,6 +405,18 @@ class WandbLogger:
             ) from error
         if not self._agents_sweep:  # where the run has the agent's name
             record_run(self._directory, logged)
+
+
+def _checked_tags(tags: Sequence[str | float]) -> list[str]:
+    """The logger's tags. Raises UserError for a text, whose letters would be the tags, and for a tag
+    that is neither a word nor a number.
+    """
+    listed = tags if isinstance(tags, str) else list(tags)
+    if isinstance(listed, str) or not all(isinstance(tag, str | int | float) for tag in listed):
+        raise UserError(
+            f"logger.tags must be a list of words, got {listed!r}; write logger.tags=[one,two]"
+        )
+    return [str(tag) for tag in listed]
 
 
 def _status_among(result: Result, results: Sequence[Result]) -> dict[str, Any]:
@@ -485,9 +494,8 @@ def _settings(kind: str) -> wandb.Settings:
     import wandb
 
     limits = {"init_timeout": _INIT_TIMEOUT_S, "login_timeout": _INIT_TIMEOUT_S}
-    if (
-        "finish_timeout" in wandb.Settings.model_fields
-    ):  # before, it waits for a lost server for ever
+    # older versions wait for a lost server for ever
+    if "finish_timeout" in wandb.Settings.model_fields:
         limits["finish_timeout"] = _FINISH_TIMEOUT_S
         limits["finish_timeout_raises"] = kind != TRAINING  # which is stored first, sent or not
     return wandb.Settings(**limits, silent=True, console="off", x_disable_stats=kind != TRAINING)

@@ -201,7 +201,7 @@ def on_front(result: Result, group: Group) -> bool:
 
     if result.is_baseline:
         return (1.0, group.baseline_quality) in front_corners(group)
-    return any(front_result is result for front_result in group.front)
+    return group.is_on_front(result)
 
 
 def _policy_fronts(group: Group) -> dict[str, Corners]:

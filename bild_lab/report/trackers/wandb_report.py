@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, one_line
 from bild_lab.files import json_text
 from bild_lab.lab.schema.result import COLUMNS
 from bild_lab.lab.store.records import Sweep
@@ -161,7 +161,7 @@ def connect() -> tuple[wandb.Api | None, str]:
     except (
         Exception
     ) as error:  # without a login or a network the client raises errors of many types
-        return None, _line(error)
+        return None, one_line(error).rstrip(".")
     return api, ""
 
 
@@ -202,7 +202,9 @@ def _sent_panels(api: wandb.Api, group: str, project: str, entity: str | None) -
     except ValueError:  # the client's word for an unknown project
         return None
     except Exception as error:  # the client raises errors of many types
-        raise UserError(f"the runs of {place} cannot be read: {_line(error)}") from error
+        raise UserError(
+            f"the runs of {place} cannot be read: {one_line(error).rstrip('.')}"
+        ) from error
     shown = [panels for run in runs if (panels := run.summary.get("panels")) is not None]
     return [panel for panels in shown for panel in panels] if shown else None
 
@@ -215,11 +217,7 @@ def publish(report: Report, api: wandb.Api) -> tuple[str | None, str]:
     try:
         return report.save().url, ""
     except Exception as error:  # as for `connect`
-        return None, _line(error)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")
+        return None, one_line(error).rstrip(".")
 
 
 def _fronts(wr: Any, panels: Sequence[str]) -> list[Any]:

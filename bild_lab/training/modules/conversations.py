@@ -33,7 +33,7 @@ class Conversation(TargetAnswer):
     learned: list[bool]
 
     def row(self, longest: int) -> AnsweredPrompt:
-        """As tokens, of which the first `longest` are kept."""
+        """The conversation as tokens, of which the first `longest` are kept."""
         tokens = np.array([*self.prompt_token_ids, *self.answer_token_ids], np.int32)
         learned = np.array([*[False] * len(self.prompt_token_ids), *self.learned])
         return AnsweredPrompt(tokens, len(self.prompt_token_ids), learned).cut(longest)

@@ -37,6 +37,7 @@ from bild_lab.training.modules.predictors import (
     first_choices,
 )
 from bild_lab.training.modules.states import (
+    DecoderStates,
     ModuleSpec,
     SmallModule,
     decoder_states,
@@ -201,16 +202,7 @@ class EagleModule(SmallModule):
     ) -> OwnLoss:
         config, eagle = self.weights.config, self.weights
         # 1. the frozen model's states of the text
-        with torch.no_grad():
-            run = decoder_states(
-                self.base, input_ids, contexts, config.target_layers, EagleSpec.skipped
-            )
-            final = run.final * head_scale(self.base.config)
-            states = joined_states(
-                config.variant, final, [run.hidden[layer] for layer in config.target_layers]
-            )
-            if self.training and self._noise:
-                states = states + self._drawn(states, input_ids)
+        run, final, states = self._states_of_text(input_ids, contexts)
         # 2. the module over the whole text, once; pair i ends with token i + 1
         places, pairs = run.places, (run.places - 1).clamp(min=0)
         embedded = eagle.embed(run.tokens)
@@ -226,8 +218,8 @@ class EagleModule(SmallModule):
         )[batch_rows, pairs]
         # 3. what it drafts after each context, step by step over its own outputs
         logits, choices, losses = [], [], []
-        trained = self._steps if config.variant == EAGLE3 or not self.training else 1
-        for step in range(trained):
+        steps = self._steps if config.variant == EAGLE3 or not self.training else 1
+        for step in range(steps):
             if step:
                 outputs = eagle(
                     embedded[batch_rows, (places + step).clamp(max=last_place)],
@@ -243,12 +235,30 @@ class EagleModule(SmallModule):
                 logits.append(scores)
             elif not torch.is_grad_enabled():
                 choices.append(eagle.tokens[first_choices(scores)])
-        together = torch.stack(losses, 2)
+        step_losses = torch.stack(losses, 2)  # [batch, contexts, steps]
         if eagle.tokens is None:
-            return OwnLoss(torch.stack(logits, 2), together)
+            return OwnLoss(torch.stack(logits, 2), step_losses)
         if target_tokens is not None:
-            together = together * torch.isin(target_tokens[..., :trained], eagle.tokens)
-        return OwnLoss(None, together, torch.stack(choices, 2) if choices else None)
+            step_losses = step_losses * torch.isin(target_tokens[..., :steps], eagle.tokens)
+        return OwnLoss(None, step_losses, torch.stack(choices, 2) if choices else None)
+
+    @torch.no_grad()
+    def _states_of_text(
+        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
+    ) -> tuple[DecoderStates, Tensor, Tensor]:
+        """The frozen model's run over the text, its final states, scaled as for its head, and those
+        that the module reads, with noise in training.
+        """
+        config = self.weights.config
+        run = decoder_states(
+            self.base, input_ids, contexts, config.target_layers, EagleSpec.skipped
+        )
+        final = run.final * head_scale(self.base.config)
+        layer_states = [run.hidden[layer] for layer in config.target_layers]
+        states = joined_states(config.variant, final, layer_states)
+        if self.training and self._noise:
+            states = states + self._drawn(states, input_ids)
+        return run, final, states
 
     def _losses(
         self, outputs: Tensor, logits: Tensor, target: Tensor

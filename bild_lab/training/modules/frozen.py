@@ -26,7 +26,7 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import cut_sources
 from bild_lab.lab.point.identity import sweep_folder
-from bild_lab.lab.point.load import configured_checkpoint, configured_model, load_model
+from bild_lab.lab.point.read_model import configured_checkpoint, configured_model, load_model
 from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.store.code import own_code_hash
 from bild_lab.lab.store.records import require_writable
@@ -143,8 +143,8 @@ class FrozenJob(TrainingJob):
             if self._is_long_enough(row)
         ]
         held_out_indices = spread_over_questions(self.held_out, questions_of_rows)
-        apart = set(held_out_indices)
-        train = [row for index, row in enumerate(rows) if index not in apart]
+        held_out_places = set(held_out_indices)
+        train = [row for index, row in enumerate(rows) if index not in held_out_places]
         return train, [rows[index] for index in held_out_indices]
 
     @property
@@ -163,12 +163,12 @@ class FrozenJob(TrainingJob):
         pair = [f"pair.target={self.base.path}", *revision, *no_draft]
         dataset_words = list(self.calibration.dataset_words)
         configuration_words = own_configurations()
-        said = [*words, *pair, *self.base.switches]
+        command_words = [*words, *pair, *self.base.switches]
         if not set(configuration_words) <= set(dataset_words):
-            said = [*configuration_words, *said]
+            command_words = [*configuration_words, *command_words]
             dataset_words = without_configurations(dataset_words, configuration_words)
-        said += dataset_words
-        return f"python run.py {shlex.join(said)}"
+        command_words += dataset_words
+        return f"python run.py {shlex.join(command_words)}"
 
     @property
     def identity(self) -> dict[str, Any]:

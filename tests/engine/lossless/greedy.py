@@ -15,7 +15,7 @@ from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.config.compose import policy_names
-from bild_lab.lab.point.load import build_method
+from bild_lab.lab.point.build import build_method
 from bild_lab.training.modules.ngrams import estimate
 from tests.engine.methods.modules.tiny import files_of
 from tests.policies import EXTERNAL, is_lossless, is_peer, shipped

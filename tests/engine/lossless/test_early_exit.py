@@ -19,7 +19,8 @@ from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.point.load import build_method, load_model
+from bild_lab.lab.point.build import build_method
+from bild_lab.lab.point.read_model import load_model
 from tests.checkpoints import SHARED, needs_shared
 from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
 from tests.policies import FAMILIES, WINDOWED, in_memory, shipped

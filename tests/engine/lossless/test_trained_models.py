@@ -14,7 +14,7 @@ import torch
 
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.read_model import load_model
 from tests.checkpoints import SHARED, needs_shared
 from tests.engine.lossless.greedy import (
     LOSSLESS,

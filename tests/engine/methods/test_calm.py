@@ -25,7 +25,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure.cost import dimensions
 from bild_lab.lab.measure.summary import counts
 from bild_lab.lab.measure.timing import Timed
-from bild_lab.lab.point.load import build_method
+from bild_lab.lab.point.build import build_method
 from tests.engine.lossless.test_random_models import random_source
 from tests.policies import FAMILIES, WINDOWED, in_memory, shipped
 from tests.sessions import needs_kernels

@@ -5,7 +5,6 @@ the limits.
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,11 @@ import pytest
 import bild_lab
 from bild_lab.engine.methods.replayed_answers import Wording, read_answers, written_answer
 from bild_lab.errors import UserError
-from bild_lab.lab.point.decoder import Decoder
-from tests.checkpoints import tiny_checkpoints
+from tests.checkpoints import tiny_checkpoints, vanilla
 from tests.tiny import END, START, VOCABULARY
 
 PROMPT = "w5 w9 w30 w12"
 LIMIT = 12
-
-
-@lru_cache
-def vanilla(family: str) -> Decoder:
-    return bild_lab.load(str(tiny_checkpoints() / family), policy="vanilla")
 
 
 def own(family: str, prompt: str = PROMPT, limit: int = LIMIT) -> list[int]:

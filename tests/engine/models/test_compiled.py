@@ -14,7 +14,7 @@ import bild_lab
 from bild_lab.engine.models.native import NativeModel, compiled
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
-from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.read_model import load_model
 from tests.policies import FAMILIES, WINDOWED
 from tests.sessions import native_session
 from tests.tiny import PAD, tiny_t5

@@ -18,8 +18,8 @@ from bild_lab.engine.models.hf.slot_cache import SlotCache
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.runner import run_point
-from bild_lab.lab.point.load import load_model
 from bild_lab.lab.point.prepare import Point, prepare
+from bild_lab.lab.point.read_model import configured_model, load_model
 from bild_lab.lab.store.records import Sweep
 from tests.policies import load
 
@@ -169,6 +169,12 @@ def test_layers_of_a_spread_target_draft_as_those_on_one_device(
 def test_a_policy_that_runs_layers_at_once_asks_for_one_device(checkpoints: Path) -> None:
     with pytest.raises(UserError, match=r"is spread over devices; leave out runtime\.device_map"):
         load(checkpoints, "llama", "ppd", device_map="auto")
+
+
+def test_a_map_decides_the_engine_of_a_command_that_names_none(checkpoints: Path) -> None:
+    cfg = compose_config([f"model.path={checkpoints / 'llama'}"], "calibration")
+    assert configured_model(cfg, CPU, "float32").engine != "hf"
+    assert isinstance(configured_model(cfg, CPU, "float32", "auto"), SpreadModel)
 
 
 @pytest.fixture

@@ -20,8 +20,9 @@ from bild_lab.engine.models.checkpoint.precision import LARGE, parameters, resol
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_config
-from bild_lab.lab.point.load import load, load_model
+from bild_lab.lab.point.load import load
 from bild_lab.lab.point.prepare import prepare
+from bild_lab.lab.point.read_model import load_model
 from tests.policies import shipped
 from tests.pretended import pretended_gpu
 from tests.tiny_architectures import build, word_tokenizer

@@ -23,7 +23,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.weights import OnDemand, Weights, file_weights
 from bild_lab.engine.models.native.stack import Stack, Weight
 from bild_lab.errors import UserError
-from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.read_model import load_model
 from tests.sessions import needs_kernels
 from tests.tiny import TINY, save
 

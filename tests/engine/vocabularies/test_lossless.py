@@ -15,7 +15,7 @@ import torch
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.trace import Trace
 from bild_lab.engine.vocabularies import TranslatedModel
-from bild_lab.lab.point.load import build_method
+from bild_lab.lab.point.build import build_method
 from bild_lab.screening.recorded_model import RecordedModel
 from tests.engine.lossless.greedy import (
     LOSSLESS,

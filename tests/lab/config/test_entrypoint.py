@@ -38,7 +38,7 @@ from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.measure import runner
 from bild_lab.lab.point.environment import DeviceUse
-from bild_lab.lab.store.progress import read_commands
+from bild_lab.lab.store.commands import read_commands
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.page.index import read_runs
 from tests.checkpoints import POINT_FILES

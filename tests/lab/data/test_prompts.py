@@ -88,7 +88,7 @@ def test_texts_around_a_source_nest() -> None:
     assert inserted(["a", "b"], ["c"]) == ("acb",)  # an empty prompt has no source
 
 
-def test_the_longest_that_fits() -> None:
+def test_the_longest_length_below_the_whole_that_fits_is_found() -> None:
     assert [longest_fitting(9, lambda n, most=most: n <= most) for most in (0, 1, 5, 8, 20)] == [
         0,
         1,

@@ -52,8 +52,10 @@ from bild_lab.engine.trace import Trace
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
-from bild_lab.lab.measure.certificate import certify, certify_sampled, count_verdicts
+from bild_lab.lab.measure.certificate import count_verdicts
+from bild_lab.lab.measure.greedy_certificate import certify
 from bild_lab.lab.measure.recorder import RowByRow
+from bild_lab.lab.measure.sampled_certificate import certify_sampled
 from tests.checkpoints import SHARED
 
 WINDOW = 3

@@ -26,11 +26,13 @@ from bild_lab.lab.measure.certificate import (
     SESSION_DEFECT,
     TIE,
     Certificate,
+    count_verdicts,
+    most_noise,
+)
+from bild_lab.lab.measure.greedy_certificate import (
     certify,
     certify_replayed,
-    count_verdicts,
     engine_difference,
-    most_noise,
     resolution,
     verification,
 )
@@ -102,7 +104,7 @@ def test_the_rows_of_a_round_are_the_last_token_the_draft_and_its_probes() -> No
         assert verified.rows == rows
 
 
-def test_engines_differ_by_no_constant() -> None:
+def test_a_constant_added_to_all_scores_is_no_difference_of_engines() -> None:
     alone = torch.tensor([3.0, 2.0, 1.0, 0.0])
     assert float(engine_difference(alone + 5, alone)) == 0
     moved = torch.tensor([0.4, 0.0, 0.0, 0.0])

@@ -11,14 +11,8 @@ import pytest
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.measure.certificate import (
-    DEFECT,
-    EXACT,
-    NO_FORM,
-    OUTPUT,
-    ROUNDING,
-    certify_sampled,
-)
+from bild_lab.lab.measure.certificate import DEFECT, EXACT, NO_FORM, ROUNDING
+from bild_lab.lab.measure.sampled_certificate import OUTPUT, certify_sampled
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, is_peer, load
 from tests.sessions import needs_kernels
 

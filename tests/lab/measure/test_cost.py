@@ -40,7 +40,7 @@ from bild_lab.engine.trace import Forward, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_policy
 from bild_lab.lab.measure.cost import Cost, Matrices, dimensions, has_cost_model, total_cost
-from bild_lab.lab.point.load import build_method
+from bild_lab.lab.point.build import build_method
 from tests.policies import in_memory
 from tests.sessions import native_session
 from tests.tiny import PAD, START, VOCABULARY, tiny_llama, tiny_t5

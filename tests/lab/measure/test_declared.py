@@ -16,17 +16,9 @@ from bild_lab.engine.methods.speculative.tree_acceptance import PerNode, PerRow
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.measure.certificate import (
-    DEFECT,
-    EXACT,
-    NO_FORM,
-    OUTPUT,
-    RULE,
-    Certificate,
-    certify_sampled,
-    judge_together,
-)
+from bild_lab.lab.measure.certificate import DEFECT, EXACT, NO_FORM, Certificate
 from bild_lab.lab.measure.declared import are_by_chance, deviation, sum_of, token_values
+from bild_lab.lab.measure.sampled_certificate import OUTPUT, RULE, certify_sampled, judge_together
 from tests.lab.measure.test_sampled_certificate import DRAFTER, TARGET, loaded, request
 
 TEXTS, LENGTH = 12, 40

@@ -13,7 +13,7 @@ import pytest
 
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.lab.config.compose import compose_config
-from bild_lab.lab.measure import runner, score, summary
+from bild_lab.lab.measure import likelihood, runner, score
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.measure.timing import LOOP_SHARE_REPEATS, PHASES
 from bild_lab.lab.point import prepare as points
@@ -48,7 +48,7 @@ def run(checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
         "measure.traced_examples=2",
         "measure.certify=true",
     ]
-    monkeypatch.setattr(summary, "_without_nan", set())
+    monkeypatch.setattr(likelihood, "_without_nan", set())
     points.cached_examples.cache_clear()
     part, opened, start = [""], Counter(), NativeModel.start
 

@@ -31,23 +31,25 @@ from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Scores
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.measure import certificate
+from bild_lab.lab.measure import sampled_certificate
 from bild_lab.lab.measure.certificate import (
     DEFECT,
-    DRAW_TOLERANCE,
-    DRAWS,
     EQUAL,
     EXACT,
-    LOGITS,
     NO_FORM,
-    OUTPUT,
     ROUNDING,
     SESSION_DEFECT,
+    Certificate,
+    count_verdicts,
+)
+from bild_lab.lab.measure.sampled_certificate import (
+    DRAW_TOLERANCE,
+    DRAWS,
+    LOGITS,
+    OUTPUT,
     TEXT,
     UNVERIFIED,
-    Certificate,
     certify_sampled,
-    count_verdicts,
     drawn_as_declared,
 )
 from bild_lab.lab.schema.numbers import CertificateCounts
@@ -337,7 +339,7 @@ def test_rows_that_alone_have_no_scores_are_a_defect_of_the_session(
 ) -> None:
     """Of which no difference is larger than rounding."""
     nothing = SimpleNamespace(after=lambda tokens: torch.full((5,), float("nan")))
-    monkeypatch.setattr(certificate, "RowByRow", lambda model, request: nothing)
+    monkeypatch.setattr(sampled_certificate, "RowByRow", lambda model, request: nothing)
     found = certified(SpeculativeSampling(), NoDraft(loaded(TARGET)))
     assert (found.verdict, found.check) == (SESSION_DEFECT, LOGITS)
 
@@ -386,7 +388,7 @@ def test_a_drafter_whose_own_scores_are_no_numbers_does_not_draw_what_it_declare
 
     nothing = SimpleNamespace(after=lambda tokens: torch.full((5,), float("nan")))
     assert certified(SpeculativeSampling(), Hiding(loaded(DRAFTER), 3)).verdict == EXACT
-    monkeypatch.setattr(certificate, "one_row_of_drafter", lambda method, request: nothing)
+    monkeypatch.setattr(sampled_certificate, "one_row_of_drafter", lambda method, request: nothing)
     found = certified(SpeculativeSampling(), Hiding(loaded(DRAFTER), 3))
     assert (found.verdict, found.check, found.output) == (DEFECT, OUTPUT, 1)
 

@@ -15,8 +15,8 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.measure import summary
-from bild_lab.lab.measure.summary import (
+from bild_lab.lab.measure import likelihood
+from bild_lab.lab.measure.likelihood import (
     log_probabilities,
     log_probability,
     require_no_nan,
@@ -165,7 +165,7 @@ def test_it_is_the_sum_over_the_tokens_of_the_text(
             given["input_ids"] = request.source.encoder_ids
         with torch.no_grad():
             expected += float(module(**given).logits[0, -1].log_softmax(-1)[token])
-    monkeypatch.setattr(summary, "MOST_ROWS", 3)  # also across parts
+    monkeypatch.setattr(likelihood, "MOST_ROWS", 3)  # also across parts
     assert log_probability(text_logits(decoder.target, request, emitted), emitted) == pytest.approx(
         expected, abs=1e-3
     )
@@ -174,8 +174,10 @@ def test_it_is_the_sum_over_the_tokens_of_the_text(
 
 def test_a_text_whose_value_is_known_is_not_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
     scored: list[tuple[int, ...]] = []
-    monkeypatch.setattr(summary, "text_logits", lambda target, request, text: scored.append(text))
-    monkeypatch.setattr(summary, "log_probability", lambda logits, text: -len(text))
+    monkeypatch.setattr(
+        likelihood, "text_logits", lambda target, request, text: scored.append(text)
+    )
+    monkeypatch.setattr(likelihood, "log_probability", lambda logits, text: -len(text))
 
     def timed(*texts: list[int], known: float) -> list[Timed]:
         return [Timed(text, [0.1], StageTrace(log_probability=known, scored=3)) for text in texts]

@@ -76,7 +76,7 @@ def test_texts_that_are_all_alike_leave_a_bound_below_zero() -> None:
     assert bootstrap_test(np.zeros(1000), 5, 100).lower_bound == 0
 
 
-def test_everything_lost_and_everything_gained() -> None:
+def test_everything_lost_is_inferior_and_everything_gained_is_not() -> None:
     assert score_test(0, 5, 5, 5).lower_bound == -100 and score_test(0, 5, 5, 5).p_value > 0.9
     assert score_test(5, 0, 5, 5).lower_bound > 0 and score_test(5, 0, 5, 5).shown
     assert score_test(0, 5, 5, 100).shown  # no more than everything can be lost

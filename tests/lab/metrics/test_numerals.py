@@ -6,8 +6,9 @@ from decimal import Decimal
 
 import pytest
 
+from bild_lab.lab.metrics.numerals import last_number, same_number
 from bild_lab.lab.metrics.quality import score
-from bild_lab.lab.metrics.writing import Writing, last_number, same_number
+from bild_lab.lab.metrics.writing import Writing
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_memory_and_time_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ends_well("import time\ntime.sleep(60)")
 
 
-def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_sees_none_of_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert ends_well("import os\nassert 'HF_TOKEN' not in os.environ")
 

@@ -15,7 +15,8 @@ from bild_lab.errors import UserError, warn_once
 from bild_lab.lab.config.schemas import DecodingSpec, PairSpec, RuntimeSpec, typed
 from bild_lab.lab.point import load as loading
 from bild_lab.lab.point.languages import Languages, warn_of_what_is_left_out
-from bild_lab.lab.point.load import load, processors_of, stop_of
+from bild_lab.lab.point.load import load
+from bild_lab.lab.point.processors import processors_of, stop_of
 from tests.policies import shipped
 from tests.tiny_architectures import build, word_tokenizer
 
@@ -78,7 +79,7 @@ def test_a_list_holds_objects_or_their_configurations() -> None:
         ([{"_target_": "os.system", "command": "true"}], "belongs to Python itself"),
     ],
 )
-def test_anything_else_is_refused(wanted: Any, message: str) -> None:
+def test_what_is_no_list_of_processors_is_refused(wanted: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         processors_of(wanted, checkpoint())
 

@@ -37,7 +37,7 @@ from bild_lab.engine.models.native import why_no_kernels
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.point.decoder import LOADING
-from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.read_model import load_model
 from bild_lab.lab.point.shared_models import SharedModels
 from tests.policies import FAMILIES, GREEDY_ONLY, RUNNABLE, load
 from tests.tiny import save, tiny_llama, tiny_t5, tiny_tokenizer

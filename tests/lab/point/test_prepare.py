@@ -23,7 +23,7 @@ from bild_lab.lab.metrics import quality
 from bild_lab.lab.metrics.writing import splitter_name
 from bild_lab.lab.point import identity
 from bild_lab.lab.point import prepare as module
-from bild_lab.lab.point.prepare import prepare
+from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.store import code as code_module
 from bild_lab.lab.store import hashing
 from tests.engine.methods.modules.tiny import random_adapter
@@ -111,29 +111,42 @@ def test_every_setting_that_can_change_a_number_changes_the_name(
     assert name_of(*base, word) != plain
 
 
-def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
+@pytest.fixture(scope="module")
+def asked(base: list[str]) -> Point:
+    """A point for which much was asked."""
     words = [
         "name=held",
         "policy=speculative",
         "policy.window=3",
         "decoding=sample",
         "decoding.temperature=0.7",
-    ]
-    words += [
         "decoding.top_k=5",
         "decoding.top_p=0.5",
-        "runtime.batch=2",
-        "runtime.seed=4",
-        "resume=false",
-    ]
-    words += [
         "dataset.max_source_tokens=40",
         "measure.warmup=3",
+        "runtime.batch=2",
+        "runtime.seed=4",
         "runtime.device=cpu",
         "runtime.threads=3",
+        "runtime.compile_drafter=false",
+        "resume=false",
     ]
-    words += ["runtime.compile_drafter=false"]
-    point = prepare(compose_config([*base, *words]))
+    return prepare(compose_config([*base, *words]))
+
+
+def test_a_point_holds_what_it_was_asked_for(asked: Point) -> None:
+    assert (asked.name, asked.policy, asked.batch, asked.seed) == ("held", "speculative", 2, 4)
+    assert asked.knobs["window"] == 3 and asked.knobs["stop_confidence"] is None
+    assert asked.composition == "ModelDrafter(window=3) + SpeculativeSampling(lenience=1.0)"
+    sampling = asked.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.7, 5, 0.5)
+    assert asked.decoding.temperature == 0.7
+    assert asked.specs.dataset.max_source_tokens == 40 and not asked.resume
+    assert list(asked.decoders) == ["method", "baseline"]
+    assert asked.vanilla.method.target is asked.vanilla.target is asked.decoders["baseline"].target
+
+
+def test_a_points_setting_says_what_was_asked_for_and_what_was_found(asked: Point) -> None:
     named = (
         "target draft second_draft source_language target_language dataset split prompt_template"
         " chat_template"
@@ -142,36 +155,35 @@ def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
         "metric dtype compile batch device threads processors decoding seed repeats warmup baseline"
     )
     found = "max_source_tokens n_examples data weights engine code hardware compile_drafter"
-    assert set(point.setting) == {*named.split(), *measured.split(), *found.split()}
-    assert [point.setting[key] for key in ("device", "threads")] == ["cpu", 3]
-    assert point.setting["compile_drafter"] == "false"
-    assert point.setting["code"].split(" ")[1::2] == list(identity.PACKAGES)
+    assert set(asked.setting) == {*named.split(), *measured.split(), *found.split()}
     told = {
-        key: point.setting[key]
-        for key in ("dataset", "batch", "seed", "warmup", "max_source_tokens", "compile")
+        "dataset": "multi30k",
+        "batch": 2,
+        "seed": 4,
+        "warmup": 3,
+        "max_source_tokens": 40,
+        "compile": "false",
+        "compile_drafter": "false",
+        "device": "cpu",
+        "threads": 3,
     }
-    assert list(told.values()) == ["multi30k", 2, 4, 3, 40, "false"]
-    assert point.setting["n_examples"] == len(point.examples) > 0
-    assert (point.name, point.policy, point.batch, point.seed) == ("held", "speculative", 2, 4)
-    assert point.knobs["window"] == 3 and point.knobs["stop_confidence"] is None
-    assert point.composition == "ModelDrafter(window=3) + SpeculativeSampling(lenience=1.0)"
-    assert (point.sampling.temperature, point.sampling.top_k, point.sampling.top_p) == (0.7, 5, 0.5)
-    assert point.decoding.temperature == 0.7 and not baseline_is_target(point)
-    assert (point.specs.dataset.max_source_tokens, point.resume, list(point.decoders)) == (
-        40,
-        False,
-        ["method", "baseline"],
-    )
-    assert point.vanilla.method.target is point.vanilla.target is point.decoders["baseline"].target
-    greedy = prepare(compose_config(base))
-    assert (
-        greedy.resume
-        and greedy.batch == 1
-        and baseline_is_target(greedy)
-        and "batch" not in greedy.setting
-    )
-    assert greedy.setting["threads"] == identity.DEFAULT_THREADS
+    assert {key: asked.setting[key] for key in told} == told
+    assert asked.setting["code"].split(" ")[1::2] == list(identity.PACKAGES)
+    assert asked.setting["n_examples"] == len(asked.examples) > 0
+
+
+def test_a_point_for_which_nothing_is_asked_resumes_and_decodes_one_text_at_a_time(
+    base: list[str],
+) -> None:
+    plain = prepare(compose_config(base))
+    assert plain.resume and plain.batch == 1 and "batch" not in plain.setting
+    assert plain.setting["threads"] == identity.DEFAULT_THREADS
+
+
+def test_the_baseline_of_greedy_points_alone_is_the_target(base: list[str], asked: Point) -> None:
+    assert baseline_is_target(prepare(compose_config(base)))
     assert not baseline_is_target(prepare(compose_config([*base, "measure.baseline=speculative"])))
+    assert not baseline_is_target(asked)  # which samples
 
 
 def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

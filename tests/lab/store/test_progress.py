@@ -19,14 +19,8 @@ from bild_lab.lab.config import console as console_module
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.store import progress
-from bild_lab.lab.store.progress import (
-    COMMANDS,
-    PointProgress,
-    begin_progress,
-    command_progress,
-    read_commands,
-    record_command,
-)
+from bild_lab.lab.store.commands import COMMANDS, read_commands, record_command
+from bild_lab.lab.store.progress import PointProgress, begin_progress, command_progress
 from bild_lab.lab.store.records import Sweep
 from bild_lab.lab.sweep import title_of
 

@@ -57,7 +57,7 @@ def test_a_folder_without_points_and_no_folder_are_refused(tmp_path: Path) -> No
         bild_lab.load_results([tmp_path])
 
 
-def test_it_reads_without_torch(tmp_path: Path) -> None:
+def test_results_are_read_without_torch(tmp_path: Path) -> None:
     sweep = write(tmp_path / "first", ("bild", {"fallback": 0.5}))
     code = (
         "import sys; sys.modules.update(torch=None, transformers=None); import bild_lab; "

@@ -19,7 +19,7 @@ from bild_lab.lab.measure.blocks import block_numbers
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Environment, Setting
 from bild_lab.lab.schema.statistics import conversations_of, paired_speedup
-from bild_lab.lab.store.progress import record_command
+from bild_lab.lab.store.commands import record_command
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.page.artifact import faults, write_artifact
 from bild_lab.report.screened_points import screened_on

@@ -13,19 +13,15 @@ from bild_lab.lab.metrics.quality import Difference
 from bild_lab.lab.schema.examples import read_certificates
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.groups import batch_curves, by_setting
+from bild_lab.lab.store.batch_curves import batch_curves
+from bild_lab.lab.store.groups import by_setting
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.matching import MatchedPoint
 from bild_lab.report.page import figures
 from bild_lab.report.page.tables import batch_table
 from bild_lab.report.paired_comparison import MetricComparison, PointComparison
 from bild_lab.report.style import COLOURS, MUTED, marks
-from tests.report.sample import (
-    sample_baseline,
-    sample_drafted,
-    sample_example,
-    sample_result,
-)
+from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_result
 
 BY_ROWS = {"verdict": "numerical tie", "gap": 1e-3, "margin": 2e-4, "wide_gap": -1e-3}
 OTHER_TIE = {**BY_ROWS, "wide_gap": 1e-3}

@@ -218,7 +218,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 )
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", ["result.json", "commands.jsonl"])
-def test_damaged_files_never_break_it(outputs: Path, name: str, damage: str) -> None:
+def test_damaged_files_never_break_the_list_of_runs(outputs: Path, name: str, damage: str) -> None:
     for file in sorted((outputs / "first").rglob(name)):
         DAMAGE[damage](file)
     assert {one.name for one in write_index(outputs)} == {"first", ATTACK, "stopped"}

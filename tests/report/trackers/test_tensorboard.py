@@ -12,7 +12,7 @@ from PIL import Image
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_config
-from bild_lab.lab.point.load import build
+from bild_lab.lab.point.build import build
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.trackers.loggers import BothLoggers
 from bild_lab.training.reports import LogToRun, training_logger

@@ -5,7 +5,7 @@ can be reached.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import Example, SourcePrompt
+from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.lab.store.hashing import data_hash
 from bild_lab.lab.store.records import Sweep
@@ -110,9 +111,23 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[GivenRun]:
     return begun
 
 
-def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
-    runs: list[GivenRun], tmp_path: Path, data: Path
-) -> None:
+@dataclass
+class LoggedSweep:
+    """A sweep of one point that was logged online: its point, its logger, and what the runs of the
+    point and of the whole sweep were given.
+    """
+
+    point: Result
+    online: WandbLogger
+    point_run: GivenRun
+    sweep_run: GivenRun
+
+
+PANEL = "multi30k test, BLEU"
+
+
+@pytest.fixture
+def logged_sweep(runs: list[GivenRun], tmp_path: Path, data: Path) -> LoggedSweep:
     folder = tmp_path / "my sweep"
     words = [
         "dataset=multi30k",
@@ -139,7 +154,13 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
     )
     online.log_point(point, OmegaConf.to_container(config, resolve=True))
     online.log_sweep(sweep)
-    run, whole = runs
+    return LoggedSweep(point, online, *runs)
+
+
+def test_a_point_is_logged_with_its_configuration_numbers_texts_and_curve(
+    logged_sweep: LoggedSweep,
+) -> None:
+    run, point = logged_sweep.point_run, logged_sweep.point
     assert run.about["id"].endswith(point.point) and run.about["id"].startswith("my-sweep-")
     assert {
         key: run.about[key] for key in ("project", "group", "name", "job_type", "tags", "mode")
@@ -151,18 +172,26 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
         "tags": ["test", "t5-large drafted by t5-tiny", "multi30k"],
         "mode": "online",
     }
+    assert run.about["settings"].x_disable_stats
+    assert run.about["resume"] == "allow"  # measured again, it takes the place of itself
     given = run.about["config"]
     assert (given["pair"]["name"], given["point"]) == ("t5-large drafted by t5-tiny", point.point)
     assert "logger" not in given  # where it was logged is no part of a point
     assert given["composition"] == point.composition and given["dataset"]["name"] == "multi30k"
     assert (run.summary["relative_latency"], run.summary["speedup/value"]) == (1 / 1.6, 1.6)
-    panel = "multi30k test, BLEU"
-    assert [run.summary[key] for key in ("policy", "panel", "on_front")] == ["bild", panel, True]
+    assert [run.summary[key] for key in ("policy", "panel", "on_front")] == ["bild", PANEL, True]
     table = run.logged["examples"]
     first, *others = [dict(zip(table.columns, row, strict=True)) for row in table.data]
     assert first["reference"] == first["prediction"] and first["prompt"] and len(others) == 5
     assert run.logged["points"].data[0][:2] == ["bild", "fallback 0.5, rollback 2, window 3"]
     assert run.logged["acceptance_by_position"].table.data == [[1, 0.86], [2, 0.83], [3, 0.8]]
+    assert run.finished
+
+
+def test_a_sweep_is_logged_with_its_headline_points_picture_and_front(
+    logged_sweep: LoggedSweep,
+) -> None:
+    whole = logged_sweep.sweep_run
     assert (whole.about["name"], whole.about["job_type"]) == ("my sweep", "sweep")
     assert (
         "1.60×" in whole.summary["headline"] and whole.about["notes"] == whole.summary["headline"]
@@ -172,23 +201,26 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
         "bild",
         "fallback 0.5, rollback 2, window 3",
     ]
-    assert "pareto" in whole.logged and whole.summary["panels"] == [panel]
-    front = whole.logged[front_key(panel)].table
+    assert "pareto" in whole.logged and whole.summary["panels"] == [PANEL]
+    front = whole.logged[front_key(PANEL)].table
     assert front.columns == ["step", "lineKey", "lineVal"]
     assert {row[1] for row in front.data} == {"bild, my sweep", "vanilla (baseline), my sweep"}
-    (artifact, _), *best = whole.artifacts
-    assert set(artifact.manifest.entries) == {"report.html", "pareto.png", "sweep.csv"}
-    ((stored, aliases),) = run.artifacts
-    assert aliases == [point.point] and "result.json" in stored.manifest.entries
+    assert whole.finished
+    assert logged_sweep.online.closing() == [
+        f"logged to Weights & Biases: 2 runs in group my sweep. {GivenRun.url}"
+    ]
+
+
+def test_a_sweep_keeps_its_report_and_the_best_points_under_aliases(
+    logged_sweep: LoggedSweep,
+) -> None:
+    (report, _), *best = logged_sweep.sweep_run.artifacts
+    assert set(report.manifest.entries) == {"report.html", "pareto.png", "sweep.csv"}
+    ((stored, aliases),) = logged_sweep.point_run.artifacts
+    assert aliases == [logged_sweep.point.point] and "result.json" in stored.manifest.entries
     assert [(one.digest == stored.digest, aliases) for one, aliases in best] == [
         (True, ["best"]),
         (True, ["best-within-one-point"]),
-    ]
-    assert run.about["settings"].x_disable_stats
-    assert run.finished and whole.finished
-    assert run.about["resume"] == "allow"  # measured again, it takes the place of itself
-    assert online.closing() == [
-        f"logged to Weights & Biases: 2 runs in group my sweep. {GivenRun.url}"
     ]
 
 
@@ -295,9 +327,7 @@ def test_what_a_point_does_not_have_is_no_panel():
     assert set(point_panels(sample_baseline(), [], {})) == {"points"}
 
 
-def test_a_panel_has_a_line_for_each_policy_and_one_for_the_baseline_and_no_panel_two_data_sets() -> (
-    None
-):
+def test_a_panel_has_a_line_for_each_policy_and_one_for_the_baseline() -> None:
     fast, good = (
         sample_result("bild", {"fallback": 0.3}, 2.0, -1.0),
         sample_result("bild", {"fallback": 0.5}, 1.25, 1.0),
@@ -305,32 +335,44 @@ def test_a_panel_has_a_line_for_each_policy_and_one_for_the_baseline_and_no_pane
     worse, other = sample_result("bild", {"fallback": 0.9}, 1.0, -2.0), {"dataset": "xsum"}
     alone = sample_result("speculative", {}, 1.6, setting=other)
     lines = front_lines([sample_baseline(), good, fast, worse, alone], "first")
-    assert list(lines) == ["multi30k test, BLEU", "xsum test, BLEU"]
-    bild, vanilla = lines["multi30k test, BLEU"].values()
+    assert list(lines) == [PANEL, "xsum test, BLEU"]  # two data sets share none
+    bild, vanilla = lines[PANEL].values()
     assert bild[:-1] == [(0.5, 40.0), (0.8, 40.0), (0.8, 42.0)] and bild[-1][1] == 42.0
     assert vanilla == [(1.0, 41.0), (bild[-1][0], 41.0)] and bild[-1][0] > 1.0
     assert list(lines["xsum test, BLEU"]) == ["speculative, first", "vanilla (baseline), first"]
-    pairs = [
-        sample_result("bild", {}, 2.0, setting={"draft": draft}) for draft in ("small", "tiny")
-    ]
-    assert [
-        line for line in front_lines(pairs, "s")["multi30k test, BLEU"] if "baseline" not in line
-    ] == [
-        "bild, s, draft small",
-        "bild, s, draft tiny",
-    ]
-    # which differ in what means nothing to a reader
-    pairs = [sample_result("bild", {}, 2.0, setting={"weights": hash_}) for hash_ in ("a1", "b2")]
-    assert [
-        line for line in front_lines(pairs, "s")["multi30k test, BLEU"] if "baseline" not in line
-    ] == ["bild, s, setting 1", "bild, s, setting 2"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        (
+            [{"draft": "small"}, {"draft": "tiny"}],
+            ["bild, s, draft small", "bild, s, draft tiny"],
+        ),
+        # which differ in what means nothing to a reader
+        ([{"weights": "a1"}, {"weights": "b2"}], ["bild, s, setting 1", "bild, s, setting 2"]),
+    ],
+)
+def test_lines_of_one_policy_are_told_apart_by_their_settings(
+    settings: list[dict[str, str]], names: list[str]
+) -> None:
+    points = [sample_result("bild", {}, 2.0, setting=setting) for setting in settings]
+    assert [line for line in front_lines(points, "s")[PANEL] if "baseline" not in line] == names
+
+
+def test_a_point_without_a_baseline_is_on_a_panel_in_seconds() -> None:
     lone = sample_result("bild", {}, None, setting={"baseline": None})
     in_seconds = front_lines([lone], "first")
     assert {panel: list(lines) for panel, lines in in_seconds.items()} == {
         "multi30k test, BLEU, in seconds": ["bild, first"]
     }
+
+
+def test_points_without_a_score_or_with_an_impossible_speed_are_on_no_line() -> None:
+    good = sample_result("bild", {"fallback": 0.5}, 1.25, 1.0)
     unscored = replace(good, quality=replace(good.quality, value=None))  # it has no place
-    assert front_lines([good, unscored], "first").keys() == {"multi30k test, BLEU"}
+    assert front_lines([good, unscored], "first").keys() == {PANEL}
+    fast = sample_result("bild", {"fallback": 0.3}, 2.0, -1.0)
     impossible = replace(fast, counts=replace(fast.counts, drafted=9), tokens_per_s_ratio=2.0)
     assert impossible.impossible  # one token a call
     (panel,) = front_lines([sample_baseline(), good, impossible], "first").values()

@@ -27,7 +27,7 @@ from bild_lab.engine.session import LAST_LOGITS, NOTHING, Rows, Scores
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import policy_names
-from bild_lab.lab.point.load import build_method
+from bild_lab.lab.point.build import build_method
 from bild_lab.screening.record_store import BLOCKS, RecordStore
 from bild_lab.screening.recorded_model import RecordedModel
 from bild_lab.screening.recorded_text import HEAD_INPUT, LOGITS, STATE, RecordedText

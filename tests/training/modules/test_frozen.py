@@ -285,7 +285,7 @@ def test_the_command_trains_beside_both_families(
     assert "policy=eagle3 policy.heads=outputs/eagle3/heads" in printed
 
 
-def test_ngrams_take_a_pair(command: Command, checkpoints: Path) -> None:
+def test_ngrams_take_a_pair_and_no_calibration(command: Command, checkpoints: Path) -> None:
     code, printed = command(train_module, "module=ngram", f"model.path={checkpoints / 'llama'}")
     assert code == 2 and "module=ngrams takes pair.target in place of model.path" in printed
     words = [f"pair.target={checkpoints / 'llama'}", "calibration=outputs/answers"]

@@ -16,7 +16,7 @@ from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure.prediction import PipelineLog, pipeline_log
-from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.read_model import load_model
 from tests.checkpoints import SHARED, needs_shared
 
 SENTENCES, LONGEST = 200, 40

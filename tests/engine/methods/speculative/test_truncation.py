@@ -20,7 +20,7 @@ from bild_lab.engine.methods.speculative.typical_acceptance import (
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.sampling import Sampling
 from bild_lab.lab.config.compose import compose_policy, resolved_policy
-from bild_lab.lab.point.load import build
+from bild_lab.lab.point.build import build
 from tests.engine.methods.speculative.exact import (
     DRAFTER,
     GREEDY,

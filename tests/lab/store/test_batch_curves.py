@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.groups import batch_curves
+from bild_lab.lab.store.batch_curves import batch_curves
 from tests.report.sample import sample_replayed, sample_result
 
 

@@ -1,0 +1,92 @@
+"""Numbers as texts write them: with points or commas, groups of digits, currencies and TeX."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from decimal import Decimal
+
+import regex
+
+# minus and plus of typesetting
+_SIGNS = {"\u2212": "-", "\ufe63": "-", "\uff0d": "-", "\uff0b": "+"}
+# full-width and Arabic marks
+_MARKS = {"\uff0c": ",", "\uff0e": ".", "\u066b": ".", "\u066c": "_"}
+# spaces that group digits, and never part words from words
+_SPACES = dict.fromkeys("\u00a0\u2007\u2009\u202f", "_")
+_APOSTROPHES = dict.fromkeys("'\u2019", "_")
+# a comma without the space of a list, a thin space and its opposite, as TeX writes them
+_TEX = {"{,}": ",", r"\,": "_", r"\!": ""}
+# the mark of a currency between a sign and its number: -$5, in TeX -\$5
+_SIGNED_CURRENCY = regex.compile(r"(?<=(?<!\w)[-+])\\?\p{Sc}(?=[\d.,])")
+_PLAIN = str.maketrans({**_SIGNS, **_MARKS, **_SPACES, **_APOSTROPHES})
+_SIGN = r"(?:(?<!\d)[-+])?"
+# thousands by "_", which stands for a space that does not break, an apostrophe or ٬; before either
+# mark of decimals
+_GROUPED = r"\d{1,3}(?:_\d{3})+(?!\d)(?:[.,]\d+)?"
+# numbers that are clear in any language: point and comma together, the same mark twice
+_POINTS = r"[1-9]\d{0,2}(?:\.\d{3})+,\d+(?!\.?\d)|[1-9]\d{0,2}(?:\.\d{3}){2,}(?!\.?\d)"
+_COMMAS = r"[1-9]\d{0,2}(?:,\d{3})+\.\d+(?!,?\d)|[1-9]\d{0,2}(?:,\d{3}){2,}(?!,?\d)"
+_ONE_POINT = r"(?:0\.\d+|\d+\.(?:\d{1,2}|\d{4,}))(?!\d)"  # a point that groups no thousands
+_POINT_DECIMALS = r"(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)"
+_COMMA_DECIMALS = (
+    r"(?:[1-9]\d{0,2}(?:\.\d{3})+(?!\d)|[1-9]\d{0,2}(?: \d{3})+(?!\d)|\d+)?(?:,\d+)?(?<=\d)"
+)
+# 1.5e3 and 1e-05, as programs write numbers
+_EXPONENT = r"(?:[eE][-+]?\d{1,3}(?!\w))?"
+_WITH_POINT = re.compile(
+    f"(?![eE]){_SIGN}"
+    f"(?:(?P<grouped>{_GROUPED})|(?P<comma>{_POINTS})|(?P<point>{_POINT_DECIMALS})){_EXPONENT}"
+)
+_WITH_COMMA = re.compile(
+    f"(?![eE]){_SIGN}"
+    f"(?:(?P<grouped>{_GROUPED})|(?P<point>{_COMMAS}|{_ONE_POINT})|(?P<comma>{_COMMA_DECIMALS}))"
+    f"{_EXPONENT}"
+)
+
+
+def last_number(text: str, decimal_comma: bool = False) -> Decimal | None:
+    """The last number in a text; None if there is none.
+
+    Digits of any script count, as do the minus of typesetting, and thousands grouped by apostrophes
+    or by spaces that do not break, also as TeX writes them. "1.234,56" and "1,234.56" are clear. Of
+    what is not, "1,234" and "1,5", decimal_comma decides: whether commas come before decimals, and
+    points or spaces between thousands. 1.5e3 is one number; a fraction is two, and so is 2 × 10^3.
+    """
+    pattern = _WITH_COMMA if decimal_comma else _WITH_POINT
+    numbers = [match for match in pattern.finditer(_plain(text)) if match[0]]
+    return _value(numbers[-1]) if numbers else None
+
+
+def _plain(text: str) -> str:
+    """The text with ASCII digits and signs. ² and other powers are no digits."""
+    for written, mark in _TEX.items():
+        text = text.replace(written, mark)
+    plain = _SIGNED_CURRENCY.sub("", text.translate(_PLAIN))
+    if plain.isascii():
+        return plain
+    return "".join(
+        str(unicodedata.decimal(character)) if character.isdecimal() else character
+        for character in plain
+    )
+
+
+def _value(number: re.Match[str]) -> Decimal:
+    if number["grouped"]:
+        return Decimal(number[0].replace("_", "").replace(",", "."))
+    if number["comma"]:
+        return Decimal(number[0].replace(".", "").replace(" ", "").replace(",", "."))
+    return Decimal(number[0].replace(",", ""))
+
+
+def same_number(text: str, references: Sequence[str], decimal_comma: bool = False) -> bool:
+    """Whether a text's last number is the last one of a reference (Cobbe et al., 2021).
+
+    A text without a number is wrong. Marks between thousands, and zeros at the end of decimals, do
+    not count.
+    """
+    number = last_number(text, decimal_comma)
+    return number is not None and any(
+        number == last_number(reference, decimal_comma) for reference in references
+    )

@@ -1,0 +1,72 @@
+"""How a policy's decoder, or a part of it, becomes objects: each `_target_` with its values and models."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import DictConfig
+
+from bild_lab.engine.protocols import Method
+from bild_lab.errors import UserError
+from bild_lab.lab.config.compose import resolved_policy
+from bild_lab.lab.config.policies import describe_decoder, find_part
+
+METHOD_PARTS = ("engine", "draft_shape", "lossless", "decode")  # of `Method`
+
+
+def build_method(policy: DictConfig, models: dict[str, Callable[[], Any]]) -> Method:
+    """The policy's `decoder`: every part built from its `_target_` and values.
+
+    A part with a parameter named like one of `models` ("target", "draft") gets that model.
+    Raises UserError for wrong knobs, and for a class that is no method.
+    """
+    method = build(resolved_policy(policy)["decoder"], models)
+    if lacking := [name for name in METHOD_PARTS if not hasattr(method, name)]:
+        raise UserError(
+            f"the decoder of policy {policy.get('name')}, a {type(method).__name__}, lacks"
+            f" {lacking[0]}; a method has {', '.join(METHOD_PARTS)}, and DraftThenVerify makes one of"
+            " a drafter and a rule"
+        )
+    return method
+
+
+def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
+    """Turn nested `_target_` mappings into objects, innermost first. Other values are unchanged.
+
+    Raises UserError for a `_target_` that cannot be used, and for values that a part cannot take.
+    """
+    if not isinstance(node, dict) or "_target_" not in node:
+        return node
+    # values first, so that a threshold out of range is found before a model is read
+    values = {key: build(value, models) for key, value in node.items() if key != "_target_"}
+    constructor = find_part(node["_target_"])
+    parameters = inspect.signature(constructor).parameters
+    if unknown := sorted(set(values) - set(parameters)):
+        known = ", ".join(sorted(set(parameters) - set(models)))
+        raise UserError(
+            f"{constructor.__name__} has no parameter {unknown[0]!r}; it has {known or 'none'}"
+        )
+    for name in set(parameters) & set(models) - set(values):
+        values[name] = models[name]()
+    _require_parts(constructor, values)
+    try:
+        return constructor(**values)
+    except (TypeError, AttributeError) as error:
+        raise UserError(f"{constructor.__name__}: {error}; got {describe_decoder(node)}") from error
+
+
+def _require_parts(constructor: Callable[..., Any], values: dict[str, Any]) -> None:
+    """Raise UserError if a parameter declares one of our protocols and gets plain data."""
+    module = sys.modules[constructor.__module__]
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        annotation = getattr(module, str(parameter.annotation), None)
+        value = values.get(name)
+        is_plain = value is None or isinstance(value, bool | int | float | str | list | dict)
+        if getattr(annotation, "_is_protocol", False) and is_plain:
+            raise UserError(
+                f"{constructor.__name__} needs a {annotation.__name__} as its {name}, got {value!r}; give"
+                " its _target_"
+            )
