@@ -31,23 +31,24 @@ class Draft:
     tokens: [n] on the model's device.
     parents: [n], parents[i] < i, or ROOT; None means a chain.
     probs: [n vocab], the distribution q that each token was sampled from; None: none was, and q is
-    one-hot.
+        one-hot.
     uniforms: [n] in [0, 1), float64, the random number that picked each token from its row of probs
-    (`sampling.pick`), so that a certificate can draw it again; None for tokens that were not drawn
-    in this way.
+        (`sampling.pick`), so that a certificate can draw it again; None for tokens that were not
+        drawn in this way.
     drawn_from: the model (`session.Model`) whose distribution each token was sampled from, if a
-    session of its own can tell.
+        session of its own can tell.
     calls: how many forwards the drafter ran for this draft.
-    unscaled_probs: [n vocab], the drafter's distribution at temperature 1, for a rule that needs it.
+    unscaled_probs: [n vocab], the drafter's distribution at temperature 1, for a rule that needs
+        it.
     probes: [p], token ids: BiTA's masks, at or beyond the vocabulary's size, or the window of
-    lookahead decoding. The target runs them after the others, and the drafter makes later drafts
-    from their scores. Acceptance rules and text rows do not see them, and they are never kept in
-    the cache.
+        lookahead decoding. The target runs them after the others, and the drafter makes later
+        drafts from their scores. Acceptance rules and text rows do not see them, and they are never
+        kept in the cache.
     shape: the tree of the last committed token, the nodes and the probes, to reuse a shape.
-    Required with probes.
+        Required with probes.
     stats: what else the drafter recorded, by name. A tuple has one number for each of its forwards.
     known_parents: the parents on the host, from a drafter that has them; else they are read from
-    the device.
+        the device.
     """
 
     tokens: Int[Tensor, " n"]

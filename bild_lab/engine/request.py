@@ -28,8 +28,9 @@ class Source:
     prompt: what the decoder starts with (the decoder's start token for encoder–decoder models).
     encoder_ids: [1 s], the encoder's input; None for decoder-only models.
     processors: what the scores of every model pass through before a token is chosen; None: they
-    stay as they are. one_vocabulary: whether an id is the same token in the encoder's input as in
-    the text; False for an encoder with a vocabulary of its own.
+        stay as they are.
+    one_vocabulary: whether an id is the same token in the encoder's input as in the text; False for
+        an encoder with a vocabulary of its own.
     """
 
     prompt: tuple[int, ...]

@@ -25,13 +25,17 @@ Span = tuple[str, float, float]  # a stage, its start and its end, in seconds si
 class Forward:
     """One forward of a model: of the source through its encoder, or of rows through its decoder.
 
-    config: of the model that ran, one object per model. rows: how many ran. cached: how many rows
-    the cache held before. scored: for how many rows the head ran. source: the number of encoder
-    tokens, 0 for decoder-only models.
-    encoder: whether it is the encoder's forward. layers: how many decoder layers ran, None for all.
-    first_layer: how many layers the rows had run in earlier forwards. filled_layers: for how many
-    layers only keys and values were computed. skipped_attention, skipped_feed_forward: in how many
-    of the layers that ran these blocks did not.
+    config: of the model that ran, one object per model.
+    rows: how many ran.
+    cached: how many rows the cache held before.
+    scored: for how many rows the head ran.
+    source: the number of encoder tokens, 0 for decoder-only models.
+    encoder: whether it is the encoder's forward.
+    layers: how many decoder layers ran, None for all.
+    first_layer: how many layers the rows had run in earlier forwards.
+    filled_layers: for how many layers only keys and values were computed.
+    skipped_attention, skipped_feed_forward: in how many of the layers that ran these blocks did
+        not.
     vocabulary: how many tokens the head scored, None for all.
     """
 
@@ -53,10 +57,11 @@ class Forward:
 class Round:
     """One draft and its verification.
 
-    accepted: the number of accepted drafted tokens. next_token: the target's own token after them,
-    None if an unverified tail ended the text. branch: the length of a tree's longest branch; None
-    for a chain. stats: statistics specific to the method, by name: flags, numbers, or tuples with
-    one number per drafted token or forward.
+    accepted: the number of accepted drafted tokens.
+    next_token: the target's own token after them, None if an unverified tail ended the text.
+    branch: the length of a tree's longest branch; None for a chain.
+    stats: statistics specific to the method, by name: flags, numbers, or tuples with one number per
+        drafted token or forward.
     """
 
     drafted: tuple[int, ...] = ()
@@ -81,9 +86,10 @@ class Round:
 class ReportedRounds:
     """The rounds of a text in totals, as another engine tells them.
 
-    verifications: forwards of the target, with the prompt's where they are told. drafted, accepted:
-    tokens; None where they are not told. steps: how many verifications accepted so many of so many
-    drafted tokens, by (drafted, accepted); None where totals alone are told.
+    verifications: forwards of the target, with the prompt's where they are told.
+    drafted, accepted: tokens; None where they are not told.
+    steps: how many verifications accepted so many of so many drafted tokens, by (drafted,
+        accepted); None where totals alone are told.
     """
 
     verifications: int
@@ -97,9 +103,10 @@ class EngineReport:
     """What another engine told of a text.
 
     pieces_s: the seconds since the request was sent at which each piece of the text came; a piece
-    is one or several tokens. attempts: how often it was asked. error: why there is no text; None if
-    there is one. later_tokens: how many came in the pieces after the first; None where the engine
-    does not tell.
+        is one or several tokens.
+    attempts: how often it was asked.
+    error: why there is no text; None if there is one.
+    later_tokens: how many came in the pieces after the first; None where the engine does not tell.
     """
 
     pieces_s: tuple[float, ...] = ()
@@ -113,8 +120,9 @@ class EngineReport:
 class Trace:
     """The rounds and forwards of one example. It has no clock.
 
-    stats: statistics of the whole text, specific to the method, by name. paused_s: seconds of
-    recording that are no part of decoding. report: what another engine told of the text.
+    stats: statistics of the whole text, specific to the method, by name.
+    paused_s: seconds of recording that are no part of decoding.
+    report: what another engine told of the text.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -237,10 +245,10 @@ class StageTrace(Trace):
     """Also times every stage, and scores emitted tokens while its clock is paused.
 
     synchronize: waits for the device at each stage's start and end, for a slower pass of its own.
-    started: when decoding began, on the clock of `time.perf_counter`. spans: every stage in order,
-    with its start and end in seconds since then, without pauses. score: what tokens add to
-    `log_probability`, given a row of logits for each; None: nothing. scored: how many tokens so
-    far.
+    started: when decoding began, on the clock of `time.perf_counter`.
+    spans: every stage in order, with its start and end in seconds since then, without pauses.
+    score: what tokens add to `log_probability`, given a row of logits for each; None: nothing.
+    scored: how many tokens so far.
     """
 
     synchronize: Callable[[], None] = no_wait

@@ -48,9 +48,11 @@ class BitaConfig:
     """The shapes of an adapter, and the model it was trained for.
 
     prompt: deep (keys and values in every layer), shallow (embeddings before the first layer) or
-    none.
-    prompt_tokens: P, 0 without a prompt. mask_tokens: M. layers, kv_heads, head_dim,
-    hidden_size, vocabulary: the base model's. base: its path and the fingerprint of its weights.
+        none.
+    prompt_tokens: P, 0 without a prompt.
+    mask_tokens: M.
+    layers, kv_heads, head_dim, hidden_size, vocabulary: the base model's.
+    base: its path and the fingerprint of its weights.
     markov_rank: of a `MarkovHead`; 0: none.
     """
 
@@ -211,15 +213,15 @@ class MaskTokenDrafter(CandidateDrafter):
     the next draft. The first forward has no draft, and one group after the prompt.
 
     tree: efficient_tree (Figure 5) extends only each depth's most likely candidate; narrowing_tree
-    is the same with one candidate fewer at each depth; full_tree extends every candidate. All have
-    a group of masks after every token. straightforward (Figure 4) drafts a chain of each mask's
-    most likely token, with a single group after the last committed token. A file of
-    `scripts/fit_tree.py` has a tree for each number of candidates, and says after which tokens
-    masks run, and how many.
+        is the same with one candidate fewer at each depth; full_tree extends every candidate. All
+        have a group of masks after every token. straightforward (Figure 4) drafts a chain of each
+        mask's most likely token, with a single group after the last committed token. A file of
+        `scripts/fit_tree.py` has a tree for each number of candidates, and says after which tokens
+        masks run, and how many.
     top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
     adapter: of its weights the target runs all but those of a Markov head.
     mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as
-    there are widths.
+        there are widths.
     """
 
     hybrid_places = ()

@@ -198,9 +198,10 @@ def medusa_trees(max_depth: int, max_probes: int, vocabulary: int) -> tuple[Prob
 class CandidateLevel:
     """The nodes of one depth, for candidates that depend on their parent.
 
-    parent_rows: [p], the rows of the nodes' parents, each once. picks: [n], each node's index into
-    the flattened candidates of these parents. rows: [n], of the nodes. width: how many candidates a
-    parent has.
+    parent_rows: [p], the rows of the nodes' parents, each once.
+    picks: [n], each node's index into the flattened candidates of these parents.
+    rows: [n], of the nodes.
+    width: how many candidates a parent has.
     """
 
     parent_rows: Int[Tensor, " p"]
@@ -213,10 +214,12 @@ class CandidateLevel:
 class TreeLayout:
     """A tree's nodes and the probes of its rows, on the device.
 
-    picks: [n], each node's index into the flattened candidates. parents: [n]. probes: [p]. rows:
-    the tree of the last committed token, the nodes and the probes. probe_groups: for each row the
-    row of its first probe, and how many probes it has. nodes, parent_list: the nodes and their
-    parents on the host.
+    picks: [n], each node's index into the flattened candidates.
+    parents: [n].
+    probes: [p].
+    rows: the tree of the last committed token, the nodes and the probes.
+    probe_groups: for each row the row of its first probe, and how many probes it has.
+    nodes, parent_list: the nodes and their parents on the host.
     """
 
     picks: Int[Tensor, " n"]

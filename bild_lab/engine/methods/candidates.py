@@ -39,8 +39,9 @@ STRAIGHTFORWARD = "straightforward"
 class TokenTrees:
     """Drafts trees from candidates. Each shape is built once and then reused.
 
-    trees: by how many positions have candidates. vocabulary_size: the id of the first probe. width:
-    how many candidates there are at each depth; None: as many as the trees use.
+    trees: by how many positions have candidates.
+    vocabulary_size: the id of the first probe.
+    width: how many candidates there are at each depth; None: as many as the trees use.
     """
 
     def __init__(
@@ -125,10 +126,11 @@ class CandidateDrafter(Drafter):
     Markov head on the token before them alone.
 
     candidates: [depth, width], the most likely tokens of the positions after the text so far; with
-    a Markov head their logits without its bias, [depth, vocab], of a draft vocabulary's tokens
-    where there is one; None: not known yet.
-    max_depth: for how many positions there can be candidates. max_probes: how many probes can
-    follow a row, 0 for drafters without probes. vocabulary_size: how many tokens can be candidates.
+        a Markov head their logits without its bias, [depth, vocab], of a draft vocabulary's tokens
+        where there is one; None: not known yet.
+    max_depth: for how many positions there can be candidates.
+    max_probes: how many probes can follow a row, 0 for drafters without probes.
+    vocabulary_size: how many tokens can be candidates.
     """
 
     drafts_trees = True

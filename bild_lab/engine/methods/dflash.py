@@ -67,13 +67,17 @@ IGNORED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight", "embed_toke
 class DFlashConfig:
     """The shapes of a drafter, and the model it was trained for.
 
-    layers: its decoder layers; vocab_size and hidden_size are the target's. target_layers: after
-    how many of the target's layers the states are taken that it reads, 0 for the embeddings. block:
-    rows of a block, the last committed token's and the masks'. mask_token: the id of a mask.
-    draft_vocabulary: how many tokens its head knows; None for the target's head. first_row: which
-    row of a block predicts the next token, 1: each mask its own place, 0: each row the place after
-    it. windows: for each layer to how many tokens before the block it attends, None for all.
-    causal: in layers with a window rows of a block see no later rows. bias: of the attention.
+    layers: its decoder layers; vocab_size and hidden_size are the target's.
+    target_layers: after how many of the target's layers the states are taken that it reads, 0 for
+        the embeddings.
+    block: rows of a block, the last committed token's and the masks'.
+    mask_token: the id of a mask.
+    draft_vocabulary: how many tokens its head knows; None for the target's head.
+    first_row: which row of a block predicts the next token, 1: each mask its own place, 0: each row
+        the place after it.
+    windows: for each layer to how many tokens before the block it attends, None for all.
+    causal: in layers with a window rows of a block see no later rows.
+    bias: of the attention.
     """
 
     layers: LlamaConfig

@@ -73,10 +73,12 @@ RELEASED_WEIGHTS = (RELEASED.weights, "medusa_lm_head.pt")
 class MedusaConfig:
     """The shapes of the heads, and the model they were trained for.
 
-    heads: how many tokens are predicted beyond the target's own next token. layers: residual blocks
-    in each head. hidden_size, vocabulary: the base model's. base: its path and the fingerprint of
-    its weights. shared: all heads end in the target's own matrix to the vocabulary, instead of one
-    each. markov_rank: of a `MarkovHead`, or 0.
+    heads: how many tokens are predicted beyond the target's own next token.
+    layers: residual blocks in each head.
+    hidden_size, vocabulary: the base model's.
+    base: its path and the fingerprint of its weights.
+    shared: all heads end in the target's own matrix to the vocabulary, instead of one each.
+    markov_rank: of a `MarkovHead`, or 0.
     """
 
     heads: int

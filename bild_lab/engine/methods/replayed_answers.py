@@ -235,8 +235,9 @@ class Wording:
         """The token after these: an end token where the answer has ended, None if the target has
         none.
 
-        tokens: the tokens so far. target_token: the target's own next token. may_be_cut: whether
-        the length limit may have cut the answer here.
+        tokens: the tokens so far.
+        target_token: the target's own next token.
+        may_be_cut: whether the length limit may have cut the answer here.
         """
         ends = self._checkpoint.end_tokens
         if (

@@ -28,8 +28,9 @@ class StateLayer(nn.Module):
     def add_matrices(self, read: int, bias: bool, out_bias: bool) -> None:
         """Add the matrices of attention and feed-forward, and the norm between them.
 
-        read: how wide what the attention reads is. bias: of queries, keys and values. out_bias: of
-        the attention's output.
+        read: how wide what the attention reads is.
+        bias: of queries, keys and values.
+        out_bias: of the attention's output.
         """
         sizes = self._sizes
         dim, inner = sizes.hidden_size, sizes.intermediate_size

@@ -40,11 +40,13 @@ class ForwardPass:
     """One forward of some rows through some layers. Keys and values are stored from cache slot
     `start` on.
 
-    tokens: [m]. tree: None for a chain. states: [m, dim], the input of the first layer; None: the
-    tokens' embeddings.
-    layers: indices, ascending; None: all. logits, head_input: for how many of the last rows; 0:
-    none. hidden, fill, skipped, vocabulary: as in `OutputSpec`. prompt: how many of the first rows
-    belong to the prompt.
+    tokens: [m].
+    tree: None for a chain.
+    states: [m, dim], the input of the first layer; None: the tokens' embeddings.
+    layers: indices, ascending; None: all.
+    logits, head_input: for how many of the last rows; 0: none.
+    hidden, fill, skipped, vocabulary: as in `OutputSpec`.
+    prompt: how many of the first rows belong to the prompt.
     """
 
     start: int
@@ -86,10 +88,11 @@ class Layers(Protocol):
     """What an engine implements: a model's layers and the KV cache of one sequence. By default it
     has no programs.
 
-    reserved: the first slots, which hold a prefix and never roll back. source: the number of
-    encoder tokens, 0 for decoder-only models. supports_draft_vocab: its head can score the tokens
-    of a `DraftVocabulary` alone. program_rows: how many rows a program begins with at most; a
-    prompt that makes them more runs before.
+    reserved: the first slots, which hold a prefix and never roll back.
+    source: the number of encoder tokens, 0 for decoder-only models.
+    supports_draft_vocab: its head can score the tokens of a `DraftVocabulary` alone.
+    program_rows: how many rows a program begins with at most; a prompt that makes them more runs
+        before.
     """
 
     supports_draft_vocab = False

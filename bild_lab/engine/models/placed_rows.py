@@ -15,9 +15,11 @@ from bild_lab.engine.draft import Tree
 class PlacedRows:
     """Rows about to be run: their cache slots, positions and attention mask.
 
-    slots: the cache slots they fill. stop: how many cache slots are read. positions: [m], logical:
-    siblings in a tree share one. visible: [m stop], which slots each row attends to; None for a
-    single row that attends to all of them.
+    slots: the cache slots they fill.
+    stop: how many cache slots are read.
+    positions: [m], logical: siblings in a tree share one.
+    visible: [m stop], which slots each row attends to; None for a single row that attends to all of
+        them.
     key_positions: [stop], the logical position of every slot; None if it is the slot's index.
     """
 

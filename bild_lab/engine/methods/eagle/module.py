@@ -92,16 +92,21 @@ Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 class EagleConfig:
     """The shapes of an EAGLE, and the model it was trained for.
 
-    variant: eagle or eagle3. layer: its decoder layer; vocab_size is the target's. target_size:
-    width of the target's states. target_layers: after how many of the target's layers these states
-    are taken (EAGLE-3), 0 for the embeddings. draft_vocabulary: how many tokens its head knows;
-    None for the target's head. bias: of the fusion and of queries, keys and values, in this order.
-    normed_residual: the residual sum starts from the normed states. state_norm: the target's states
-    are normed before their fusion, JOINED or APART; None: as they are. feeds_normed: the layer's
-    output is normed before it goes to the head and back into the layer (EAGLE-3.1). head_norms:
-    queries and keys are normed by head, as in Qwen3.
-    embeds: it has an embedding of its own. base: the model's path and the fingerprint of its
-    weights, if known.
+    variant: eagle or eagle3.
+    layer: its decoder layer; vocab_size is the target's.
+    target_size: width of the target's states.
+    target_layers: after how many of the target's layers these states are taken (EAGLE-3), 0 for the
+        embeddings.
+    draft_vocabulary: how many tokens its head knows; None for the target's head.
+    bias: of the fusion and of queries, keys and values, in this order.
+    normed_residual: the residual sum starts from the normed states.
+    state_norm: the target's states are normed before their fusion, JOINED or APART; None: as they
+        are.
+    feeds_normed: the layer's output is normed before it goes to the head and back into the layer
+        (EAGLE-3.1).
+    head_norms: queries and keys are normed by head, as in Qwen3.
+    embeds: it has an embedding of its own.
+    base: the model's path and the fingerprint of its weights, if known.
     """
 
     variant: str
@@ -217,8 +222,9 @@ class Eagle(BesideTarget):
         store: Store,
         mask: Bool[Tensor, "batch 1 m n"] | None,
     ) -> Float[Tensor, "batch m dim"]:
-        """The next states of these pairs. states: fused, or outputs of this function.
+        """The next states of these pairs.
 
+        states: fused, or outputs of this function.
         store: takes keys and values [batch heads m dim], and gives all that the rows may attend to.
         mask: which of them each row does.
         """

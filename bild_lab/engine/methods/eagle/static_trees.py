@@ -37,9 +37,10 @@ BRANCHES = (
 class TreeLevel:
     """The nodes of one depth of a static tree.
 
-    parent_rows: [n], for each node the index of its parent among the rows that ran last. ranks:
-    [n], of the nodes. inner: [m], which of the nodes have children, and so run. rows: the shape of
-    the tree of all rows up to these; None if none runs.
+    parent_rows: [n], for each node the index of its parent among the rows that ran last.
+    ranks: [n], of the nodes.
+    inner: [m], which of the nodes have children, and so run.
+    rows: the shape of the tree of all rows up to these; None if none runs.
     """
 
     parent_rows: Int[Tensor, " n"]

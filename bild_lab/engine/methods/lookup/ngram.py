@@ -132,9 +132,10 @@ class NGramTable:
     """Maximum-likelihood unigrams (order 1), or bigrams with unigram backoff (order 2), of a
     corpus.
 
-    width: one more than the largest token id. starts: where each token's followers begin; the
-    tokens seen after token c are followers[starts[c] : starts[c + 1]]. vocabulary_hash: of the
-    tokenizer.
+    width: one more than the largest token id.
+    starts: where each token's followers begin; the tokens seen after token c are
+        followers[starts[c] : starts[c + 1]].
+    vocabulary_hash: of the tokenizer.
     """
 
     order: int

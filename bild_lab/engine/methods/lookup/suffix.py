@@ -33,11 +33,11 @@ class SuffixDrafter(Drafter):
     the product of the frequencies so far would fall below `min_prob` (its estimated chance, there
     D(N)). Where a match ends with the text, a shorter one goes on.
 
-    window: the most tokens drafted. corpus: a folder, or a file, of UTF-8 text, each file one text;
-    None: none.
+    window: the most tokens drafted.
+    corpus: a folder, or a file, of UTF-8 text, each file one text; None: none.
     keep: also copy from the answers to earlier texts, to each prompt the first one, and how it goes
-    on if that is found later. A prompt that comes again finds what it found the first time, so
-    repeated timings do the same work.
+        on if that is found later. A prompt that comes again finds what it found the first time, so
+        repeated timings do the same work.
     """
 
     drafts_trees = False
@@ -219,9 +219,10 @@ NOWHERE = -1
 class _Step:
     """What appending a token changed, so that it can be taken back.
 
-    previous_whole: the state of the whole sequence until then. split: the state that was split in two, or
-    NOWHERE. moved: the states whose transition went to the new half. latest: of each state that
-    ends here, where it had ended before.
+    previous_whole: the state of the whole sequence until then.
+    split: the state that was split in two, or NOWHERE.
+    moved: the states whose transition went to the new half.
+    latest: of each state that ends here, where it had ended before.
     """
 
     token: int
@@ -236,12 +237,15 @@ class SuffixAutomaton:
 
     Appending a token, and taking it back, takes a few steps for each of the sequence's suffixes
     that occurred before with other tokens in front.
-    follow: [state], the next state by token. links: [state], the state of its longest suffix that
-    ends at more places.
-    lengths: [state], of its longest substring. counts: [state], how often it occurs. latest:
-    [state], where it ended last, as a number of tokens from the sequence's start. whole: the state
-    of the whole sequence. texts: those that were learned. is_changing: a token is being appended or
-    taken back.
+
+    follow: [state], the next state by token.
+    links: [state], the state of its longest suffix that ends at more places.
+    lengths: [state], of its longest substring.
+    counts: [state], how often it occurs.
+    latest: [state], where it ended last, as a number of tokens from the sequence's start.
+    whole: the state of the whole sequence.
+    texts: those that were learned.
+    is_changing: a token is being appended or taken back.
     """
 
     def __init__(self) -> None:

@@ -29,17 +29,18 @@ from bild_lab.errors import UserError, require_whole
 class SpeculativeDrafter(Drafter):
     """Drafts up to `window` tokens with a model that is itself accelerated by a faster drafter.
 
-    draft: the middle model, which drafts for the target. drafter: drafts for the middle model.
+    draft: the middle model, which drafts for the target.
+    drafter: drafts for the middle model.
     window: hand over to the target after this many tokens; further tokens of the last inner round
-    are cut.
+        are cut.
 
     The inner rounds use speculative sampling, so every token has the middle model's distribution
     given the text before it. That distribution is therefore the q of each drafted token, whether it
     was an accepted inner draft or a correction, and the outer acceptance stays lossless. When the
     target rejects a token, the middle model's cache and the inner drafter both roll back to the
     accepted text (see `bild_lab.engine.protocols.Drafter`). Where the positions of a middle model
-    of another vocabulary end, it drafts nothing. Raises UserError for an inner drafter
-    that drafts trees, and for one that reads more than the logits of the model it drafts for.
+    of another vocabulary end, it drafts nothing. Raises UserError for an inner drafter that drafts
+    trees, and for one that reads more than the logits of the model it drafts for.
     """
 
     drafts_trees = False

@@ -42,10 +42,13 @@ class ModelTreeDrafter(Drafter):
     speculative sampling is lossless.
 
     stop: a leaf where the drafter's largest probability is not below this has one child; an unsure
-    one branches instead of handing over to the target (BiLD's fallback, §3.3, as branching). None:
-    every leaf branches. min_prob: growing ends when no leaf has this chance. Sampled text
-    multiplies the probabilities that it samples from, greedy text those at temperature 1.
+        one branches instead of handing over to the target (BiLD's fallback, §3.3, as branching).
+        None: every leaf branches.
+    min_prob: growing ends when no leaf has this chance.
     vocabulary: the only tokens that it drafts; None: all.
+
+    Sampled text multiplies the probabilities that it samples from, greedy text those at
+    temperature 1.
     """
 
     drafts_trees = True

@@ -108,11 +108,11 @@ class TruncationSampling(SpeculativeRule):
     all conditions given; the most likely token always stays.
 
     epsilon, delta: p(token) > min(ε, δ exp(−H(p))), what typical acceptance accepts (η-sampling,
-    Hewitt et al., 2022).
+        Hewitt et al., 2022).
     ratio: p(token) >= ratio · max p, what greedy lenience accepts (min-p).
     top_k: at most so many tokens are as likely or more likely.
     rollback: −log p(token) <= rollback in nats, what BiLD accepts, with p at temperature 1;
-    elsewhere it is as sampled.
+        elsewhere it is as sampled.
 
     Drafts are verified by speculative sampling towards the truncated distribution, so a drafter
     does not change it; the policy has none. Under greedy decoding the most likely token stays, and

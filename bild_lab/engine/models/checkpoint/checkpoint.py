@@ -113,9 +113,9 @@ class Checkpoint:
     path: a folder, a hub id, toy:large or toy:small.
     revision: a branch, tag or commit on the hub; one that `pins.yaml` pins is read at its commit.
     trust_remote_code: run Python code that comes with the checkpoint; without it such a checkpoint
-    is refused.
+        is refused.
     allow_pickles: where there are no safetensors, read tensors, and nothing else, from pickles
-    (PyTorch's `weights_only`); without it such a checkpoint is refused.
+        (PyTorch's `weights_only`); without it such a checkpoint is refused.
     """
 
     path: str

@@ -96,12 +96,14 @@ ENDS = "<|im_end|> <|endoftext|> <|eot_id|> <|eom_id|> <|end_of_text|> <end_of_t
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """A tensor of a file. type: how its numbers are packed. shape: in PyTorch's order. start: its
-    first byte.
+    """A tensor of a file.
 
+    type: how its numbers are packed.
+    shape: in PyTorch's order.
+    start: its first byte.
     heads: its rows are those of so many heads, in each of which a row of the first half alternates
-    with one of the second, as llama.cpp rotates them; 0: they are as in Transformers. added: to
-    every number, on the way into the file.
+        with one of the second, as llama.cpp rotates them; 0: they are as in Transformers.
+    added: to every number, on the way into the file.
     dtype: in which rows of a table are read.
     """
 

@@ -72,9 +72,10 @@ class CheckFailed(Exception):
 class Outcome:
     """What the checks found.
 
-    one_by_one: the session had to run each row in a forward of its own. failed: the check that
-    failed, None if none did. problem: what was wrong then. refused: the session refused the check
-    in words of its own.
+    one_by_one: the session had to run each row in a forward of its own.
+    failed: the check that failed, None if none did.
+    problem: what was wrong then.
+    refused: the session refused the check in words of its own.
     """
 
     one_by_one: bool = False

@@ -53,14 +53,17 @@ def along_branches(rows: PlacedRows, mask_function: Callable[..., Tensor]) -> Ca
 class Plan:
     """What one forward does, in the thread that runs it.
 
-    start: the first cache slot that the rows fill. layers: indices of the layers to run; None: all.
-    states: [m, dim], the input of the first of them; None: the output of the layer before. hidden:
-    after how many layers to collect hidden states, 0 for the embeddings. distances: [m, k], each
-    key's position minus the row's, for T5's position bias; None: those of a chain. branches: of a
-    tree in a decoder-only model; None: a chain. fill: stop each layer once its keys and values are
-    stored. stop: end the forward after the last of the layers, before the head.
-    skipped: blocks that add nothing, in a module with wrapped blocks. outputs: the collected hidden
-    states.
+    start: the first cache slot that the rows fill.
+    layers: indices of the layers to run; None: all.
+    states: [m, dim], the input of the first of them; None: the output of the layer before.
+    hidden: after how many layers to collect hidden states, 0 for the embeddings.
+    distances: [m, k], each key's position minus the row's, for T5's position bias; None: those of a
+        chain.
+    branches: of a tree in a decoder-only model; None: a chain.
+    fill: stop each layer once its keys and values are stored.
+    stop: end the forward after the last of the layers, before the head.
+    skipped: blocks that add nothing, in a module with wrapped blocks.
+    outputs: the collected hidden states.
     """
 
     start: int

@@ -55,8 +55,10 @@ class WindowProgram:
     All steps run, whatever they draft. Confidences and end tokens are read afterwards, in one
     transfer, and `ChainProgress` says where the chain ended. If neither ends it, nothing is read.
 
-    logits_of: runs rows. rows: how many tokens are fed at most. chain: gives the number of steps,
-    the temperature, and whether distributions at temperature 1 are kept.
+    logits_of: runs rows.
+    rows: how many tokens are fed at most.
+    chain: gives the number of steps, the temperature, and whether distributions at temperature 1
+        are kept.
     """
 
     def __init__(

@@ -40,12 +40,13 @@ SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 class Family:
     """How an architecture differs from Llama, apart from what its weights show.
 
-    activation: the configuration's field for the activation. scalar: its field for the number whose
-    inverse square root scales attention; None: the head width. kinds_by_layer: the configuration
-    lists the kind of each layer.
-    zero_centred: norm weights are stored minus 1 and applied in float32. scaled_embedding:
-    embeddings are multiplied by the square root of the hidden size. rotary_by_kind: each kind of
-    layer has its own rotary embedding.
+    activation: the configuration's field for the activation.
+    scalar: its field for the number whose inverse square root scales attention; None: the head
+        width.
+    kinds_by_layer: the configuration lists the kind of each layer.
+    zero_centred: norm weights are stored minus 1 and applied in float32.
+    scaled_embedding: embeddings are multiplied by the square root of the hidden size.
+    rotary_by_kind: each kind of layer has its own rotary embedding.
     """
 
     activation: str = "hidden_act"

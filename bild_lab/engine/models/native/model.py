@@ -46,11 +46,12 @@ class NativeModel:
 
     transformers: the same checkpoint as a module of Transformers, for methods that run that.
     compiled: run steps of fixed shape through torch.compile, and on a GPU as CUDA graphs. Each
-    shape is compiled at its first use. graphs: on a GPU the same graphs of PyTorch's own kernels,
-    which take no compiler; texts of a batch run without.
+        shape is compiled at its first use.
+    graphs: on a GPU the same graphs of PyTorch's own kernels, which take no compiler; texts of a
+        batch run without.
     kernels: run by our C++ on a CPU, by our Triton kernels on a GPU, which also draft a chain or a
-    tree as one program. bits: of the weights, 8 or 4; gguf: a GGUF file's own blocks;
-    None: those of the precision.
+        tree as one program.
+    bits: of the weights, 8 or 4; gguf: a GGUF file's own blocks; None: those of the precision.
     """
 
     fused_drafting = True

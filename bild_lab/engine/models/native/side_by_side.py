@@ -153,10 +153,15 @@ class SideBySide:
     """Placed rows of n texts, as `PlacedRows` for one. They are packed one after the other, [m].
 
     Attention sees them padded to [n, widest]. Padded rows see slot 0, and nothing reads them.
-    places: [n], of the texts in the pool. row: [m], where each row is among the n * widest. slots:
-    [m], in its text's cache. text: [m], the text's place in the pool. positions: [n, widest].
+
+    places: [n], of the texts in the pool.
+    row: [m], where each row is among the n * widest.
+    slots: [m], in its text's cache.
+    text: [m], the text's place in the pool.
+    positions: [n, widest].
     visible: [n, widest, stop], each text's own slots alone.
-    key_positions: [n, stop]. row_positions: [m].
+    key_positions: [n, stop].
+    row_positions: [m].
     """
 
     places: Int[Tensor, " n"]

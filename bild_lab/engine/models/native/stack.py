@@ -55,10 +55,11 @@ class Weight:
 class Layer:
     """One layer's weights. Query, key and value are one matrix, so are gate and up.
 
-    head_norm: of each query and key head. out_norm, feed_out_norm: of what a block adds to the
-    residual stream.
-    cross_norm, cross_query, cross_out: of attention to a source. window: how many positions back a
-    row sees, 0 for all. kind: which of the stack's views its rows have.
+    head_norm: of each query and key head.
+    out_norm, feed_out_norm: of what a block adds to the residual stream.
+    cross_norm, cross_query, cross_out: of attention to a source.
+    window: how many positions back a row sees, 0 for all.
+    kind: which of the stack's views its rows have.
     """
 
     norm: Float[Tensor, " dim"]
@@ -91,11 +92,15 @@ class AttentionView(NamedTuple):
 class Stack:
     """Runs rows through any range of layers. There is no batch axis: one sequence, [m, dim].
 
-    hidden: inner width of the feed-forward. activation: one of ACTIVATIONS. scale: of attention
-    scores. final_scale: of what the head reads. head_bias: added to the head's scores.
+    hidden: inner width of the feed-forward.
+    activation: one of ACTIVATIONS.
+    scale: of attention scores.
+    final_scale: of what the head reads.
+    head_bias: added to the head's scores.
     distance_bias: added to a score by the query's position minus the key's, the last for all
-    beyond. bidirectional: an encoder, whose rows see all others; its distance_bias begins with the
-    key that is farthest ahead.
+        beyond.
+    bidirectional: an encoder, whose rows see all others; its distance_bias begins with the key that
+        is farthest ahead.
     """
 
     layers: Sequence[Layer]

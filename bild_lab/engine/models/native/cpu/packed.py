@@ -466,8 +466,10 @@ class PackedDecoder:
 class PackedHeads:
     """Medusa's heads by the kernels.
 
-    blocks: [heads, layers, dim, dim]. biases: [heads, layers, dim]. outputs: of each head, or one
-    that all heads share; or the target's decoder, whose matrix to the vocabulary all heads share.
+    blocks: [heads, layers, dim, dim].
+    biases: [heads, layers, dim].
+    outputs: of each head, or one that all heads share; or the target's decoder, whose matrix to the
+        vocabulary all heads share.
     bias: of each output, of matrices.
     """
 

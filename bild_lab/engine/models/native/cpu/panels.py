@@ -33,8 +33,9 @@ class PackedMatrix(NamedTuple):
     """A linear layer for the kernels.
 
     matrix: the structure that the kernels read. It holds addresses alone: whoever keeps it must
-    keep the two other fields as long. panels: the packed weights. references: what else the
-    structure points to.
+        keep the two other fields as long.
+    panels: the packed weights.
+    references: what else the structure points to.
     """
 
     matrix: Matrix

@@ -34,13 +34,13 @@ class BlockMatrix:
     """A matrix, [out, in], of whole numbers with scales, as GGML's types have them.
 
     type: Q8_0, Q4_0, Q4_K or Q6_K.
-    packed: the numbers, signed, in [out, in] bytes; of four bits, [out, in / 2]: a byte has an input
-    of a pair's first group in its lower bits, and of the second in the others.
+    packed: the numbers, signed, in [out, in] bytes; of four bits, [out, in / 2]: a byte has an
+        input of a pair's first group in its lower bits, and of the second in the others.
     scales: [out, pairs], padded with zeros. Q8_0 and Q4_0: two of float16, the first group's in the
-    lower half. Q6_K: four signed bytes, one for each 16 inputs. Q4_K: four bytes, the scales of both
-    groups, then their minima.
-    block_scales: [out, blocks] words, which multiply the scales: two of float16, for Q4_K the second
-    of the minima.
+        lower half. Q6_K: four signed bytes, one for each 16 inputs. Q4_K: four bytes, the scales of
+        both groups, then their minima.
+    block_scales: [out, blocks] words, which multiply the scales: two of float16, for Q4_K the
+        second of the minima.
     """
 
     def __init__(

@@ -34,9 +34,10 @@ from bild_lab.engine.session import ChainProgress, ChainResult, ChainSpec
 class ChainShape:
     """What decides a program: programs of one shape share a CUDA graph.
 
-    first, step: of the forward of the fed rows, and of those after it. texts, steps: how many at
-    most; a place without a chain is as one that has ended. temperature, keeps_probs: as in
-    `ChainSpec`. keeps_states: return the rows' states after the last layer that ran.
+    first, step: of the forward of the fed rows, and of those after it.
+    texts, steps: how many at most; a place without a chain is as one that has ended.
+    temperature, keeps_probs: as in `ChainSpec`.
+    keeps_states: return the rows' states after the last layer that ran.
     """
 
     first: PassShape

@@ -67,9 +67,10 @@ def draft_by_kind(
     """What each text drafts, in programs of texts of one kind.
 
     kinds: of each text; None has no program, so None is what it drafts. That is the text's own
-    matter: whoever stands beside it has a program all the same. counts: how many rows each text has
-    in a forward. draft: drafts for some texts by one program, given each column for them. columns:
-    what it takes of each text.
+        matter: whoever stands beside it has a program all the same.
+    counts: how many rows each text has in a forward.
+    draft: drafts for some texts by one program, given each column for them. columns: what it takes
+        of each text.
     """
     results: list[Drafted | None] = [None] * len(kinds)
     for kind in dict.fromkeys(kinds):
