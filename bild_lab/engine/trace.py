@@ -161,29 +161,38 @@ class Trace:
         end_tokens: frozenset[int] = frozenset(),
         stopped: int | None = None,
     ) -> None:
-        """Record one round. Without a verdict the whole draft is accepted unverified.
+        """Record one round.
 
         No drafted token after an end token counts, whether it was accepted or not: a drafter on an
-        accelerator drafts on without looking. stopped: how many of the round's tokens there are up
-        to the one that completes a stop string; None without. What was drafted after it does not
-        count either.
+        accelerator drafts on without looking. What was drafted after a stop string does not count
+        either.
+
+        verdict: None for a draft that is accepted as a whole, unverified.
+        stopped: how many of the round's tokens there are up to the one that completes a stop
+            string; None without.
         """
-        drafted, chain = draft.token_list, draft.parents is None
+        # 1. what was accepted, up to where the text ends
+        drafted = draft.token_list
         path = range(len(draft)) if verdict is None else verdict.path
-        taken = [drafted[node] for node in path]
-        accepted = until_end(taken[:stopped], end_tokens)
-        next_token = None if verdict is None else (*taken, verdict.next_token)[accepted]
-        # if not, the target's own token completes the string
-        in_draft = stopped is not None and stopped <= len(taken)
-        # nothing more could be accepted
-        ended = in_draft or (bool(accepted) and taken[accepted - 1] in end_tokens)
-        counted = len(drafted)
-        if chain:
-            counted = accepted if in_draft else until_end(drafted, end_tokens)
-        branch = None
-        if not chain:
-            branch = accepted if ended else draft.depth
-        stats = {**draft.stats, **({} if verdict is None else _first(verdict.stats, counted))}
+        accepted_tokens = [drafted[node] for node in path]
+        accepted = until_end(accepted_tokens[:stopped], end_tokens)
+        next_token = None
+        if verdict is not None:
+            next_token = (*accepted_tokens, verdict.next_token)[accepted]
+        # 2. what could have been accepted: nothing after the end of the text. A stop string that
+        # does not end in the draft ends with the target's own token
+        stops_in_draft = stopped is not None and stopped <= len(accepted_tokens)
+        if draft.parents is None:
+            branch = None
+            counted = accepted if stops_in_draft else until_end(drafted, end_tokens)
+        else:
+            has_end_token = accepted > 0 and accepted_tokens[accepted - 1] in end_tokens
+            branch = accepted if stops_in_draft or has_end_token else draft.depth
+            counted = len(drafted)
+        # 3. the statistics of the counted tokens
+        stats = dict(draft.stats)
+        if verdict is not None:
+            stats |= _stats_of_first(verdict.stats, counted)
         if not self.rounds:  # once a text, as rounds are timed
             require_statistics(stats)
         self.rounds.append(
@@ -229,7 +238,7 @@ def until_end(tokens: Sequence[int], end_tokens: frozenset[int]) -> int:
     )
 
 
-def _first(stats: Stats, count: int) -> Stats:
+def _stats_of_first(stats: Stats, count: int) -> dict[str, Any]:
     """The statistics of the first `count` drafted tokens."""
     return {
         name: value[:count] if isinstance(value, tuple) else value for name, value in stats.items()

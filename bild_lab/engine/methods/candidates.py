@@ -169,11 +169,13 @@ class CandidateDrafter(Drafter):
         self.candidates = None
 
     def propose(self, tokens: list[int]) -> Draft:
-        room, reach = self._limits.room(tokens), self._limits.reach(tokens)
-        depth = 0 if self.candidates is None else min(self.candidates.shape[0], room, reach)
+        room, positions_left = self._limits.room(tokens), self._limits.positions_left(tokens)
+        depth = 0
+        if self.candidates is not None:
+            depth = min(self.candidates.shape[0], room, positions_left)
         # a next draft cannot be deeper than the room after the next token, and probes follow the
         # deepest node
-        max_probes = min(self.max_probes, room - 1, reach - depth)
+        max_probes = min(self.max_probes, room - 1, positions_left - depth)
         self._layout = self._trees.layout(depth, max_probes)
         return self._trees.draft(self.candidates, self._layout, self.markov, tokens[-1])
 
