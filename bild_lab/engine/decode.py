@@ -15,14 +15,8 @@ from typing import Protocol
 import torch
 
 from bild_lab.engine.batch_scheduler import current_batch
-from bild_lab.engine.draft import (
-    Draft,
-    Verdict,
-    empty_draft,
-    require_distributions,
-    require_draft,
-    require_verdict,
-)
+from bild_lab.engine.draft import Draft, Verdict, empty_draft
+from bild_lab.engine.draft_checks import require_distributions, require_draft, require_verdict
 from bild_lab.engine.protocols import Acceptance, Drafter, Method
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling

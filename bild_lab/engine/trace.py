@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bild_lab.engine.draft import Draft, Stats, Verdict, require_statistics
+from bild_lab.engine.draft import Draft, Stats, Verdict
+from bild_lab.engine.draft_checks import require_statistics
 
 if TYPE_CHECKING:
     from jaxtyping import Float
