@@ -5,7 +5,7 @@ for.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -105,6 +105,10 @@ class Scores:
     logits: Float[Tensor, "m vocab"] | None
     head_input: Float[Tensor, "n dim"] | None = None
     hidden: tuple[Float[Tensor, "n dim"], ...] = ()
+
+    def with_logits(self, change: Callable[[Tensor], Tensor]) -> Scores:
+        """The outputs with changed logits; as they are where none were requested."""
+        return self if self.logits is None else replace(self, logits=change(self.logits))
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ class MaskTokenDrafter(CandidateDrafter):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Take the next draft's candidates from the masks after the last accepted token."""
         accepted = len(verdict.path)
-        row = 0 if self._straightforward or not accepted else verdict.path[-1] + 1
+        row = 0 if self._straightforward else verdict.rows[-1]
         first_probe, count = self._layout.probe_groups[row]
         skipped_masks = accepted if self._straightforward else 0
         logits = scores.logits[first_probe + skipped_masks : first_probe + count]

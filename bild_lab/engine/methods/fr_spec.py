@@ -130,11 +130,7 @@ class NarrowSession(SessionOver):
     @torch.inference_mode()
     def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         scores = self._session.extend(rows, replace(output_spec, vocabulary=self._vocabulary))
-        return (
-            scores
-            if scores.logits is None
-            else replace(scores, logits=self._vocabulary.masked(scores.logits))
-        )
+        return scores.with_logits(self._vocabulary.masked)
 
     def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         return self._session.draft(rows, replace(chain, vocabulary=self._vocabulary))

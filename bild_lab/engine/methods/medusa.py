@@ -303,9 +303,8 @@ class MedusaDrafter(CandidateDrafter):
         depth, width = self._trees.depth, self._trees.width
         if not width:
             return
-        row = verdict.path[-1] + 1 if verdict.path else 0
         heads = self._heads()
-        state = scores.head_input[row]
+        state = scores.head_input[verdict.rows[-1]]
         if self.markov is None:
             self.candidates = self._tokens_at(heads.most_likely(state, depth, width))
         else:

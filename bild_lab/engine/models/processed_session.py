@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -103,11 +102,7 @@ class ProcessedSession(SessionOver):
         self._base = start - earlier
         self._fed = [*self._fed[:earlier], *tokens]
         self._text[self._base :] = self._fed
-        return (
-            scores
-            if scores.logits is None
-            else replace(scores, logits=self._processed(scores.logits, rows.tree))
-        )
+        return scores.with_logits(lambda logits: self._processed(logits, rows.tree))
 
     def keep(self, path: Sequence[int]) -> None:
         self._text[self._base :] = [self._fed[row] for row in path]

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.sampling import (
     SpeculativeRule,
@@ -91,12 +91,18 @@ def longest_path(parents: list[int], probs: list[float], passes: list[float]) ->
     probable.
     """
     # its path and likelihood, by node
-    reached: dict[int, tuple[tuple[int, ...], float]] = {-1: ((), 1.0)}
+    reached: dict[int, tuple[tuple[int, ...], float]] = {ROOT: ((), 1.0)}
     for node, parent in enumerate(parents):
         if passes[node] and parent in reached:
             path, likelihood = reached[parent]
             reached[node] = ((*path, node), likelihood * probs[node])
-    return max(reached.values(), key=lambda item: (len(item[0]), item[1]))[0]
+
+    def length_and_likelihood(item: tuple[tuple[int, ...], float]) -> tuple[int, float]:
+        path, likelihood = item
+        return len(path), likelihood
+
+    longest, _ = max(reached.values(), key=length_and_likelihood)
+    return longest
 
 
 class TruncationSampling(SpeculativeRule):

@@ -16,7 +16,8 @@ from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.methods.candidate_trees import CandidateNode, ProbedTree
 from bild_lab.engine.methods.candidates import CandidateDrafter, named_trees
 from bild_lab.engine.methods.lookup.prompt_lookup import PromptLookup
-from bild_lab.engine.methods.lookup.suffix import ROOT, SuffixAutomaton, SuffixDrafter
+from bild_lab.engine.methods.lookup.suffix import SuffixDrafter
+from bild_lab.engine.methods.lookup.suffix_automaton import EMPTY, SuffixAutomaton
 from bild_lab.engine.methods.lookup.token_recycling import TokenRecycling
 from bild_lab.engine.methods.speculative.combined_drafters import (
     HybridDrafter,
@@ -145,7 +146,7 @@ def test_a_corpus_is_read_without_special_tokens(tmp_path: Path) -> None:
     target = SimpleNamespace(device=torch.device("cpu"), checkpoint=checkpoint)
     drafter = SuffixDrafter(target, 8, 4, 0.0, corpus=str(tmp_path))
     drafter = drafter.start(request_of(0), SESSION)
-    assert drafter._automaton.follow[ROOT].keys() == {0, 3, 4, 5, 6, -1, -2}
+    assert drafter._automaton.follow[EMPTY].keys() == {0, 3, 4, 5, 6, -1, -2}
     assert [drafter.propose([0, token]).token_list for token in (3, 4)] == [[4], []]
 
 
@@ -155,10 +156,10 @@ def test_nothing_is_matched_across_boundaries() -> None:
         automaton.extend([1])
         automaton.end_text()
         # no suffix that ends in a boundary occurs elsewhere
-        assert automaton.links[automaton.whole] == ROOT
+        assert automaton.links[automaton.whole] == EMPTY
     automaton.cut(3)
     automaton.end_text()
-    assert automaton.links[automaton.whole] == ROOT
+    assert automaton.links[automaton.whole] == EMPTY
 
 
 class Known(CandidateDrafter):
