@@ -101,7 +101,8 @@ class BitaAdapter(SavedModule):
         self.masks = normal(config.mask_tokens, config.hidden_size)
         if config.prompt == "deep":
             shape = (config.layers, config.kv_heads, config.prompt_tokens, config.head_dim)
-            self.prompt_keys, self.prompt_values = normal(*shape), normal(*shape)
+            self.prompt_keys = normal(*shape)
+            self.prompt_values = normal(*shape)
         elif config.prompt == "shallow":
             self.prompt_embeddings = normal(config.prompt_tokens, config.hidden_size)
         rank = config.markov_rank
@@ -125,14 +126,19 @@ class BitaAdapter(SavedModule):
         prompt token.
         """
         shape = base_sizes(model_config, "a BiTA adapter")
-        count = 0 if prompt == "none" else prompt_tokens
-        sizes = (shape.layers, shape.kv_heads, shape.head_dim, shape.hidden_size)
-        return cls(
-            BitaConfig(
-                prompt, count, mask_tokens, *sizes, dict(base), shape.vocabulary, markov_rank
-            ),
-            seed,
+        config = BitaConfig(
+            prompt=prompt,
+            prompt_tokens=0 if prompt == "none" else prompt_tokens,
+            mask_tokens=mask_tokens,
+            layers=shape.layers,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            hidden_size=shape.hidden_size,
+            base=dict(base),
+            vocabulary=shape.vocabulary,
+            markov_rank=markov_rank,
         )
+        return cls(config, seed)
 
 
 def load_bita(
@@ -192,12 +198,14 @@ class BitaTarget:
     def _prefix(self) -> Prefix:
         adapter, count = self._adapter, self._prompt_tokens
         if adapter.config.prompt == "shallow" and count:
-            return replace(
-                self._target.prompt_cache(adapter.prompt_embeddings[:count]), masks=adapter.masks
-            )
+            prompt = self._target.prompt_cache(adapter.prompt_embeddings[:count])
+            return replace(prompt, masks=adapter.masks)
         if adapter.config.prompt == "deep":
-            keys, values = adapter.prompt_keys[:, :, :count], adapter.prompt_values[:, :, :count]
-            return Prefix(keys, values, adapter.masks)
+            return Prefix(
+                keys=adapter.prompt_keys[:, :, :count],
+                values=adapter.prompt_values[:, :, :count],
+                masks=adapter.masks,
+            )
         shape = (adapter.config.layers, adapter.config.kv_heads, 0, adapter.config.head_dim)
         empty = adapter.masks.new_empty(shape)
         return Prefix(empty, empty, adapter.masks)

@@ -28,7 +28,6 @@ from bild_lab.engine.methods.drafter_fields import (
     require_known,
     require_tokens_of,
 )
-from bild_lab.engine.methods.eagle.drafter import states_of_text
 from bild_lab.engine.methods.module_folder import (
     FolderKind,
     described_in,
@@ -36,7 +35,7 @@ from bild_lab.engine.methods.module_folder import (
     read_tensors,
     released_folder,
 )
-from bild_lab.engine.methods.state_layers import BesideTarget, StateLayer
+from bild_lab.engine.methods.state_layers import BesideTarget, StateLayer, states_of_text
 from bild_lab.engine.models.checkpoint.vocabulary import biased
 from bild_lab.engine.models.native.attention import KeyValueCache, fused_attention
 from bild_lab.engine.models.native.layers import SPARE_ROWS

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.draft import Draft, Verdict, empty_draft
-from bild_lab.engine.methods.eagle.drafter import states_of_text
+from bild_lab.engine.methods.state_layers import states_of_text
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.hub import no_progress_bars
 from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
