@@ -52,14 +52,7 @@ class TypicalAcceptance(Acceptance):
 
     def __init__(self, epsilon: float, delta: float) -> None:
         for name, value in (("epsilon", epsilon), ("delta", delta)):
-            require_number(
-                f"typical acceptance's {name}",
-                value,
-                0,
-                1,
-                above=True,
-                remedy="smaller accepts more",
-            )
+            require_share(f"typical acceptance's {name}", value, "smaller accepts more")
         self._epsilon, self._delta = epsilon, delta
 
     def lossless(self, sampling: Sampling) -> bool:
@@ -143,14 +136,7 @@ class TruncationSampling(SpeculativeRule):
             )
         for name, value in (("epsilon", epsilon), ("delta", delta), ("ratio", ratio)):
             if value is not None:
-                require_number(
-                    f"truncation's {name}",
-                    value,
-                    0,
-                    1,
-                    above=True,
-                    remedy="smaller keeps more tokens",
-                )
+                require_share(f"truncation's {name}", value, "smaller keeps more tokens")
         if top_k is not None:
             require_whole("truncation's top_k", top_k, 1)
         if rollback is not None:
@@ -220,7 +206,7 @@ class MarginAcceptance(Acceptance):
     accepts_trees = True
 
     def __init__(self, ratio: float) -> None:
-        require_number("MARS's ratio", ratio, 0, 1, above=True, remedy="smaller accepts more")
+        require_share("MARS's ratio", ratio, "smaller accepts more")
         self._ratio = ratio
 
     def lossless(self, sampling: Sampling) -> bool:
@@ -271,6 +257,11 @@ class MarginAcceptance(Acceptance):
         return (
             among_most_likely(p, 2) & (first_logit > 0) & (second_logit > self._ratio * first_logit)
         )
+
+
+def require_share(name: str, value: float, remedy: str) -> None:
+    """Raise UserError unless a rule's number lies in (0, 1]."""
+    require_number(name, value, 0, 1, above=True, remedy=remedy)
 
 
 def typical_threshold(p: PerNode, epsilon: float, delta: float) -> Float[Tensor, " n"]:
