@@ -16,7 +16,12 @@ from transformers import PreTrainedConfig
 
 from bild_lab.engine.batch_scheduler import Batch, PendingOp
 from bild_lab.engine.draft import ROOT, Tree
-from bild_lab.engine.models.cached_session import LONG_PROMPT, ForwardPass, Layers
+from bild_lab.engine.models.cached_session import (
+    LONG_PROMPT,
+    ForwardPass,
+    Layers,
+    concatenated_scores,
+)
 from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import KeyValueCache, joined
 from bild_lab.engine.models.native.compiled import Workspace
@@ -429,21 +434,6 @@ def split_prompt(forward_pass: ForwardPass, rows: int) -> tuple[ForwardPass, For
         prompt=forward_pass.prompt - rows,
     )
     return first_part, second_part
-
-
-def concatenated_scores(parts: Sequence[Scores]) -> Scores:
-    """The outputs of a pass from those of its parts."""
-
-    def concatenated(name: str) -> Tensor | None:
-        tensors = [tensor for scores in parts if (tensor := getattr(scores, name)) is not None]
-        return joined(tensors) if tensors else None
-
-    hidden = zip(*(scores.hidden for scores in parts), strict=True)
-    return Scores(
-        concatenated("logits"),
-        concatenated("head_input"),
-        tuple(joined(states) for states in hidden),
-    )
 
 
 def _scores(
