@@ -103,28 +103,30 @@ class NativeLayers(Layers):
         self._workspace = workspace
         self._batch = batch
         self.supports_draft_vocab = workspace is None  # compiled steps have the whole head
-        capacity = self.reserved + len(source.prompt) + room + SPARE_ROWS
+        # 1. the cache
         if workspace is not None:
             self.cache = workspace.cache
         else:
-            layers, heads, dim = decoder.cache_shape
-            if pool is None:
-                self.cache = KeyValueCache(
-                    (layers, heads, capacity, dim), decoder.embedding.dtype, self.device
-                )
-            else:
-                self.cache = pool.take(capacity)
+            capacity = self.reserved + len(source.prompt) + room + SPARE_ROWS
+            self.cache = self._new_cache(capacity) if pool is None else pool.take(capacity)
             decoder.reach(capacity)  # otherwise the tables could grow while two threads read them
+        # 2. the prefix
         if prefix is not None:
             self.cache.keys[:, :, : self.reserved] = prefix.keys
             self.cache.values[:, :, : self.reserved] = prefix.values
         self.masks = None if prefix is None or prefix.masks is None else prefix.masks.contiguous()
+        # 3. the source
         self.memory: tuple[t5.Memory, ...] = ()
         if source.encoder_ids is not None:
             memory = self._encode_source(packed_encoder, source.encoder_ids[0])
             self.memory = (memory if pool is None else pool.remember(self.cache.place, memory),)
             if workspace is not None:
                 workspace.remember(self.memory)
+
+    def _new_cache(self, capacity: int) -> KeyValueCache:
+        layers, heads, dim = self.decoder.cache_shape
+        shape = (layers, heads, capacity, dim)
+        return KeyValueCache(shape, self.decoder.embedding.dtype, self.device)
 
     def _encode_source(self, encoder: PackedDecoder | None, tokens: Int[Tensor, " s"]) -> t5.Memory:
         if encoder is None:

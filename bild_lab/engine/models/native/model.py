@@ -231,12 +231,12 @@ class NativeModel:
             self.decoder,
             source,
             room,
-            prefix,
-            workspace,
-            self.packed,
-            self.packed_encoder,
-            batch,
-            pool,
+            prefix=prefix,
+            workspace=workspace,
+            packed=self.packed,
+            packed_encoder=self.packed_encoder,
+            batch=batch,
+            pool=pool,
         )
         layers.fused_drafting = self.fused_drafting
         session = CachedSession(layers, source.prompt, session_options.forwards)
