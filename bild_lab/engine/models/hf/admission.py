@@ -19,7 +19,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import CachedSession
-from bild_lab.engine.models.hf.positions import max_session_positions, original_context
+from bild_lab.engine.models.hf.positions import (
+    counts_in,
+    max_session_positions,
+    original_context,
+)
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import DraftShape, Rows
 from bild_lab.errors import UserError, first_line
@@ -295,12 +299,7 @@ def prompt_length(module: PreTrainedModel) -> int:
     short = 1 if module.config.is_encoder_decoder else min(PROMPT, room - behind)
     weights = sum(weight.numel() for weight in module.parameters())
     affordable = AFFORDABLE.get(module.device.type, AFFORDABLE_ELSEWHERE) / weights
-    sizes = {
-        size
-        for name in WINDOWS
-        if isinstance(size := getattr(config, name, None), int) and size > 0
-    }
-    lengths = {size + 2 for size in sizes}
+    lengths = {window + 2 for window in counts_in(config, WINDOWS)}
     if (chunk := getattr(config, "attention_chunk_size", None)) is not None:
         lengths.add(chunk * (2 + FED // chunk) - FED - 1)  # the tree's first row ends a chunk
     if (context := original_context(config)) is not None:
@@ -325,14 +324,10 @@ def plain_tokens(config: PreTrainedConfig, count: int) -> list[int]:
     image.
     """
     described = {**config.to_dict(), **config.get_text_config(decoder=True).to_dict()}
-    named = {
-        name: ids
-        for name, ids in described.items()
-        if name.endswith(("token_id", "token_ids", "token_index"))
-    }
-    special = {
-        token for ids in named.values() for token in (ids if isinstance(ids, list) else [ids])
-    }
+    special: set[int | None] = set()
+    for name, ids in described.items():
+        if name.endswith(("token_id", "token_ids", "token_index")):
+            special |= set(ids) if isinstance(ids, list) else {ids}
     vocabulary = config.get_text_config(decoder=True).vocab_size
     drawn = torch.randint(
         vocabulary, (4 * count + 64,), generator=torch.Generator().manual_seed(0)
