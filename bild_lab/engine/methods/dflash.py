@@ -156,9 +156,10 @@ class DFlash(BesideTarget):
             read = self.normed(x, layer.input_layernorm)
             queries = self.normed(self.heads(layer.q_proj(read)), layer.q_norm)
             queries = rotate(queries, cos[rows], sin[rows])
-            both = torch.cat([context, read])
-            keys = self.normed(self.heads(layer.k_proj(both)), layer.k_norm)
-            cache.write(index, placed, rotate(keys, cos, sin), self.heads(layer.v_proj(both)))
+            text_and_block = torch.cat([context, read])
+            keys = self.normed(self.heads(layer.k_proj(text_and_block)), layer.k_norm)
+            values = self.heads(layer.v_proj(text_and_block))
+            cache.write(index, placed, rotate(keys, cos, sin), values)
             mixed = fused_attention(
                 queries.transpose(0, 1)[None],
                 cache.keys[index, None, :, :stop],
@@ -172,8 +173,8 @@ class DFlash(BesideTarget):
         """The target's id of the most likely token after each row's states."""
         normed = self.normed(states, self.norm)
         if self.config.draft_vocabulary is not None:
-            chosen = self.lm_head(normed).argmax(-1)
-            return chosen + self.d2t[chosen]
+            own_tokens = self.lm_head(normed).argmax(-1)
+            return own_tokens + self.d2t[own_tokens]
         head = self._target[1][: self.config.vocabulary].to(normed.dtype)
         return biased(normed @ head.mT, self._bias).argmax(-1)
 
@@ -313,16 +314,17 @@ def _wrong_fields(
     values: Mapping[str, Any], layers: LlamaConfig, weights: Mapping[str, Tensor]
 ) -> dict[str, bool]:
     """Which fields of a drafter have no known form, or say something else than the weights."""
-    mask_token, known = values.get("mask_token_id"), values.get("draft_vocab_size")
+    mask_token, draft_vocabulary = values.get("mask_token_id"), values.get("draft_vocab_size")
     head = weights.get("lm_head.weight")
-    drafts_from = 0 if values.get("sample_from_anchor") else 1
+    has_other_head = head is not None and draft_vocabulary != head.shape[0]
+    first_row = 0 if values.get("sample_from_anchor") else 1
+    target_size = values.get("target_hidden_size") or layers.hidden_size
     return {
         "mask_token_id": not is_count(mask_token, 0) or mask_token >= layers.vocab_size,
         "aux_hidden_state_layer_ids": not are_layers(values.get("aux_hidden_state_layer_ids")),
-        "target_hidden_size": (values.get("target_hidden_size") or layers.hidden_size)
-        != layers.hidden_size,
-        "block_size": not is_count(values.get("block_size"), 1 + drafts_from),
-        "draft_vocab_size": not is_count(known) or (head is not None and known != head.shape[0]),
+        "target_hidden_size": target_size != layers.hidden_size,
+        "block_size": not is_count(values.get("block_size"), 1 + first_row),
+        "draft_vocab_size": not is_count(draft_vocabulary) or has_other_head,
         "sample_from_anchor": not is_switch(values.get("sample_from_anchor")),
         "sliding_window_non_causal": not is_switch(values.get("sliding_window_non_causal")),
         "base": not isinstance(values.get("base") or {}, Mapping),

@@ -94,16 +94,17 @@ class MtpHeads:
         position is that of its token.
         """
         embedding, _, _ = self.vocabulary
-        first = start + layer + 1
-        positions = torch.arange(first, first + len(tokens), device=tokens.device)
+        position = start + layer + 1
+        positions = torch.arange(position, position + len(tokens), device=tokens.device)
         with following(Plan(start=start)):
-            return self.model.forward_layer(
+            outputs = self.model.forward_layer(
                 layer,
                 states[None],
                 positions[None],
                 cache,
                 inputs_embeds=embedding[tokens][None],
-            )[0]
+            )
+        return outputs[0]
 
     def most_likely(self, state: Float[Tensor, " dim"]) -> Int[Tensor, "1"]:
         """The token with the largest score after this state."""
@@ -224,14 +225,14 @@ def load_mtp(target: LoadedModel, path: FilePath | None = None) -> MtpHeads:
 
 def _require_same_sizes(checkpoint: Checkpoint, source: Checkpoint) -> None:
     """Raise UserError unless the layers come from a checkpoint like the target's."""
-    ours = checkpoint.config.get_text_config(decoder=True)
-    theirs = source.config.get_text_config(decoder=True)
+    target_config = checkpoint.config.get_text_config(decoder=True)
+    source_config = source.config.get_text_config(decoder=True)
     for name in SIZES:
-        if getattr(theirs, name) != getattr(ours, name):
+        target_size, source_size = getattr(target_config, name), getattr(source_config, name)
+        if source_size != target_size:
             raise UserError(
-                f"the layers of {source.path} are for a model whose {name} is"
-                f" {getattr(theirs, name)}, but that of {checkpoint.path} is {getattr(ours, name)};"
-                f" {REMEDY}"
+                f"the layers of {source.path} are for a model whose {name} is {source_size}, but"
+                f" that of {checkpoint.path} is {target_size}; {REMEDY}"
             )
 
 
@@ -269,7 +270,7 @@ def _read_model(
             f"the embeddings of {checkpoint.path} ({checkpoint.config.model_type}) are no plain"
             f" table, so its layers of multi-token prediction cannot be run; {REMEDY}"
         )
-    _describe(outline.config, depth)
+    _describe_layers(outline.config, depth)
     outline.config.dtype = dtype
     outline.config.name_or_path = source.location if source.in_folder else str(source.files)
     # what it reads: patterns, of which it drops those with the number of one of the target's layers
@@ -291,7 +292,7 @@ def _read_model(
     return model.to(device).eval().requires_grad_(False)
 
 
-def _describe(config: PreTrainedConfig, depth: int) -> None:
+def _describe_layers(config: PreTrainedConfig, depth: int) -> None:
     """Say in a configuration what Transformers reads of the layers, where the model's own does
     not, as Qwen3.5's.
     """

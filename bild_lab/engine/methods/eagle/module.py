@@ -207,9 +207,10 @@ class Eagle(BesideTarget):
         if self.config.state_norm == JOINED:
             states = self.normed(states, self.input_norm)
         elif self.config.state_norm == APART:
-            parts = states.chunk(len(self.fc_norm), -1)
+            by_layer = states.chunk(len(self.fc_norm), -1)
             normed = [
-                self.normed(part, norm) for part, norm in zip(parts, self.fc_norm, strict=True)
+                self.normed(layer_states, norm)
+                for layer_states, norm in zip(by_layer, self.fc_norm, strict=True)
             ]
             states = torch.cat(normed, -1)
         return self.fc(states)
@@ -234,8 +235,8 @@ class Eagle(BesideTarget):
         if self.config.head_norms:
             queries = self.normed(queries, self.q_norm)
             own_keys = self.normed(own_keys, self.k_norm)
-        new = rotate(own_keys, *rotation), self.heads(self.v_proj(x))
-        keys, values = store(*(projected.transpose(1, 2) for projected in new))
+        own_keys, own_values = rotate(own_keys, *rotation), self.heads(self.v_proj(x))
+        keys, values = store(own_keys.transpose(1, 2), own_values.transpose(1, 2))
         queries = rotate(queries, *rotation).transpose(1, 2)
         mixed = fused_attention(queries, keys, values, mask)
         output = self.feed_forward(residual + self.o_proj(mixed.transpose(1, 2).flatten(2)))
@@ -312,7 +313,8 @@ def load_eagle(target: LoadedModel, path: FilePath | None, variant: str) -> Eagl
     noun, trained_variant = f"the EAGLE {path}", eagle.config.variant
     if trained_variant != variant:
         raise UserError(
-            f"{noun} is of the variant {trained_variant}, got policy={variant}; use policy={trained_variant}"
+            f"{noun} is of the variant {trained_variant}, got policy={variant};"
+            f" use policy={trained_variant}"
         )
     return fitted(eagle, target, noun)
 
@@ -411,8 +413,8 @@ def _layer_fields(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """
     drafter = values.get("speculators_model_type")
     if drafter not in (None, *VARIANTS):
-        other = "; use policy=dflash" if drafter == "dflash" else " is not known"
-        raise UserError(f"{path} has speculators_model_type {drafter}{other}; {KIND.remedy}")
+        fault = "; use policy=dflash" if drafter == "dflash" else " is not known"
+        raise UserError(f"{path} has speculators_model_type {drafter}{fault}; {KIND.remedy}")
     layer = dict(values.get("transformer_layer_config", values))
     if (layers := layer.get("num_hidden_layers", 1)) != 1:
         raise UserError(f"an EAGLE has one layer, got {path} with {layers}; {KIND.remedy}")
@@ -457,21 +459,23 @@ def _wrong_fields(
 ) -> dict[str, bool]:
     """Which fields have no known form, or say something else than the weights."""
     is_eagle3, named = _is_eagle3(weights), _named_layers(values)
-    norms = {
-        flag: not is_switch(values.get(flag))
-        or (flag in values and bool(values[flag]) != (_state_norm(weights) == state_norm))
-        for state_norm, flag in STATE_NORMS.items()
-    }
     head = weights.get("lm_head.weight")
-    known = values.get("draft_vocab_size")
+    draft_vocabulary = values.get("draft_vocab_size")
+    has_other_head = head is not None and draft_vocabulary != head.shape[0]
+    wrong_norms = {}
+    if is_eagle3:
+        for state_norm, flag in STATE_NORMS.items():
+            has_norm = _state_norm(weights) == state_norm
+            differs = flag in values and bool(values[flag]) != has_norm
+            wrong_norms[flag] = not is_switch(values.get(flag)) or differs
     return {
         AUX_LAYERS: named is not None and not are_layers(named),
         "norm_before_residual": not is_switch(values.get("norm_before_residual")),
         "norm_output": not is_switch(values.get("norm_output")),
-        **(norms if is_eagle3 else {}),
+        **wrong_norms,
         "attention_bias": bool(layer.get("attention_bias")) and "q_proj.bias" not in weights,
         "draft_vocab_size": is_eagle3
-        and known is not None
-        and (not is_count(known) or (head is not None and known != head.shape[0])),
+        and draft_vocabulary is not None
+        and (not is_count(draft_vocabulary) or has_other_head),
         "base": not isinstance(values.get("base") or {}, Mapping),
     }
