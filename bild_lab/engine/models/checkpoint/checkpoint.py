@@ -553,7 +553,11 @@ class Checkpoint:
         files never change.
         """
         place = Path(self.location)
-        files = [place] if place.is_file() else self._files_read() if self.in_folder else []
+        files: list[Path] = []
+        if place.is_file():
+            files = [place]
+        elif self.in_folder:
+            files = self._files_read()
         return tuple(map(FileStamp.of, files))
 
     @cached_property

@@ -364,13 +364,7 @@ def configuration(
         raise ValueError(f"its type is {kind}")
     if (parts := values.get("split.count", 0)) > 1:
         raise ValueError(f"it is one of {parts} parts, which llama-gguf-split --merge joins")
-    settings = {
-        key.removeprefix(f"{architecture}."): values[key]
-        for key in values
-        if key.startswith(f"{architecture}.")
-    }
-    if unknown := [key for key, value in settings.items() if key not in {*NEEDED, *READ} and value]:
-        raise ValueError(f"its setting {architecture}.{unknown[0]} is {settings[unknown[0]]}")
+    settings = _architecture_settings(values, architecture)
     layers = len({name.split(".")[1] for name in tensors if name.startswith("blk.")})
     if settings["block_count"] != layers:
         raise ValueError(
@@ -394,6 +388,20 @@ def configuration(
     if FREQUENCIES in tensors:
         _set_llama3_rotation(config, tensors[FREQUENCIES].numbers(torch.float32))
     return config
+
+
+def _architecture_settings(values: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """An architecture's own settings in a file, without the architecture's name before each. Raises
+    ValueError for one that is not known.
+    """
+    prefix = f"{architecture}."
+    settings = {
+        key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)
+    }
+    for key, value in settings.items():
+        if key not in (*NEEDED, *READ) and value:
+            raise ValueError(f"its setting {prefix}{key} is {value}")
+    return settings
 
 
 def _head_width(settings: Mapping[str, Any], architecture: str) -> int:
