@@ -465,17 +465,18 @@ class CachedSession:
 
 def concatenated_scores(parts: Sequence[Scores]) -> Scores:
     """The outputs of a forward whose rows ran in several parts, one after the other."""
-
-    def concatenated(tensors: Sequence[Tensor | None]) -> Tensor | None:
-        outputs = [tensor for tensor in tensors if tensor is not None]
-        return torch.cat(outputs) if outputs else None
-
     hidden_by_depth = zip(*(scores.hidden for scores in parts), strict=True)
     return Scores(
         concatenated([scores.logits for scores in parts]),
         concatenated([scores.head_input for scores in parts]),
         tuple(torch.cat(states) for states in hidden_by_depth),
     )
+
+
+def concatenated(tensors: Sequence[Tensor | None], axis: int = 0) -> Tensor | None:
+    """These tensors as one, those that are missing left out; None without any."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(present, axis) if present else None
 
 
 def are_first_layers(layers: Sequence[int], skipped: Skipped) -> bool:
