@@ -14,19 +14,9 @@ from bild_lab.engine.draft import (
     empty_draft,
 )
 from bild_lab.errors import UserError
+from tests.engine.example_tree import PARENTS, TOKENS, tree
 
-#  root
-#  ├ 0 (tokens 5)
-#  │ ├ 2 (7)
-#  │ │ └ 4 (5)
-#  │ └ 3 (8)
-#  └ 1 (6)
-TOKENS, PARENTS = torch.tensor([5, 6, 7, 8, 5]), torch.tensor([-1, -1, 0, 0, 2])
 PROBS = torch.arange(5).double()[:, None].expand(5, 3)
-
-
-def tree(**given: object) -> Draft:
-    return Draft(TOKENS, parents=PARENTS, **given)
 
 
 def test_the_rows_of_a_round_are_the_last_token_the_draft_and_its_probes() -> None:

@@ -13,7 +13,7 @@ from bild_lab.engine.draft_checks import (
     require_verdict,
 )
 from bild_lab.errors import UserError
-from tests.engine.test_draft import PARENTS, TOKENS, tree
+from tests.engine.example_tree import PARENTS, TOKENS, tree
 
 ROWS = torch.full((2, 4), 0.25)  # of probabilities
 PAIR = torch.tensor([2, 3])  # tokens of a chain

@@ -21,7 +21,8 @@ from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.point.load import build_method, load_model
 from tests.checkpoints import SHARED, needs_shared
-from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
+from tests.engine.loops import NEVER
+from tests.engine.lossless.random_models import random_source, random_target
 from tests.policies import FAMILIES, WINDOWED, in_memory, shipped
 
 TEXTS = 12  # of random models

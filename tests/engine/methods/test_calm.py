@@ -26,14 +26,14 @@ from bild_lab.lab.measure.cost import dimensions
 from bild_lab.lab.measure.summary import counts
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.point.load import build_method
-from tests.engine.lossless.test_random_models import random_source
+from tests.engine.loops import NEVER
+from tests.engine.lossless.random_models import random_source
 from tests.policies import FAMILIES, WINDOWED, in_memory, shipped
 from tests.sessions import needs_kernels
-from tests.tiny import TINY, VOCABULARY, scale_layer
+from tests.tiny import TINY, scale_layer
 
 DEPTH = 4
 LENGTH = 16
-NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
 PROMPT = "w5 w9 w30 w12"
 
 

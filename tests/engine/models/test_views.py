@@ -31,7 +31,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_policy
 from bild_lab.lab.point.load import build_method
-from tests.engine.lossless.test_random_models import random_source, random_target
+from tests.engine.lossless.random_models import random_source, random_target
 from tests.policies import FAMILIES, WINDOWED, in_memory
 from tests.sessions import needs_kernels
 from tests.tiny import START

@@ -26,7 +26,8 @@ from bild_lab.lab.measure.certificate import (
     certify,
     certify_sampled,
 )
-from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
+from tests.engine.loops import NEVER
+from tests.engine.lossless.random_models import random_source, random_target
 from tests.lab.measure.controls import TARGET_FAULTS, decoder, emitted
 from tests.policies import FAMILIES, in_memory
 from tests.tiny import relative_of

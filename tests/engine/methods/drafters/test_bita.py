@@ -20,6 +20,7 @@ from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
+from tests.engine.loops import NEVER
 from tests.engine.methods.modules.oracle import (
     Step,
     algorithm_1,
@@ -28,7 +29,6 @@ from tests.engine.methods.modules.oracle import (
 )
 from tests.engine.methods.modules.tiny import misled, random_adapter
 from tests.engine.methods.speculative.exact import TARGET, outcomes, sampled, targets
-from tests.engine.test_decode import NEVER
 from tests.policies import in_memory
 from tests.stubs import StubModel, uncached
 from tests.tiny import START, VOCABULARY, tiny_llama

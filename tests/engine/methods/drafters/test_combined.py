@@ -33,9 +33,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_policy, knob_values, resolved_policy
 from bild_lab.lab.store.hashing import named_files
-from tests.engine.methods.drafters.naive import eagle_behind, grown, texts_before
-from tests.engine.methods.modules.tiny import files_of, random_eagle
-from tests.engine.test_decode import (
+from tests.engine.loops import (
     FAMILIES,
     NEVER,
     TreeDrafter,
@@ -46,6 +44,8 @@ from tests.engine.test_decode import (
     longer_than,
     random_pair,
 )
+from tests.engine.methods.drafters.naive import eagle_behind, grown, texts_before
+from tests.engine.methods.modules.tiny import files_of, random_eagle
 from tests.policies import in_memory, load
 from tests.sessions import rounds_of
 from tests.stubs import SESSION, ModuleModel, StubModel, uncached

@@ -24,7 +24,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.session import DEFAULT_OPTIONS, ChainResult, ChainSpec, Scores, SessionOptions
 from bild_lab.errors import UserError
-from tests.engine.test_decode import decode
+from tests.engine.loops import decode
 from tests.policies import in_memory
 from tests.stubs import SESSION, NextLogits, StubModel, StubSession
 from tests.tiny import START, TINY

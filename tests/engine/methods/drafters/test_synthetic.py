@@ -21,7 +21,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.timing import TimingOptions, time_methods, traced_pass
 from bild_lab.lab.schema.statistics import acceptance_by_position
-from tests.engine.test_decode import FAMILIES, copying, decode, random_pair
+from tests.engine.loops import FAMILIES, copying, decode, random_pair
 from tests.stubs import StubModel, StubSession
 
 

@@ -35,9 +35,9 @@ from bild_lab.engine.models.hf.slot_cache import SlotCache
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from tests.engine.loops import NEVER, autoregressive, finished
 from tests.engine.methods.drafters.naive import texts_before
 from tests.engine.methods.modules.tiny import write_mtp
-from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory, load
 from tests.stubs import uncached
 from tests.tiny import DECODER_SIZES, START, tiny_llama, tiny_tokenizer
