@@ -314,12 +314,14 @@ def prune_tree(nodes: list[DraftNode], max_nodes: int, forwards: list[int]) -> G
 
     A parent is never less likely than its children, and comes first.
     """
-    node_indices = sorted(sorted(range(len(nodes)), key=lambda n: -nodes[n].chance)[:max_nodes])
-    place = {ROOT: ROOT} | {node: index for index, node in enumerate(node_indices)}
+    most_likely_first = sorted(range(len(nodes)), key=lambda index: -nodes[index].chance)
+    indices = sorted(most_likely_first[:max_nodes])
+    new_index = {ROOT: ROOT} | {old: new for new, old in enumerate(indices)}
+    remaining = [nodes[index] for index in indices]
     return GrownTree(
-        tokens=[nodes[n].token for n in node_indices],
-        parents=[place[nodes[n].parent] for n in node_indices],
-        rows=[nodes[n].row for n in node_indices],
+        tokens=[node.token for node in remaining],
+        parents=[new_index[node.parent] for node in remaining],
+        rows=[node.row for node in remaining],
         forwards=forwards,
     )
 

@@ -127,14 +127,17 @@ class ProcessedSession(SessionOver):
         for place, row in enumerate(range(len(self._fed) - count, len(self._fed))):
             if row >= 0 and self._fed[row] >= width:  # a probe
                 continue
-            text = [*self._text[: self._base], *branch(row, parents, self._fed)]
-            ids = on_device(text[: self._base + row + 1] if row < 0 else text, logits.device)[None]
+            if row < 0:  # of the prompt, from its end
+                text = self._text[: self._base + row + 1]
+            else:
+                text = [*self._text[: self._base], *branch(row, parents, self._fed)]
+            ids = on_device(text, logits.device)[None]
             changed[place] = self._processors(ids, raw_logits[place : place + 1].clone())[0]
         return changed
 
 
 def branch(row: int, parents: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """The tokens from the root of a tree to this row; none for a row before it."""
+    """The tokens from the root of a tree to this row."""
     path = []
     while row > ROOT:
         path.append(tokens[row])

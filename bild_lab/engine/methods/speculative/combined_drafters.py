@@ -109,8 +109,9 @@ class SpeculativeDrafter(Drafter):
         distribution than q.
         """
         session = self._session
-        within = isinstance(session, WithinPositions)
-        return session.room(text[session.length :]) if within else None
+        if not isinstance(session, WithinPositions):
+            return None
+        return session.room(text[session.length :])
 
     def _round(self, text: list[int], room: int | None) -> tuple[list[int], Tensor, int]:
         """Verify one inner draft, of at most `room` tokens.
@@ -120,21 +121,17 @@ class SpeculativeDrafter(Drafter):
         inner = self._request.limits.fitting(self._drafter.propose(text), text)
         if room is not None:
             inner = inner.up_to_depth(room)
-        # not cached yet: the target's token after a fully accepted draft
-        behind = text[self._session.length : -1]
         rows = inner.row_tokens(text[-1])
-        if behind:
-            rows = torch.cat([on_device(behind, rows.device), rows])
+        # the target's token after a fully accepted draft
+        uncached_tokens = text[self._session.length : -1]
+        if uncached_tokens:
+            rows = torch.cat([on_device(uncached_tokens, rows.device), rows])
         scores = self._session.extend(rows, OutputSpec(logits=len(inner) + 1))
         verdict = self._accept(inner, scores.logits, self._request)
         accepted_count = len(verdict.path)
         self._session.rollback(len(text) + accepted_count)
         self._drafter.observe(inner, scores, verdict)
-        return (
-            [*inner.token_list[:accepted_count], verdict.next_token],
-            scores.logits[: accepted_count + 1],
-            inner.calls,
-        )
+        return verdict.tokens(inner), scores.logits[: accepted_count + 1], inner.calls
 
 
 def second_drafter(second_draft: Model) -> Model:
@@ -203,15 +200,17 @@ class HybridDrafter(Drafter):
         if self._awaits_prompt:
             self._asked = None
             return replace(empty_draft(self._device), stats={"second": False})
-        draft, self._asked, calls = self._first.propose(tokens), self._first, 0
-        if not self._is_confident(draft):
-            calls = draft.calls
+        draft = self._first.propose(tokens)
+        asks_second = not self._is_confident(draft)
+        if asks_second:
+            first_calls = draft.calls
             self._first.rollback(len(tokens))
-            draft, self._asked = self._second.propose(tokens), self._second
+            draft = self._second.propose(tokens)
+            draft = replace(draft, calls=first_calls + draft.calls)
         else:
             self._second.rollback(len(tokens) - 1)  # the text may have become shorter
-        second = self._asked is self._second
-        return replace(draft, calls=calls + draft.calls, stats={**draft.stats, "second": second})
+        self._asked = self._second if asks_second else self._first
+        return replace(draft, stats={**draft.stats, "second": asks_second})
 
     def _is_confident(self, draft: Draft) -> bool:
         was_drawn = draft.probs is not None

@@ -222,27 +222,31 @@ class Workspace:
         windows = self._windows.setdefault((rows, chain.temperature, chain.keeps_probs), [])
         # a few steps too many cost less than another capture, which the end of a text would
         # otherwise ask for
-        window = next(
-            (program for program in windows if steps <= program.steps <= min(2 * steps, room)), None
-        )
+        max_steps = min(2 * steps, room)
+        window = next((program for program in windows if steps <= program.steps <= max_steps), None)
         if window is None:
-            shapes = {count: self._inputs(count) for count in {rows, 1}}
-
-            def logits_of(tokens: Tensor, start: Tensor) -> Tensor:
-                step = shapes[tokens.shape[0]]
-                logits, _ = self._compiled(
-                    self._decoder, self.cache, self.memory, tokens, start, step.depth, step.among
-                )
-                return logits
-
-            window = WindowProgram(logits_of, rows, chain, self.cache.keys.device)
-            window.start.fill_(start)
-            with torch._dynamo.config.patch(recompile_limit=COMPILED_SHAPES):
-                window.program()
-            window.run = self._captured(window.program)
+            window = self._compile_window(rows, start, chain)
             windows.append(window)
             self._on_compiled()
         return window.draft(start, tokens, chain)
+
+    def _compile_window(self, rows: int, start: int, chain: ChainSpec) -> WindowProgram:
+        """A program that feeds so many rows, and drafts as many steps as this chain."""
+        shapes = {count: self._inputs(count) for count in {rows, 1}}
+
+        def logits_of(tokens: Tensor, start: Tensor) -> Tensor:
+            step = shapes[tokens.shape[0]]
+            logits, _ = self._compiled(
+                self._decoder, self.cache, self.memory, tokens, start, step.depth, step.among
+            )
+            return logits
+
+        window = WindowProgram(logits_of, rows, chain, self.cache.keys.device)
+        window.start.fill_(start)
+        with torch._dynamo.config.patch(recompile_limit=COMPILED_SHAPES):
+            window.program()
+        window.run = self._captured(window.program)
+        return window
 
     @cached_property
     def _compiled(self) -> Callable[..., Outputs]:
