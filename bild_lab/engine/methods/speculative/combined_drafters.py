@@ -201,16 +201,16 @@ class HybridDrafter(Drafter):
             self._asked = None
             return replace(empty_draft(self._device), stats={"second": False})
         draft = self._first.propose(tokens)
+        calls = draft.calls
         asks_second = not self._is_confident(draft)
         if asks_second:
-            first_calls = draft.calls
             self._first.rollback(len(tokens))
             draft = self._second.propose(tokens)
-            draft = replace(draft, calls=first_calls + draft.calls)
+            calls += draft.calls
         else:
             self._second.rollback(len(tokens) - 1)  # the text may have become shorter
         self._asked = self._second if asks_second else self._first
-        return replace(draft, stats={**draft.stats, "second": asks_second})
+        return replace(draft, calls=calls, stats={**draft.stats, "second": asks_second})
 
     def _is_confident(self, draft: Draft) -> bool:
         was_drawn = draft.probs is not None
