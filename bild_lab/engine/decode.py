@@ -182,7 +182,7 @@ class DraftThenVerify(TokenLoop):
             # 1. the drafter proposes what may follow
             with trace.span("draft"):
                 draft = self._proposed(drafter, tokens, is_first=not trace.rounds)
-                draft = limits.fitting(draft, tokens)
+                draft = draft.up_to_depth(limits.positions_left(tokens))
             if not self.verify_tail:
                 drafted_text = limits.append(tokens, draft.token_list)
                 if limits.reached(drafted_text):

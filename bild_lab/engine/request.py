@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.draft import Draft
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.stop import StopStrings
 from bild_lab.engine.trace import until_end
@@ -91,10 +90,6 @@ class Limits:
     def positions_left(self, tokens: Sequence[int]) -> int:
         """How many positions the models have after the last token."""
         return sys.maxsize if self.positions is None else self.positions - len(tokens)
-
-    def fitting(self, draft: Draft, tokens: Sequence[int]) -> Draft:
-        """The draft without nodes after the last position that the models have."""
-        return draft.up_to_depth(self.positions_left(tokens))
 
     def reached(self, tokens: Sequence[int]) -> bool:
         return self.room(tokens) <= 0 or self.ended(tokens)

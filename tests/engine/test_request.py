@@ -52,11 +52,14 @@ def test_new_tokens_are_cut_behind_the_first_end_token_and_at_the_length() -> No
 
 def test_a_draft_keeps_to_the_positions_that_the_models_have() -> None:
     draft, bounded = Draft(torch.tensor([4, 5, 6])), Limits(2, 9, positions=5)
-    assert LIMITS.fitting(draft, [7, 7]) is draft and LIMITS.positions_left([7]) == sys.maxsize
+    assert (
+        draft.up_to_depth(LIMITS.positions_left([7, 7])) is draft
+        and LIMITS.positions_left([7]) == sys.maxsize
+    )
     assert [bounded.positions_left([7] * length) for length in (2, 5)] == [3, 0]
-    assert bounded.fitting(draft, [7, 7]) is draft
-    assert bounded.fitting(draft, [7, 7, 7]).token_list == [4, 5]
-    assert bounded.fitting(draft, [7] * 5).token_list == []
+    assert draft.up_to_depth(bounded.positions_left([7, 7])) is draft
+    assert draft.up_to_depth(bounded.positions_left([7, 7, 7])).token_list == [4, 5]
+    assert draft.up_to_depth(bounded.positions_left([7] * 5)).token_list == []
 
 
 def test_a_source_moves_with_its_encoders_tokens() -> None:

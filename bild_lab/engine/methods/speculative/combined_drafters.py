@@ -118,7 +118,8 @@ class SpeculativeDrafter(Drafter):
 
         Returns the emitted tokens, the logits of each, and the inner drafter's forwards.
         """
-        inner = self._request.limits.fitting(self._drafter.propose(text), text)
+        inner = self._drafter.propose(text)
+        inner = inner.up_to_depth(self._request.limits.positions_left(text))
         if room is not None:
             inner = inner.up_to_depth(room)
         rows = inner.row_tokens(text[-1])
