@@ -40,6 +40,16 @@ class Rows:
     position: int | None = None
     states: Float[Tensor, "m dim"] | None = None
 
+    @property
+    def token_list(self) -> list[int]:
+        """The tokens on the host."""
+        return self.tokens.tolist() if isinstance(self.tokens, Tensor) else list(self.tokens)
+
+    @property
+    def earlier(self) -> int:
+        """How many rows of the tree ran before."""
+        return 0 if self.tree is None else len(self.tree) - len(self.tokens)
+
 
 RowsOrTokens = Rows | Sequence[int] | Int[Tensor, " m"]  # token ids alone are a chain
 

@@ -97,10 +97,8 @@ class ProcessedSession(SessionOver):
         # PPD's candidates, beside the text in a thread
         if rows.position is not None and scores.logits is None:
             return scores
-        tokens = rows.tokens.tolist() if isinstance(rows.tokens, Tensor) else list(rows.tokens)
-        earlier = 0 if rows.tree is None else len(rows.tree) - len(tokens)
-        self._base = start - earlier
-        self._fed = [*self._fed[:earlier], *tokens]
+        self._base = start - rows.earlier
+        self._fed = [*self._fed[: rows.earlier], *rows.token_list]
         self._text[self._base :] = self._fed
         return scores.with_logits(lambda logits: self._processed(logits, rows.tree))
 

@@ -81,14 +81,13 @@ class IntersectionSession(SessionOver):
                 " its scores alone; choose a draft model with the target's tokenizer"
             )
         # 1. the draft model's rows for each token, behind those of the tree's earlier rows
-        tokens = rows.tokens.tolist() if isinstance(rows.tokens, Tensor) else list(rows.tokens)
-        earlier_count = 0 if rows.tree is None else len(rows.tree) - len(tokens)
-        self._base = len(self._ends) - earlier_count
+        tokens = rows.token_list
+        self._base = len(self._ends) - rows.earlier
         draft_tokens = [
             self._draft_tokens_of(token, len(self._ends) + place)
             for place, token in enumerate(tokens)
         ]
-        self._spans = self._spans[:earlier_count]
+        self._spans = self._spans[: rows.earlier]
         row_count = sum(map(len, self._spans))
         for token_rows in draft_tokens:
             self._spans.append(list(range(row_count, row_count + len(token_rows))))

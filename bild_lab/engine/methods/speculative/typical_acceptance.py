@@ -83,19 +83,13 @@ def longest_path(parents: list[int], probs: list[float], passes: list[float]) ->
     """The longest path from the root over nodes that pass; among equally long paths, the most
     probable.
     """
-    # its path and likelihood, by node
-    reached: dict[int, tuple[tuple[int, ...], float]] = {ROOT: ((), 1.0)}
+    path_to: dict[int, tuple[int, ...]] = {ROOT: ()}
+    likelihoods = {path_to[ROOT]: 1.0}
     for node, parent in enumerate(parents):
-        if passes[node] and parent in reached:
-            path, likelihood = reached[parent]
-            reached[node] = ((*path, node), likelihood * probs[node])
-
-    def length_and_likelihood(item: tuple[tuple[int, ...], float]) -> tuple[int, float]:
-        path, likelihood = item
-        return len(path), likelihood
-
-    longest, _ = max(reached.values(), key=length_and_likelihood)
-    return longest
+        if passes[node] and parent in path_to:
+            path_to[node] = (*path_to[parent], node)
+            likelihoods[path_to[node]] = likelihoods[path_to[parent]] * probs[node]
+    return max(likelihoods, key=lambda path: (len(path), likelihoods[path]))
 
 
 class TruncationSampling(SpeculativeRule):
