@@ -186,6 +186,15 @@ class ChainSpec:
     skipped: Skipped = NOTHING
     vocabulary: DraftVocabulary | None = None
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the host reads the tokens, so that the chain may end before its last step.
+
+        Of a chain that nobody reads every step counts as drafted, with its distribution, so all
+        run.
+        """
+        return self.threshold is not None or self.stop_on_eos
+
 
 @dataclass
 class ChainProgress:
@@ -260,6 +269,21 @@ class ChainResult:
     probs: Float[Tensor, "n vocab"] | None = None
     unscaled_probs: Float[Tensor, "n vocab"] | None = None
     states: Float[Tensor, "rows dim"] | None = None
+
+
+def result_of_steps(
+    chain: ChainSpec, tokens: Sequence[int], confidences: Sequence[float]
+) -> ChainResult:
+    """What a program drafted of a chain that ran all steps, given each step's token and confidence.
+    Without distributions and states.
+    """
+    progress = ChainProgress.after(chain, tokens, confidences)
+    return ChainResult(
+        tokens=list(tokens[: progress.drafted]),
+        forwards=progress.forwards,
+        fallback=progress.fallback,
+        confidences=[] if chain.threshold is None else list(confidences[: progress.forwards]),
+    )
 
 
 @dataclass(frozen=True)

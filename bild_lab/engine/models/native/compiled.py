@@ -5,7 +5,7 @@ a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import Memory, T5Decoder
 from bild_lab.engine.models.placed_rows import PlacedRows
 from bild_lab.engine.sampling import most_likely, pick, precise
-from bild_lab.engine.session import ChainProgress, ChainResult, ChainSpec, on_device
+from bild_lab.engine.session import ChainResult, ChainSpec, on_device, result_of_steps
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)  # other numbers of rows are padded up to the next of these
 # tokens before a window that is drafted as one program; more of them run by themselves
@@ -113,23 +113,16 @@ class WindowProgram:
             self._uniforms[: chain.steps] = chain.uniforms
         tokens_and_confidences, probs, unscaled_probs = self.run()
         # 2. where the chain ended
-        if chain.threshold is None and not chain.stop_on_eos:
-            draft_tokens, confidences = tokens_and_confidences[: chain.steps].long(), []
-            count = forwards = chain.steps
-        else:
+        if chain.is_read:
             read = tokens_and_confidences.tolist()
             draft_tokens = [int(token) for token in read[: chain.steps]]
-            confidences = read[self.steps :][: chain.steps]
-            progress = ChainProgress.after(chain, draft_tokens, confidences)
-            count, forwards = progress.drafted, progress.forwards
-            draft_tokens = draft_tokens[:count]
-            confidences = [] if chain.threshold is None else confidences[:forwards]
-        # 3. the outputs up to there
-        return ChainResult(
-            tokens=draft_tokens,
-            forwards=forwards,
-            fallback=forwards > count,
-            confidences=confidences,
+            drafted = result_of_steps(chain, draft_tokens, read[self.steps :][: chain.steps])
+        else:
+            drafted = ChainResult(tokens_and_confidences[: chain.steps].long(), chain.steps)
+        # 3. the distributions up to there
+        count = len(drafted.tokens)
+        return replace(
+            drafted,
             probs=None if probs is None else probs[:count],
             unscaled_probs=None if unscaled_probs is None else unscaled_probs[:count],
         )
