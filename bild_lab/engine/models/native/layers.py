@@ -329,25 +329,15 @@ def run_rows(text_passes: Sequence[TextPass]) -> list[Scores]:
             skipped=forward_pass.skipped,
         )
     # 3. the head, of the rows that are read
-    if not any(text_pass.read for _, text_pass in text_passes):
-        return _scores(text_passes, None, None, states)
-    rows_read = [
-        last_rows(output, text_pass.read)
-        for output, (_, text_pass) in zip(
-            rows_by_text(x, text_passes, "count"), text_passes, strict=True
-        )
-    ]
-    head_inputs = rows_by_text(decoder.final(joined(rows_read)), text_passes, "read")
-    scored_inputs = joined(
-        [
-            last_rows(head_input, text_pass.logits)
-            for head_input, (_, text_pass) in zip(head_inputs, text_passes, strict=True)
-        ]
-    )
-    logits = None
-    if scored_inputs.shape[0]:
-        scores = decoder.scores(scored_inputs, forward_pass.vocabulary)
-        logits = rows_by_text(scores, text_passes, "logits")
+    logits = head_inputs = None
+    if any(text_pass.read for _, text_pass in text_passes):
+        outputs_read = last_rows_by_text(x, text_passes, "count", "read")
+        head_input = decoder.final(outputs_read)
+        head_inputs = rows_by_text(head_input, text_passes, "read")
+        scored_inputs = last_rows_by_text(head_input, text_passes, "read", "logits")
+        if scored_inputs.shape[0]:
+            scores = decoder.scores(scored_inputs, forward_pass.vocabulary)
+            logits = rows_by_text(scores, text_passes, "logits")
     return _scores(text_passes, logits, head_inputs, states)
 
 
@@ -486,6 +476,22 @@ def rows_by_text(
     if len(text_passes) == 1:
         return [rows]
     return rows.split([getattr(text_pass, count_name) for _, text_pass in text_passes])
+
+
+def last_rows_by_text(
+    rows: Tensor, text_passes: Sequence[TextPass], count_name: str, last_name: str
+) -> Tensor:
+    """The last rows of each text, one text after the other. count_name, last_name: the attributes of
+    a pass that say how many rows it has, and how many of them these are.
+    """
+    return joined(
+        [
+            last_rows(text_rows, getattr(text_pass, last_name))
+            for text_rows, (_, text_pass) in zip(
+                rows_by_text(rows, text_passes, count_name), text_passes, strict=True
+            )
+        ]
+    )
 
 
 def last_rows(rows: Tensor, count: int) -> Tensor:
