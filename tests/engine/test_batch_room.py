@@ -72,7 +72,7 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_number_that_fits(
     assert cache_bytes_per_text(decoder.models, []) == 0
 
 
-def test_a_batch_that_does_not_fit_is_told_in_gibibytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_does_not_fit_is_refused_in_gibibytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         batch_room,
         "cache_bytes_per_text",

@@ -341,7 +341,7 @@ class Noted(NoDraft):
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_each_part_is_told_what_it_asks_for(streamed: bool) -> None:
+def test_each_part_gets_what_it_asks_for(streamed: bool) -> None:
     """A rule that reads the round sees the committed tokens and all scores, but judges none of the
     probes.
     """
@@ -404,7 +404,7 @@ def test_drafts_keep_to_the_positions_that_are_left() -> None:
 
 
 @pytest.mark.parametrize("verify_tail", [True, False])
-def test_what_is_drafted_behind_the_end_counts_nowhere(verify_tail: bool) -> None:
+def test_what_is_drafted_after_the_end_counts_nowhere(verify_tail: bool) -> None:
     class Blind(NoDraft):
         drafts_nothing = False
 

@@ -17,7 +17,7 @@ def test_room_is_what_may_still_be_emitted() -> None:
     assert [LIMITS.room([7] * length) for length in (2, 3, 6, 7)] == [4, 3, 0, -1]
 
 
-def test_a_text_ends_at_its_length_or_behind_an_end_token_of_its_own() -> None:
+def test_a_text_ends_at_its_length_or_after_an_end_token_of_its_own() -> None:
     texts = (
         [7, 7],
         [7, 1],
@@ -42,7 +42,7 @@ def test_a_text_ends_at_its_length_or_behind_an_end_token_of_its_own() -> None:
     ]
 
 
-def test_new_tokens_are_cut_behind_the_first_end_token_and_at_the_length() -> None:
+def test_new_tokens_are_cut_after_the_first_end_token_and_at_the_length() -> None:
     assert LIMITS.append([7, 7], [5, 6]) == [7, 7, 5, 6]
     assert LIMITS.append([7, 1], [5, 3, 6, 1]) == [7, 1, 5, 3]
     assert LIMITS.append((7, 7, 7), (4, 5, 6, 8)) == [7, 7, 7, 4, 5, 6]

@@ -153,7 +153,7 @@ def test_a_long_prompt_runs_before_a_program() -> None:
     assert ran(layers) == [(0, [3, 4], None, 1)] and layers.asked == [("draft", 2, [5], CHAIN)]
 
 
-def test_a_tree_behind_a_prompt_hangs_below_its_last_token() -> None:
+def test_a_tree_after_a_prompt_hangs_below_its_last_token() -> None:
     session, layers = opened([3, 4, 5])
     session.extend(Rows([5, 6, 7], Tree(torch.tensor([-1, 0, 0]))))
     (work,) = layers.passes
@@ -193,7 +193,7 @@ def test_an_encoder_is_a_forward_of_its_own() -> None:
     assert session.forwards == [encoder, Forward(MODEL, 1, 0, 1, source=9)]
 
 
-def test_a_program_drafts_a_chain_behind_the_rows_or_there_is_none() -> None:
+def test_a_program_drafts_a_chain_after_the_rows_or_there_is_none() -> None:
     session, layers = opened([3, 4, 5], source=2)
     assert session.draft([5], CHAIN) is None and session.length == 2
     assert session.draft([5], ChainSpec(3, frozenset(), plain=False)) is None
@@ -236,7 +236,7 @@ def exited(
     return told(session.extend(Rows(tokens, position=at), OutputSpec(layers=layers, **output_spec)))
 
 
-def test_the_text_goes_on_behind_an_early_exit_where_the_tokens_are_the_same() -> None:
+def test_the_text_goes_on_after_an_early_exit_where_the_tokens_are_the_same() -> None:
     session, layers = opened([4, 5])
     assert exited(session, [5], 1, head_input=True) == ([51.5], [51.5], [])
     assert exited(session, [6, 7], 2, hidden=(0,)) == ([61.5, 71.5], None, [[6, 7]])
@@ -350,7 +350,7 @@ def test_otherwise_all_layers_run_again(given: dict) -> None:
     ]
 
 
-def test_a_draft_that_is_overwritten_goes_on_from_what_stands() -> None:
+def test_a_draft_that_is_overwritten_goes_on_from_the_rows_that_stay() -> None:
     session, layers = opened([5])
     exited(session, [5, 6, 7], 0)
     exited(session, [8], 2)

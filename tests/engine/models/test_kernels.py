@@ -161,7 +161,7 @@ def odd(family: str, seed: int = 0) -> PreTrainedModel:
 @pytest.mark.parametrize("bits", [None, 8, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["t5", "llama"])
-def test_odd_widths_are_as_on_pytorch_whatever_lies_behind_a_row(
+def test_odd_widths_are_as_on_pytorch_whatever_lies_after_a_row(
     family: str, dtype: torch.dtype, bits: int | None
 ) -> None:
     source, module = source_of(family, [5, 9, 12]), odd(family)
@@ -492,7 +492,7 @@ def test_without_a_compiler_pytorch_runs_and_it_is_said_once(
             cached.cache_clear()
 
 
-def test_a_cache_that_cannot_be_written_is_told_with_how_to_name_another(
+def test_the_refusal_of_a_cache_that_cannot_be_written_says_how_to_name_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()

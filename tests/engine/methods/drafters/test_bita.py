@@ -100,7 +100,7 @@ def copying() -> StubModel:
     return StubModel(next_logits)
 
 
-def test_no_probe_is_run_for_tokens_behind_the_length_limit() -> None:
+def test_no_probe_is_run_for_tokens_after_the_length_limit() -> None:
     model = copying()
     checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=10))
     target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"))
@@ -164,7 +164,7 @@ def masked_table(tokens: list[int]) -> Tensor:
 @pytest.mark.parametrize("markov", ["without", "right", "wrong"])
 @pytest.mark.parametrize("decoding", DECODINGS)
 @torch.no_grad()
-def test_sampled_texts_have_exactly_the_targets_law(
+def test_sampled_texts_have_exactly_the_targets_distribution(
     decoding: str, markov: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that can happen in three tokens, by the whole loop; also with a Markov head that is told

@@ -109,7 +109,7 @@ def test_an_inner_drafter_of_trees_is_refused() -> None:
         SpeculativeDrafter(StubModel(copying(1)), TreeDrafter([]), 3)
 
 
-def test_the_inner_drafter_is_told_what_the_middle_model_said_and_what_to_forget() -> None:
+def test_the_inner_drafter_observes_what_the_middle_model_chose_and_what_to_forget() -> None:
     told: list[object] = []
 
     class Noting(ModelDrafter):

@@ -210,7 +210,7 @@ def test_a_program_is_given_the_requests_limits_and_how_it_chooses_tokens() -> N
     ]
 
 
-def test_tokens_without_a_chance_are_not_drafted_and_a_leaf_at_the_threshold_is_sure() -> None:
+def test_tokens_without_a_chance_are_not_drafted_and_a_leaf_at_the_threshold_is_confident() -> None:
     even = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
     tree_spec = TreeSpec(nodes=20, depth=1, width=9, children=3, end_tokens=frozenset())
     tree = grow_tree(StubModel(lambda _: even).start(Source((0,)), 20), [0], tree_spec, WARM)
@@ -225,7 +225,7 @@ def test_tokens_without_a_chance_are_not_drafted_and_a_leaf_at_the_threshold_is_
         assert len(tree.tokens) == count
 
 
-def test_a_leaf_with_just_the_least_chance_grows_on() -> None:
+def test_a_leaf_with_just_min_prob_grows_on() -> None:
     even = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
     for least, levels in ((0.25, 3), (0.2500001, 2)):
         tree_spec = TreeSpec(
@@ -252,7 +252,7 @@ def test_a_draft_model_starts_beside_the_target_and_forgets_what_the_text_lost()
     assert drafter._session.length == 1
 
 
-def test_a_leaf_is_sure_as_the_fallback_threshold_says() -> None:
+def test_a_leaf_is_confident_by_the_fallback_threshold() -> None:
     drafters = [
         ModelTreeDrafter(StubModel(table(0)), 9, 4, 2, 2, 0.1, stop) for stop in (None, 0.4)
     ]

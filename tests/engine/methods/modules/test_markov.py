@@ -116,7 +116,7 @@ def test_each_candidate_is_likely_after_its_parent(
 
 
 @pytest.mark.parametrize("policy", ["medusa", "bita"])
-def test_a_head_that_is_told_the_wrong_token_drafts_others_and_changes_no_text(
+def test_a_head_that_gets_the_wrong_token_drafts_others_and_changes_no_text(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     misled(monkeypatch)
