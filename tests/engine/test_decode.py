@@ -318,16 +318,16 @@ def test_a_method_is_what_its_parts_are() -> None:
 
 
 class Noted(NoDraft):
-    """Drafts one wrong token, and notes what it is told."""
+    """Drafts one wrong token, and notes what it receives."""
 
     def __init__(self, target: Model) -> None:
-        self.told: list[tuple] = []
+        self.received: list[tuple] = []
 
     def prepare(self, request: Request) -> None:
-        self.told.append(("prepare", request))
+        self.received.append(("prepare", request))
 
     def begin(self, request: Request, target: Session) -> None:
-        self.told.append(("start", request, target))
+        self.received.append(("start", request, target))
 
     def propose(self, tokens: list[int]) -> Draft:
         return Draft(
@@ -337,7 +337,7 @@ class Noted(NoDraft):
         )
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        self.told.append((draft.token_list, scores.logits.shape[0], verdict.next_token))
+        self.received.append((draft.token_list, scores.logits.shape[0], verdict.next_token))
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -376,11 +376,11 @@ def test_each_part_gets_what_it_asks_for(streamed: bool) -> None:
         assert method.decode(request, trace) == [4, 5, 6, 7, 8]
     ((room, session_options),) = started
     assert room == 3 and session_options.forwards is trace.forwards
-    assert [each[0] for each in drafter.told[:2]] == ["prepare", "start"]
-    assert drafter.told[0][1] is drafter.told[1][1] is request and isinstance(
-        drafter.told[1][2], Session
+    assert [each[0] for each in drafter.received[:2]] == ["prepare", "start"]
+    assert drafter.received[0][1] is drafter.received[1][1] is request and isinstance(
+        drafter.received[1][2], Session
     )
-    assert drafter.told[2:] == [([5], 3, 6), ([6], 3, 7), ([7], 3, 8)]
+    assert drafter.received[2:] == [([5], 3, 6), ([6], 3, 7), ([7], 3, 8)]
     assert read == [([4, 5], 3), ([4, 5, 6], 3), ([4, 5, 6, 7], 3)]
     assert judged == [2] * 3
     assert wanted == [OutputSpec(head_input=True)] * 3
@@ -519,7 +519,7 @@ def test_what_an_extension_gives_is_refused_with_its_name() -> None:
     tree = Draft(pair.tokens, torch.tensor([-1, -1]))
     with pytest.raises(UserError, match="from probs that sum to 2"):  # of a text of one round too
         decode(target, Proposing(uneven), ExactMatch(), Source((1, 2)), max_new_tokens=1)
-    for drafter, rule, told in (
+    for drafter, rule, message in (
         (Proposing(None), ExactMatch(), "Proposing must draft a Draft, got NoneType"),
         (Proposing(uneven), ExactMatch(), "Proposing has drafted token 0 from probs that sum to 2"),
         (Proposing(tree), ExactMatch(), "Proposing has drafted a tree, and says drafts_trees ="),
@@ -527,7 +527,7 @@ def test_what_an_extension_gives_is_refused_with_its_name() -> None:
         (Proposing(pair), Deciding(Verdict((1,), 3)), r"Deciding has accepted the nodes \[1\]"),
         (Proposing(pair), Deciding(Verdict((0,), 10)), "Deciding must emit a token from 0 to 9"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             decode(target, drafter, rule, Source((1, 2)))
 
 
@@ -593,7 +593,7 @@ class Yielding(TokenLoop):
 
 
 @pytest.mark.parametrize(
-    ("emitted", "told"),
+    ("emitted", "message"),
     [
         (itertools.repeat([5]), "has emitted more than the 4 tokens"),
         ([[5, 6], [7, 8], [9]], "has emitted more than the 4 tokens"),
@@ -605,17 +605,17 @@ class Yielding(TokenLoop):
 )
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_loop_of_ones_own_that_would_not_end_is_refused(
-    emitted: Iterable[object], told: str, streamed: bool
+    emitted: Iterable[object], message: str, streamed: bool
 ) -> None:
     method, request = Yielding(emitted), Request(Source((1, 2)), Limits(2, 4))
-    with pytest.raises(UserError, match=f"Yielding .*{told}"):
+    with pytest.raises(UserError, match=f"Yielding .*{message}"):
         list(method.stream(request, Trace())) if streamed else method.decode(request, Trace())
     full = Yielding([[5], [6, 7], [8]])
     assert full.decode(request, Trace()) == [1, 2, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(
-    ("tokens", "told"),
+    ("tokens", "message"),
     [
         (None, "must return the list of the prompt's tokens, .* got None"),
         ((1, 2, 5), "must return the list of the prompt's tokens"),
@@ -623,11 +623,11 @@ def test_a_loop_of_ones_own_that_would_not_end_is_refused(
         ([1, 2, *[5] * 5], "has emitted 5 tokens, where a text may have 4"),
     ],
 )
-def test_what_is_no_text_of_a_method_is_refused(tokens: object, told: str) -> None:
+def test_what_is_no_text_of_a_method_is_refused(tokens: object, message: str) -> None:
     """Fault: a method that returns the emitted tokens alone loses as many as the prompt has."""
     method: Method = Yielding([])
     request = Request(Source((1, 2)), Limits(2, 4))
-    with pytest.raises(UserError, match=f"Yielding .*{told}"):
+    with pytest.raises(UserError, match=f"Yielding .*{message}"):
         require_text(method, request, tokens)
     for right in ([1, 2, 5], [1, 2, 5, 6, 7, 8], [1, 2]):
         require_text(method, request, right)
