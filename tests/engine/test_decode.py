@@ -35,6 +35,7 @@ from bild_lab.engine.session import (
     Rows,
     Scores,
     Session,
+    SessionOptions,
     as_rows,
 )
 from bild_lab.engine.trace import Trace
@@ -317,8 +318,8 @@ def test_a_method_is_what_its_parts_are() -> None:
     assert lossless == [True, False, False, False]
 
 
-class Noted(NoDraft):
-    """Drafts one wrong token, and notes what it receives."""
+class NotingDrafter(NoDraft):
+    """Drafts one wrong token and a probe, and notes what it receives."""
 
     def __init__(self, target: Model) -> None:
         self.received: list[tuple] = []
@@ -340,52 +341,71 @@ class Noted(NoDraft):
         self.received.append((draft.token_list, scores.logits.shape[0], verdict.next_token))
 
 
+class NotingRule(ExactMatch):
+    """Notes the tokens and the rows of each round, and how many rows it judges."""
+
+    required_outputs = OutputSpec(head_input=True)
+
+    def __init__(self) -> None:
+        self.rounds: list[tuple[list[int], int]] = []
+        self.judged: list[int] = []
+
+    def in_round(self, tokens: list[int], scores: Scores) -> Acceptance:
+        self.rounds.append((list(tokens), scores.logits.shape[0]))
+        return self
+
+    def __call__(self, draft: Draft, logits: Tensor, request: Request) -> Verdict:
+        self.judged.append(logits.shape[0])
+        return super().__call__(draft, logits, request)
+
+
+class NotingTarget(StubModel):
+    """Notes how its sessions are started, and which outputs they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(copying(1))
+        self.starts: list[tuple[int, SessionOptions]] = []
+        self.output_specs: list[OutputSpec] = []
+
+    def start(self, source: Source, room: int, session_options: SessionOptions) -> NotingSession:
+        self.starts.append((room, session_options))
+        return NotingSession(self, list(source.prompt[:-1]))
+
+
+class NotingSession(StubSession):
+    def extend(self, rows: Rows, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
+        self._model.output_specs.append(output_spec)
+        return super().extend(rows, output_spec)
+
+
 @pytest.mark.parametrize("streamed", [True, False])
 def test_each_part_gets_what_it_asks_for(streamed: bool) -> None:
     """A rule that reads the round sees the committed tokens and all scores, but judges none of the
     probes.
     """
-    wanted, read, judged, started = [], [], [], []
-
-    class Reading(ExactMatch):
-        required_outputs = OutputSpec(head_input=True)
-
-        def in_round(self, tokens: list[int], scores: Scores) -> Acceptance:
-            read.append((list(tokens), scores.logits.shape[0]))
-
-            def judge(draft: Draft, logits: Tensor, request: Request) -> Verdict:
-                judged.append(logits.shape[0])
-                return ExactMatch()(draft, logits, request)
-
-            return judge
-
-    class Session(StubSession):
-        def extend(self, rows: Rows, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
-            wanted.append(output_spec)
-            return super().extend(rows, output_spec)
-
-    target = StubModel(copying(1))
-    target.start = lambda source, *rest: (
-        started.append(rest) or Session(target, list(source.prompt[:-1]))
-    )
-    drafter, request = Noted(target), Request(Source((4, 5)), Limits(2, 3))
-    method, trace = DraftThenVerify(target, drafter, Reading()), Trace()
+    target, rule = NotingTarget(), NotingRule()
+    drafter, request = NotingDrafter(target), Request(Source((4, 5)), Limits(2, 3))
+    method, trace = DraftThenVerify(target, drafter, rule), Trace()
     if streamed:
         assert list(method.stream(request, trace)) == [[6], [7], [8]]
     else:
         assert method.decode(request, trace) == [4, 5, 6, 7, 8]
-    ((room, session_options),) = started
+    ((room, session_options),) = target.starts
     assert room == 3 and session_options.forwards is trace.forwards
-    assert [each[0] for each in drafter.received[:2]] == ["prepare", "start"]
-    assert drafter.received[0][1] is drafter.received[1][1] is request and isinstance(
-        drafter.received[1][2], Session
-    )
-    assert drafter.received[2:] == [([5], 3, 6), ([6], 3, 7), ([7], 3, 8)]
-    assert read == [([4, 5], 3), ([4, 5, 6], 3), ([4, 5, 6, 7], 3)]
-    assert judged == [2] * 3
-    assert wanted == [OutputSpec(head_input=True)] * 3
-    DraftThenVerify(target, drafter, ExactMatch()).decode(request, Trace())
-    assert wanted[3:] == [ALL_LOGITS] * 3
+    prepared, started, *rounds = drafter.received
+    assert prepared == ("prepare", request) and prepared[1] is request
+    assert started[:2] == ("start", request) and started[1] is request
+    assert isinstance(started[2], NotingSession)
+    assert rounds == [([5], 3, 6), ([6], 3, 7), ([7], 3, 8)]
+    assert rule.rounds == [([4, 5], 3), ([4, 5, 6], 3), ([4, 5, 6, 7], 3)]
+    assert rule.judged == [2] * 3
+    assert target.output_specs == [OutputSpec(head_input=True)] * 3
+
+
+def test_a_rule_that_asks_for_nothing_gets_logits_alone() -> None:
+    target, request = NotingTarget(), Request(Source((4, 5)), Limits(2, 3))
+    DraftThenVerify(target, NotingDrafter(target), ExactMatch()).decode(request, Trace())
+    assert target.output_specs == [ALL_LOGITS] * 3
 
 
 def test_drafts_keep_to_the_positions_that_are_left() -> None:
