@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from bild_lab.engine.session import LoadedModel
 
-# where checkpoints keep the layers: apart, or behind the last layer of the model
-APART = re.compile(r"^mtp\.(?:layers\.(\d+)\.)?")
-BEHIND = re.compile(r"^(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
+# how checkpoints name the layers: by themselves, or with numbers after those of the model
+SEPARATE_LAYER = re.compile(r"^mtp\.(?:layers\.(\d+)\.)?")
+NUMBERED_LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
 # copies of the target's embedding and head
 SHARED = re.compile(r"(?:^|\.)(?:embed_tokens|shared_head\.head|lm_head)\.weight$")
 # what a target and the checkpoint of the layers have in common
@@ -243,12 +243,12 @@ def layer_names(stored: StoredWeights, target_depth: int) -> tuple[list[str], in
     """
     names, layers = [], {-1}
     for name in stored.shapes:
-        if apart := APART.match(name):
+        if separate := SEPARATE_LAYER.match(name):
             names.append(name)
-            layers.add(int(apart[1] or 0))
-        elif (behind := BEHIND.match(name)) and int(behind[1]) >= target_depth:
+            layers.add(int(separate[1] or 0))
+        elif (numbered := NUMBERED_LAYER.match(name)) and int(numbered[1]) >= target_depth:
             names.append(name)
-            layers.add(int(behind[1]) - target_depth)
+            layers.add(int(numbered[1]) - target_depth)
     return names, max(layers) + 1
 
 
@@ -275,7 +275,7 @@ def _read_model(
     outline.config.name_or_path = source.location if source.in_folder else str(source.files)
     # what it reads: patterns, of which it drops those with the number of one of the target's layers
     outline._keys_to_ignore_on_load_unexpected = list(
-        {r"^mtp\." if APART.match(name) else rf"^{re.escape(name)}$" for name in names}
+        {r"^mtp\." if SEPARATE_LAYER.match(name) else rf"^{re.escape(name)}$" for name in names}
     )
     try:
         with no_progress_bars():

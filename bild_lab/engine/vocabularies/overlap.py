@@ -90,7 +90,7 @@ class VocabularyOverlap:
         if token in self.shared:
             return [self.shared[token]]
         text = self.target.pieces.written.get(token, b"")
-        return self.draft.pieces.tokens(text, behind=True) or [self._placeholder]
+        return self.draft.pieces.tokens(text, continues=True) or [self._placeholder]
 
     @cached_property
     def most_draft_tokens(self) -> int:
@@ -136,7 +136,7 @@ class VocabularyOverlap:
                 text = self.target.pieces.text(run)
                 if not draft_tokens and self.target.pieces.adds_space:  # to the first word
                     text = text.removeprefix(b" ")
-                draft_tokens += self.draft.pieces.tokens(text, behind=bool(draft_tokens))
+                draft_tokens += self.draft.pieces.tokens(text, continues=bool(draft_tokens))
             else:
                 draft_tokens += [self._special[token] for token in run if token in self._special]
         return draft_tokens

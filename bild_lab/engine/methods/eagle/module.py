@@ -52,8 +52,11 @@ if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
 
 EAGLE, EAGLE3 = "eagle", "eagle3"
-JOINED, APART = "joined", "apart"  # by one norm over all states, or by one a layer
-STATE_NORMS = {JOINED: "norm_before_fc", APART: "fc_norm"}  # as speculators' configuration says
+JOINT_NORM, LAYER_NORMS = "joined", "apart"  # one norm over all states, or one for each layer
+STATE_NORMS = {
+    JOINT_NORM: "norm_before_fc",
+    LAYER_NORMS: "fc_norm",
+}  # as speculators' configuration says
 VARIANTS = (EAGLE, EAGLE3)
 TRAIN = (
     "python scripts/train_module.py module=eagle name=eagle model.path=DIR dataset=NAME"
@@ -100,7 +103,7 @@ class EagleConfig:
     draft_vocabulary: how many tokens its head knows; None for the target's head.
     bias: of the fusion and of queries, keys and values, in this order.
     normed_residual: the residual sum starts from the normed states.
-    state_norm: the target's states are normed before their fusion, JOINED or APART; None: as they
+    state_norm: the target's states are normed before their fusion, JOINT_NORM or LAYER_NORMS; None: as they
         are.
     feeds_normed: the layer's output is normed before it goes to the head and back into the layer
         (EAGLE-3.1).
@@ -151,9 +154,9 @@ class Eagle(BesideTarget):
             self.input_layernorm = nn.Parameter(torch.ones(dim))
             self.hidden_norm = nn.Parameter(torch.ones(dim))
             self.norm = nn.Parameter(torch.ones(dim))
-            if config.state_norm == JOINED:
+            if config.state_norm == JOINT_NORM:
                 self.input_norm = nn.Parameter(torch.ones(states))
-            elif config.state_norm == APART:
+            elif config.state_norm == LAYER_NORMS:
                 target_layers = config.target_layers
                 norms = [nn.Parameter(torch.ones(config.target_size)) for _ in target_layers]
                 self.fc_norm = nn.ParameterList(norms)
@@ -204,9 +207,9 @@ class Eagle(BesideTarget):
         states = states.to(self.fc.weight.dtype)
         if self.config.variant == EAGLE:
             return states
-        if self.config.state_norm == JOINED:
+        if self.config.state_norm == JOINT_NORM:
             states = self.normed(states, self.input_norm)
-        elif self.config.state_norm == APART:
+        elif self.config.state_norm == LAYER_NORMS:
             by_layer = states.chunk(len(self.fc_norm), -1)
             normed = [
                 self.normed(layer_states, norm)
@@ -353,8 +356,8 @@ def _own_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _state_norm(weights: Mapping[str, Tensor]) -> str | None:
     """Which norm of the target's states these weights hold."""
     if "input_norm" in weights:
-        return JOINED
-    return APART if any(name.startswith("fc_norm.") for name in weights) else None
+        return JOINT_NORM
+    return LAYER_NORMS if any(name.startswith("fc_norm.") for name in weights) else None
 
 
 def _released_name(name: str, prefix: str) -> str:

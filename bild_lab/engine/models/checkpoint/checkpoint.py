@@ -297,8 +297,8 @@ class Checkpoint:
     def rows(self) -> int:
         """How many tokens the decoder embeds."""
         # models whose encoder has another vocabulary say so
-        apart = getattr(self.config, "decoder_vocab_size", None)
-        return apart or self.config.get_text_config(decoder=True).vocab_size
+        decoder_rows = getattr(self.config, "decoder_vocab_size", None)
+        return decoder_rows or self.config.get_text_config(decoder=True).vocab_size
 
     @property
     def columns(self) -> int:
@@ -310,9 +310,9 @@ class Checkpoint:
         """How many tokens the encoder embeds; of a decoder-only model, how many a prompt may
         have.
         """
-        apart = getattr(self.config, "src_vocab_size", None)  # FSMT's
-        named = getattr(self.config.get_text_config(encoder=True), "vocab_size", None)
-        return apart or named or self.rows
+        source_rows = getattr(self.config, "src_vocab_size", None)  # FSMT's
+        encoder_rows = getattr(self.config.get_text_config(encoder=True), "vocab_size", None)
+        return source_rows or encoder_rows or self.rows
 
     @cached_property
     def one_vocabulary(self) -> bool:

@@ -9,6 +9,7 @@ logits are compared with those of one forward over the whole text without a cach
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -46,12 +47,12 @@ WINDOWS = (
 AFFORDABLE = {"cuda": 1e13}  # weights times rows of a forward that takes well below a second
 AFFORDABLE_ELSEWHERE = 1e10
 PROMPT = 4
-FED = 12  # rows behind the prompt that the checks feed, without the tree's
+FED = 12  # rows after the prompt that the checks feed, without the tree's
 # the parents of the tree, whose second branch lies far from its place in the text
 PARENTS = (-1, 0, 0, 0, 0, 0, 1, 5)
 LEFT, RIGHT = [0, 1, 6], [0, 5, 7]
 GROWN = 3  # rows of the tree that run in a forward before the others
-TREE = len(RIGHT) + 1  # the deepest branch, and a row behind it
+TREE = len(RIGHT) + 1  # the deepest branch, and a row after it
 
 REMEDIES = {
     TOGETHER: "use policy=vanilla or policy=hf_generate, which draft nothing",
@@ -59,7 +60,7 @@ REMEDIES = {
     KEPT: "use policy=vanilla or policy=hf_generate, which draft nothing",
     BRANCHING: "use a policy that drafts chains, such as speculative or prompt_lookup",
 }
-ELSE = (
+OTHER_REMEDY = (
     "use policy=hf_generate with measure.baseline=hf_generate, which is decoding by Transformers"
     " itself"
 )
@@ -93,7 +94,7 @@ class Outcome:
             return f"{name}: {self.problem}"
         return (
             f"a session of {name} ({model_type}) must give the model's own logits, but"
-            f" {self.failed} {self.problem}; {REMEDIES.get(self.failed, ELSE)}"
+            f" {self.failed} {self.problem}; {REMEDIES.get(self.failed, OTHER_REMEDY)}"
         )
 
 
@@ -293,23 +294,20 @@ def prompt_length(module: PreTrainedModel) -> int:
     if affordable.
     """
     config = module.config.get_text_config(decoder=True)
-    behind = FED + TREE
+    # 1. the longest prompt that leaves positions for the rows after it, and time
     max_positions = max_session_positions(module)
-    room = behind + PROMPT if max_positions is None else max(behind + 1, max_positions)
-    short = 1 if module.config.is_encoder_decoder else min(PROMPT, room - behind)
+    longest = math.inf if max_positions is None else max(1, max_positions - FED - TREE)
+    shortest = 1 if module.config.is_encoder_decoder else int(min(PROMPT, longest))
     weights = sum(weight.numel() for weight in module.parameters())
     affordable = AFFORDABLE.get(module.device.type, AFFORDABLE_ELSEWHERE) / weights
+    # 2. the lengths after which a window, a chunk or the original context ends
     lengths = {window + 2 for window in counts_in(config, WINDOWS)}
     if (chunk := getattr(config, "attention_chunk_size", None)) is not None:
         lengths.add(chunk * (2 + FED // chunk) - FED - 1)  # the tree's first row ends a chunk
     if (context := original_context(config)) is not None:
         lengths.add(context + 2)
-    fitting = [
-        length
-        for length in lengths
-        if length <= affordable and (max_positions is None or length + behind <= max_positions)
-    ]
-    return max([short, *fitting])
+    fitting = [length for length in lengths if length <= min(affordable, longest)]
+    return max([shortest, *fitting])
 
 
 def source_tokens(module: PreTrainedModel) -> list[int]:
