@@ -34,7 +34,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, first_line, require_flag
 
 PROGRAM_TOKENS = 32  # how many one program decodes
-# with stop strings, which no program knows: what it decodes behind one is lost
+# with stop strings, which no program knows: what it decodes after one is lost
 PROGRAM_TOKENS_BEFORE_STOP = 8
 
 

@@ -30,7 +30,7 @@ class Writer(Protocol):
         """The special tokens that no text shows, with their ids."""
 
     def continuation(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens add behind a prompt."""
+        """The text that these tokens add after a prompt."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """Multi-token prediction (DeepSeek-V3, DeepSeek-AI, 2024, §2.2): layers that a checkpoint brings along
-behind those of the model, as DeepSeek's, GLM's and Qwen3.5's do, draft.
+after those of the model, as DeepSeek's, GLM's and Qwen3.5's do, draft.
 
 Layer j reads, at each position, the output of layer j − 1 there and the token j + 1 places later.
 Layer 0 reads the target's state after its final norm, as Transformers and vLLM pass it on.

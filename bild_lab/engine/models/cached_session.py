@@ -200,7 +200,7 @@ class CachedSession:
         rows = as_rows(rows)
         if rows.position is not None:
             self.prefill()
-        # 1. the rows, behind those of the prompt that have not run
+        # 1. the rows, after those of the prompt that have not run
         tokens, tree = on_device(rows.tokens, self.layers.device), rows.tree
         count = tokens.shape[0]
         prompt_count = len(self._pending) if rows.states is None else 0

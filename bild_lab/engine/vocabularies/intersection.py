@@ -80,7 +80,7 @@ class IntersectionSession(SessionOver):
                 f"{self._overlap.draft.path} has another vocabulary than the target and drafts by"
                 " its scores alone; choose a draft model with the target's tokenizer"
             )
-        # 1. the draft model's rows for each token, behind those of the tree's earlier rows
+        # 1. the draft model's rows for each token, after those of the tree's earlier rows
         tokens = rows.token_list
         self._base = len(self._ends) - rows.earlier
         draft_tokens = [
@@ -151,14 +151,14 @@ class IntersectionSession(SessionOver):
         return left is None or drafted <= left
 
     def room(self, rows: Sequence[int]) -> int | None:
-        """How many tokens have positions behind these, whatever tokens they are; negative where
+        """How many tokens have positions after these, whatever tokens they are; negative where
         these have none themselves, None for any number.
         """
         left = self._left_behind(rows)
         return None if left is None else left // self._overlap.most_draft_tokens
 
     def _left_behind(self, rows: Sequence[int]) -> int | None:
-        """How many of the draft model's positions are left behind these tokens."""
+        """How many of the draft model's positions are left after these tokens."""
         if self._positions is None:
             return None
         places = enumerate(rows, start=len(self._ends))

@@ -103,7 +103,7 @@ class SpeculativeDrafter(Drafter):
         self._drafter.rollback(length)
 
     def _room(self, text: list[int]) -> int | None:
-        """How many tokens of the inner drafter the middle model has positions for behind the text.
+        """How many tokens of the inner drafter the middle model has positions for after the text.
 
         The text alone decides it: where drafted tokens did, those that are left would have another
         distribution than q.

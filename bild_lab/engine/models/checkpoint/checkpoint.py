@@ -428,7 +428,7 @@ class Checkpoint:
         return bool(ids) and ids[-1] in self.end_tokens
 
     def continuation(self, tokens: Sequence[int]) -> str:
-        """What new tokens write behind a prompt, without special tokens.
+        """What new tokens write after a prompt, without special tokens.
 
         Leading spaces are kept.
         """

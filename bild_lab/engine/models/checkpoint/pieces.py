@@ -72,7 +72,7 @@ class Pieces:
 
     @cached_property
     def template(self) -> tuple[list[int], list[int]]:
-        """The special tokens that the tokenizer puts before and behind a text."""
+        """The special tokens that the tokenizer puts before and after a text."""
         plain = self.encode("a")
         with_special = self._tokenizer("a", verbose=False)["input_ids"]
         start = len(with_special)  # where the text begins among the special tokens
@@ -123,7 +123,7 @@ class Pieces:
         # 1. the tokenizer adds the space itself
         if text[0] == " " and self._is_written(without_space := self.encode(text[1:]), text):
             return without_space
-        # 2. the tokens of the text behind another one
+        # 2. the tokens of the text after another one
         for anchor in ANCHORS:
             anchor_tokens = self.encode(anchor)
             both = self.encode(anchor + text)

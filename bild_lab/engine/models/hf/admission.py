@@ -228,7 +228,7 @@ class SessionCheck:
         yield self._difference(self._session.extend([next_token]).logits, expected[-1:])
 
     def _feed(self, count: int, wrong: int = 0) -> float:
-        """Feed the next rows of the text and some wrong ones behind them, and compare."""
+        """Feed the next rows of the text and some wrong ones after them, and compare."""
         rows = [*self.text[self._fed_count : self._fed_count + count], *self._other_tokens[:wrong]]
         expected = self._expected[self._fed_count : self._fed_count + count]
         self._fed_count += count
@@ -290,7 +290,7 @@ def input_device(module: PreTrainedModel) -> torch.device:
 
 
 def prompt_length(module: PreTrainedModel) -> int:
-    """A prompt long enough that the rows behind it are beyond the windows and the original context,
+    """A prompt long enough that the rows after it are beyond the windows and the original context,
     if affordable.
     """
     config = module.config.get_text_config(decoder=True)

@@ -28,7 +28,7 @@ from bild_lab.engine.models.hf.module_layers import cache_name
 from bild_lab.engine.models.hf.positions import max_session_positions
 
 PADDING = 8  # tokens beside the shorter text
-NEW_TOKENS = 4  # that are compared, as padding may be read at the prompt or behind it
+NEW_TOKENS = 4  # that are compared, as padding may be read at the prompt or after it
 
 
 def with_settings(module: PreTrainedModel, settings: GenerationConfig) -> PreTrainedModel:

@@ -47,7 +47,7 @@ class ModuleLayers(Layers):
     """A module's decoder layers and the cache of one sequence. A prefix fills the cache's first
     slots.
 
-    one_by_one: run rows behind the prompt each in a forward of its own, for a recurrent module that
+    one_by_one: run rows after the prompt each in a forward of its own, for a recurrent module that
     begins several rows from an empty state. bias: added to the scores (`head_bias`). Raises
     UserError for a module that takes no cache.
     """
@@ -136,7 +136,7 @@ class ModuleLayers(Layers):
         )
 
     def _run_from_state(self, forward_pass: ForwardPass, snapshots: Snapshots) -> Scores:
-        """Run a chain through layers whose states cannot be cut, behind the rows that have to run
+        """Run a chain through layers whose states cannot be cut, after the rows that have to run
         again.
         """
         if forward_pass.tree is not None or self.reserved:

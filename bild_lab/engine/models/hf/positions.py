@@ -18,9 +18,9 @@ POSITIONS = (
     "max_decoder_position_embeddings",
 )
 TABLES = ("pos", "wpe")  # in the name of a table of positions
-# whose modules compute a bias for so many positions, and end with an error behind them
+# whose modules compute a bias for so many positions, and end with an error after them
 BIASED = {"mpt": "max_seq_len"}
-# a parameter of decoders that predict several tokens at once, and also read the position behind each
+# a parameter of decoders that predict several tokens at once, and also read the position after each
 # row's: ProphetNet's
 AHEAD = "ngram_embeddings"
 OFFSET = 2  # some tables begin with rows for padding
