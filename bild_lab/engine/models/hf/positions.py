@@ -18,7 +18,7 @@ POSITIONS = (
     "max_decoder_position_embeddings",
 )
 TABLES = ("pos", "wpe")  # in the name of a table of positions
-# whose modules compute a bias for so many positions, and end with an error after them
+# whose modules compute a bias for so many positions, and end with an error beyond them
 BIASED = {"mpt": "max_seq_len"}
 # a parameter of decoders that predict several tokens at once, and also read the position after each
 # row's: ProphetNet's

@@ -292,7 +292,7 @@ class ForwardPlan:
             inner=zeros(MAX_ROWS, stack.hidden, dtype=self.dtype),
             states=zeros(MAX_ROWS, self.dim),
             hidden=zeros(len(stack.layers), MAX_ROWS, self.dim),
-            # the last tile of a product may reach after its outputs
+            # the last tile of a product may reach beyond its outputs
             scratch=zeros(scratch_parts * MAX_ROWS * (widest + 256)),
             tickets=zeros(
                 max(MAX_ROWS // 8 * (widest // 16 + 1), MAX_ROWS * stack.heads),

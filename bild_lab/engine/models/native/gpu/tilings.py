@@ -48,7 +48,7 @@ class Tiling(NamedTuple):
         return 16 if self.ways == 1 else 8
 
     def divides(self, inputs: int) -> bool:
-        """Whether no step reaches after the inputs."""
+        """Whether no step reaches beyond the inputs."""
         step = self.block_k * self.ways
         return step * self.split == inputs if self.resident else inputs % step == 0
 
