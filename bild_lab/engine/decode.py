@@ -136,8 +136,8 @@ class DraftThenVerify(TokenLoop):
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
-        """As a stream; a target without a draft decodes several tokens at once on an accelerator,
-        where it would wait for the host after each.
+        """The prompt's tokens, and those of all rounds. A target without a draft decodes several
+        tokens at once on an accelerator, where it would wait for the host after each.
 
         Texts of a batch go on token by token, so that a new text begins as soon as one has ended.
         """

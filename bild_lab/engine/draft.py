@@ -117,7 +117,8 @@ class Draft:
 
         Tokens and parents are copied along, so a round waits for the device only once.
         """
-        unread: dict[str, Tensor] = {}  # by the cached property that holds the list
+        # what is still on the device, by the cached property that will hold the list
+        unread: dict[str, Tensor] = {}
         if "token_list" not in self.__dict__:
             unread["token_list"] = self.tokens
         parents_on_device = self.parents is not None and self.known_parents is None

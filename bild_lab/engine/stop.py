@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 UNFINISHED = "\ufffd"  # what a tokenizer writes for a part of a character
 # by how many tokens the part that is decoded grows, so that neighbouring tokens decode the same parts
 TOKEN_STEP = 8
-UNSURE_CHARACTERS = 8  # that a tokenizer may write otherwise at the beginning of a part
+# how many characters a tokenizer may write otherwise at the beginning of a part
+UNSURE_CHARACTERS = 8
 CACHED_PARTS = 64  # decoded parts that are remembered
 
 

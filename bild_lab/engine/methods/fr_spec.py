@@ -114,7 +114,7 @@ class NarrowModel:
     def start(
         self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
     ) -> Session:
-        if isinstance(self.model, TargetLayers):  # whose scores have been processed
+        if isinstance(self.model, TargetLayers):  # the target has processed its scores
             return NarrowSession(self.model.start(source, room, session_options), self.vocabulary)
         session = self.model.start(replace(source, processors=None), room, session_options)
         return processed(NarrowSession(session, self.vocabulary), source)

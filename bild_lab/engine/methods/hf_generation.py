@@ -296,7 +296,8 @@ def generate(
         options["logits_processor"] = processors
     options |= stopping_options(requests, prompt_width)
     # 3. the texts
-    with drawing_from(longest.generator, target.device):  # of a text that is sampled, and so alone
+    # a text that is sampled is alone in its batch
+    with drawing_from(longest.generator, target.device):
         texts = module.generate(**options).tolist()
     return [
         request.limits.append(list(request.source.prompt), text[prompt_width:])

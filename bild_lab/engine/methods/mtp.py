@@ -136,8 +136,8 @@ class MtpDrafter(Drafter):
         self._request, self._forwards = request, target.forwards
         self._cache = SlotCache(self._heads.config)
         used = min(self._heads.depth, self._window)
-        # of each layer: how many rows of it are those of committed tokens, and the states of
-        # committed tokens that the rows after these read
+        # for each layer: how many of its rows are those of committed tokens, and the states of
+        # committed tokens that its next rows read
         self._lengths = [0] * used
         self._states: list[list[Tensor]] = [[] for _ in range(used)]
 
@@ -177,7 +177,7 @@ class MtpDrafter(Drafter):
         """
         start, stop = self._lengths[layer], committed - 1
         states = committed_states = torch.cat(self._states[layer])
-        if missing := stop - start - len(states):  # those that come from drafted tokens
+        if missing := stop - start - len(states):  # states of drafted tokens
             states = torch.cat([states, outputs[-missing:]])
         result = self._run(layer, text[start + layer + 1 :], states, start)
         staying = max(stop - layer - start, 0)
@@ -273,7 +273,7 @@ def _read_model(
     _describe_layers(outline.config, depth)
     outline.config.dtype = dtype
     outline.config.name_or_path = source.location if source.in_folder else str(source.files)
-    # what it reads: patterns, of which it drops those with the number of one of the target's layers
+    # Transformers reads these patterns, and drops those with the number of a layer of the target
     outline._keys_to_ignore_on_load_unexpected = list(
         {r"^mtp\." if SEPARATE_LAYER.match(name) else rf"^{re.escape(name)}$" for name in names}
     )
@@ -285,7 +285,7 @@ def _read_model(
             f"transformers cannot read the layers of multi-token prediction of {source.path}"
             f" ({checkpoint.config.model_type}): {first_line(error)}; {REMEDY}"
         ) from error
-    # of the outline: without numbers, or with none of theirs
+    # these came from the outline, whose tensors hold no numbers of the checkpoint
     model.embed_tokens = model.shared_head = None
     if (rotary := getattr(outline.get_decoder(), "rotary_emb", None)) is not None:
         model.rotary_emb = type(rotary)(outline.config.get_text_config(decoder=True))

@@ -25,7 +25,7 @@ from bild_lab.files import FilePath
 LINES = "each line must be a JSON object with prompt and answer, each text or a list of token ids"
 KEYS = ("prompt", "answer")
 SHOWN = 60  # characters of a prompt in a message
-CHARACTER_BYTES = 4  # of UTF-8, at most
+CHARACTER_BYTES = 4  # the most that UTF-8 takes for a character
 
 
 @dataclass(frozen=True)

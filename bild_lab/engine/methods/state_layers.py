@@ -22,8 +22,8 @@ from bild_lab.engine.session import LoadedModel, on_device
 def states_of_text(
     states: Float[Tensor, "n states"], draft: Draft, verdict: Verdict
 ) -> Float[Tensor, "m states"]:
-    """Of all rows of a target's forward, those of the text: of the prompt, in a first one, of the
-    last committed token and of the accepted ones.
+    """The states of the text among those of all rows of a target's forward: of the prompt, if it ran
+    in this forward, of the last committed token and of the accepted ones.
     """
     # another drafter's probes come after its draft
     probe_count = 0 if draft.probes is None else len(draft.probes)

@@ -85,9 +85,10 @@ class ProcessedSession(SessionOver):
     ) -> None:
         super().__init__(session)
         self._processors = processors
-        self._text = list(prompt[:-1])  # by position
-        self._base = 0  # the position of the first of these rows:
-        self._fed: list[int] = []  # the last extend's, or the whole tree's
+        self._text = list(prompt[:-1])  # the token at each position
+        # the tokens of the last extend, or of the whole tree, and the position of the first
+        self._fed: list[int] = []
+        self._base = 0
 
     @torch.inference_mode()
     def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
@@ -125,7 +126,7 @@ class ProcessedSession(SessionOver):
         for place, row in enumerate(range(len(self._fed) - count, len(self._fed))):
             if row >= 0 and self._fed[row] >= width:  # a probe
                 continue
-            if row < 0:  # of the prompt, from its end
+            if row < 0:  # a row of the prompt, counted from its end
                 text = self._text[: self._base + row + 1]
             else:
                 text = [*self._text[: self._base], *branch(row, parents, self._fed)]

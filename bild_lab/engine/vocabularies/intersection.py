@@ -59,8 +59,9 @@ class IntersectionSession(SessionOver):
         self._last_of_prompt = draft_source.prompt[-1]
         # after the prompt, where each token's rows end in the draft model's text
         self._ends: list[int] = []
-        self._base = 0  # of the last extend, or the tree, the first token
-        self._spans: list[list[int]] = []  # its tokens' rows
+        # the rows of each token of the last extend, or of the tree, and the place of the first token
+        self._spans: list[list[int]] = []
+        self._base = 0
         pairs = sorted(overlap.shared.items())
         self._shared = tuple(
             torch.tensor(side, device=draft_source.device) for side in zip(*pairs, strict=True)

@@ -134,7 +134,8 @@ class VocabularyOverlap:
         ):
             if ordinary:
                 text = self.target.pieces.text(run)
-                if not draft_tokens and self.target.pieces.adds_space:  # to the first word
+                # before the first word
+                if not draft_tokens and self.target.pieces.adds_space:
                     text = text.removeprefix(b" ")
                 draft_tokens += self.draft.pieces.tokens(text, continues=bool(draft_tokens))
             else:

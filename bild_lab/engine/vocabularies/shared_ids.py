@@ -67,7 +67,7 @@ class SharedIdModel:
             for piece, token in target.vocabulary.items()
             if draft.vocabulary.get(piece) == token < width
         ]
-        # which may have no piece
+        # end tokens may have no piece
         ends = [token for token in target.end_tokens & draft.end_tokens if token < width]
         return DraftVocabulary([*same, *ends], self.model.device)
 

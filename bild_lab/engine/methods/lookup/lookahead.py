@@ -100,7 +100,7 @@ class LookaheadDrafter(Drafter):
         """The pool's n-grams after this token as a tree: tokens and parents."""
         drafted: list[int] = []
         parents: list[int] = []
-        nodes: dict[tuple[int, int], int] = {}  # by parent and token
+        nodes: dict[tuple[int, int], int] = {}  # the node of each parent and token
         for ngram in reversed(self._pool.get(last_token, {})):
             parent = ROOT
             for token in ngram[:depth]:

@@ -62,9 +62,10 @@ class SuffixDrafter(Drafter):
         self._nothing = empty_draft(target.device)
         self._window, self._factor, self._min_prob = window, factor, min_prob
         self._files = corpus_files(corpus)
-        # by source, in the order in which these first came
+        # the answer to each source, in the order in which the sources first came
         self._answers: dict[Hashable, list[int]] = {}
-        self._idle: list[SuffixAutomaton] = []  # those of texts that have ended, for the next texts
+        # automata of texts that have ended, for the next texts
+        self._idle: list[SuffixAutomaton] = []
 
     def prepare(self, request: Request) -> None:
         """Read the corpus, and take in the answers to the texts before this one."""

@@ -458,7 +458,7 @@ class Checkpoint:
 
         Raises UserError if the checkpoint lacks any weight, or has two of one.
         """
-        _ = self.weight_files  # where each is looked for once
+        _ = self.weight_files  # looks for weights that two files store
         with no_progress_bars(), no_conversion_service():
             model, info = self._read(
                 "weights",
@@ -549,8 +549,8 @@ class Checkpoint:
         return [file for file in files if file.is_file()]
 
     def file_stamps(self) -> tuple[FileStamp, ...]:
-        """Of each file here that can be read for the model, as it is now; none for a hub id, whose
-        files never change.
+        """The stamp of each file here that can be read for the model, as it is now; none for a hub
+        id, whose files never change.
         """
         place = Path(self.location)
         files: list[Path] = []

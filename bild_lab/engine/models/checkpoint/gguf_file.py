@@ -58,7 +58,8 @@ SHORT = 1000  # longer lists, which are of the vocabulary, are passed over
 AGAIN = "download it again, or convert the model anew"
 OTHERWISE = "give the model's folder in Transformers' layout instead"
 
-MODEL_TYPES = {  # of Transformers, for llama.cpp's architectures; Mistral's is llama there
+# Transformers' model type for each architecture of llama.cpp, whose name for Mistral's is llama
+MODEL_TYPES = {
     "llama": ("llama", MODEL_ARCH.LLAMA),
     "qwen2": ("qwen2", MODEL_ARCH.QWEN2),
     "qwen3": ("qwen3", MODEL_ARCH.QWEN3),
@@ -72,7 +73,8 @@ NEEDED = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-# besides; a setting that is neither here nor zero changes the model in a way that nobody here knows
+# settings that are read besides; one that is neither here nor zero changes the model in a way that
+# is not known here
 READ = (
     "attention.head_count_kv attention.key_length attention.value_length attention.sliding_window"
     " attention.sliding_window_pattern rope.dimension_count rope.freq_base rope.freq_base_swa"
@@ -130,7 +132,7 @@ class PackedTensor:
             )
         return stored.reshape(shape)
 
-    @torch.inference_mode(False)  # which would hold for this thread alone
+    @torch.inference_mode(False)  # inference mode would hold for this thread alone
     def numbers(self, dtype: torch.dtype) -> Float[Tensor, "*shape"]:
         """What they stand for: computed in float32, a part of the rows at a time, then rounded."""
         blocks, width = self.blocks(), self.shape[-1]

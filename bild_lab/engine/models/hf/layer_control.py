@@ -243,7 +243,9 @@ class _Skipping(_InPlaceOf):
 
     index: int
     is_attention: bool
-    width: int | None = None  # of a tuple; T5's parts return the residual stream itself
+    # how many values its last answer had, if that was a tuple; T5's parts return the residual
+    # stream itself
+    width: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plan = _plan.get()

@@ -69,9 +69,9 @@ class HuggingFaceModel:
     # on each device, of a model that is spread over several
     parts: ClassVar[dict[str, int] | None] = None
 
-    # those of a decoder of ours, which the module then shares
+    # weights of a decoder of ours, which the module then shares
     lent: Weights | None = field(default=None, init=False)
-    # of the weights, once they are loaded
+    # what policies require of the weights, once they are loaded
     _checks: list[Callable[[PreTrainedModel, str], None]] = field(default_factory=list, init=False)
     # what its sessions were checked for, and whether they must run one row at a time
     _admitted: DraftShape | None = field(default=None, init=False)

@@ -18,7 +18,8 @@ POSITIONS = (
     "max_decoder_position_embeddings",
 )
 TABLES = ("pos", "wpe")  # in the name of a table of positions
-# whose modules compute a bias for so many positions, and end with an error beyond them
+# model types whose modules compute a bias for so many positions, and fail beyond them, with the
+# field that says how many
 BIASED = {"mpt": "max_seq_len"}
 # a parameter of decoders that predict several tokens at once, and also read the position after each
 # row's: ProphetNet's

@@ -157,7 +157,7 @@ class Workspace:
         self.source = source
         self._steps: dict[int, CompiledStep] = {}
         self._windows: dict[tuple[int, float, bool], list[WindowProgram]] = {}
-        self._tables: list[Sequence[Tensor]] = []  # that graphs read
+        self._tables: list[Sequence[Tensor]] = []  # tables that graphs read
         decoder.reach(capacity)
 
     def fits(self, capacity: int, source: int) -> bool:

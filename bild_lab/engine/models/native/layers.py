@@ -46,7 +46,7 @@ from bild_lab.engine.session import (
     on_device,
 )
 
-SPARE_ROWS = 64  # for the branches of a tree and drafts beyond the length limit
+SPARE_ROWS = 64  # room for the branches of a tree and drafts beyond the length limit
 # in a batch, a longer prompt runs by itself: PyTorch's matrix products depend on their number of
 # rows
 ALONE_ROWS = 64

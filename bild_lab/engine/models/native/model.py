@@ -77,8 +77,8 @@ class NativeModel:
         self.device = transformers.device
         self.dtype = transformers.dtype
         self.engine = "kernels" if kernels else "native"
-        self._workspace_steps = 0  # that were compiled so far
-        self._free: list[Workspace] = []
+        self._workspace_steps = 0  # how many steps of workspaces were compiled so far
+        self._free: list[Workspace] = []  # workspaces that no session uses
 
     @property
     def family(self) -> type[Decoder]:

@@ -208,7 +208,7 @@ def side_by_side(
     stop = max(text.stop for text in texts)
     n = len(texts)
     visible = torch.zeros(n, widest, stop, dtype=torch.bool, device=device)
-    visible[:, :, 0] = True  # of padded rows: a softmax over nothing is NaN
+    visible[:, :, 0] = True  # for padded rows: a softmax over nothing is NaN
     positions = torch.zeros(n, widest, dtype=torch.long, device=device)
     keys = torch.arange(stop, device=device).repeat(n, 1)
     row, slots, owner = [], [], []

@@ -26,8 +26,9 @@ from bild_lab.engine.models.native.stack import (
 from bild_lab.engine.models.placed_rows import PlacedRows
 
 MODEL_TYPES = ("t5", "mt5")
-BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # which all layers share
-# as `stack.py` names them
+# the relative position bias, which all layers share
+BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+# the configurations' activations as `stack.py` names them
 ACTIVATIONS = {"relu": "relu", "gelu_new": "gelu_tanh", "gelu": "gelu", "silu": "silu"}
 
 

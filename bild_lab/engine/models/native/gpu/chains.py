@@ -86,7 +86,7 @@ class KeptStates:
         )
 
     def later(self, steps: int, texts: int) -> Float[Tensor, "later texts dim"]:
-        """Of the forwards after the first, in a program of so many steps and texts."""
+        """Where the forwards after the first write, in a program of so many steps and texts."""
         shape = (steps - 1, texts, self.first.shape[1])
         return self._later[: math.prod(shape)].view(shape)
 

@@ -57,7 +57,7 @@ class TritonDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights that a token's forward reads, of keys and values none."""
+        """The size of all weights that a token's forward reads, without keys and values."""
         total = bytes_of(self.stack.head)
         for layer in self.stack.layers:
             members = [getattr(layer, field.name) for field in fields(layer)]
