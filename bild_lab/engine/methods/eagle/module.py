@@ -53,10 +53,8 @@ if TYPE_CHECKING:
 
 EAGLE, EAGLE3 = "eagle", "eagle3"
 JOINT_NORM, LAYER_NORMS = "joined", "apart"  # one norm over all states, or one for each layer
-STATE_NORMS = {
-    JOINT_NORM: "norm_before_fc",
-    LAYER_NORMS: "fc_norm",
-}  # as speculators' configuration says
+# the fields of speculators' configuration that say so
+STATE_NORMS = {JOINT_NORM: "norm_before_fc", LAYER_NORMS: "fc_norm"}
 VARIANTS = (EAGLE, EAGLE3)
 TRAIN = (
     "python scripts/train_module.py module=eagle name=eagle model.path=DIR dataset=NAME"
@@ -103,8 +101,8 @@ class EagleConfig:
     draft_vocabulary: how many tokens its head knows; None for the target's head.
     bias: of the fusion and of queries, keys and values, in this order.
     normed_residual: the residual sum starts from the normed states.
-    state_norm: the target's states are normed before their fusion, JOINT_NORM or LAYER_NORMS; None: as they
-        are.
+    state_norm: how the target's states are normed before their fusion, JOINT_NORM or LAYER_NORMS;
+        None: they are not.
     feeds_normed: the layer's output is normed before it goes to the head and back into the layer
         (EAGLE-3.1).
     head_norms: queries and keys are normed by head, as in Qwen3.
