@@ -148,7 +148,7 @@ class EagleSession:
             states, start = torch.cat(self._received), self._pairs
             self._received, self._pairs = [], start + count
         else:
-            start = self._pairs + len(tree) - count
+            start = self._pairs + rows.earlier
             states = self._outputs[tree.parents[-count:] + 1]
         outputs = self._run(tokens, states, start, tree)
         self._outputs = outputs[-1:] if tree is None else torch.cat([self._outputs, outputs])
