@@ -60,12 +60,11 @@ class StubSession:
         self, rows: Rows | Sequence[int] | Tensor, output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
         rows = as_rows(rows)
-        new = [int(token) for token in rows.tokens]
+        new = rows.token_list
         self._model.fed.extend(new)
         above = list(range(-1, len(new) - 1)) if rows.tree is None else rows.tree.parents.tolist()
-        earlier = len(above) - len(new)  # rows of the tree that ran before
-        self._rows = [*self._rows[len(self._rows) - earlier :], *new]
-        text = self._tokens[: len(self._tokens) - earlier]
+        self._rows = [*self._rows[len(self._rows) - rows.earlier :], *new]
+        text = self._tokens[: len(self._tokens) - rows.earlier]
         contexts: list[list[int]] = []
         for token, parent in zip(self._rows, above, strict=True):
             contexts.append([*(text if parent < 0 else contexts[parent]), token])

@@ -133,7 +133,7 @@ def _run_concurrently(
     return [BatchedText(*text, share_s) for text, share_s in zip(read_texts, shares, strict=True)]
 
 
-def shares_of(whole: float, weights: Sequence[float]) -> list[float]:
+def shares_of(amount: float, weights: Sequence[float]) -> list[float]:
     """What several texts took together, such as seconds, shared out by a weight of each, such as
     how long its answer was waited for; in equal shares where all weights are 0.
 
@@ -142,8 +142,8 @@ def shares_of(whole: float, weights: Sequence[float]) -> list[float]:
     """
     total = sum(weights)
     if not total:
-        return [whole / len(weights) for _ in weights]
-    return [whole * weight / total for weight in weights]
+        return [amount / len(weights) for _ in weights]
+    return [amount * weight / total for weight in weights]
 
 
 def arrival_times(rate: float | None, count: int) -> Float[np.ndarray, " count"] | None:
@@ -184,13 +184,16 @@ def require_batches(name: str, method: Method, models: Sequence[LoadedModel]) ->
             f"policy {name} decodes no batches, as a text learns from those that have ended before"
             " it; set runtime.batch=1, or keep=false where it has this knob"
         )
-    if (reason := why_not_in_batches(method, models)) is not None:
-        remedy = ""
-        if method.draft_shape is not None:
-            compiled = any(model.compiled for model in models)
-            remedy = ", or runtime.engine=auto for a model that runs natively"
-            remedy = ", or runtime.compile=auto" if compiled else remedy
-        raise UserError(f"policy {name} decodes no batches: {reason}; set runtime.batch=1{remedy}")
+    reason = why_not_in_batches(method, models)
+    if reason is None:
+        return
+    remedy = "set runtime.batch=1"
+    if method.draft_shape is not None:
+        if any(model.compiled for model in models):
+            remedy += ", or runtime.compile=auto"
+        else:
+            remedy += ", or runtime.engine=auto for a model that runs natively"
+    raise UserError(f"policy {name} decodes no batches: {reason}; {remedy}")
 
 
 def require_room(models: Iterable[LoadedModel], requests: Sequence[Request], batch: int) -> None:

@@ -25,9 +25,11 @@ class PendingOp:
     """An operation that a text waits for. Operations with equal keys run as one.
 
     model_size: operations of smaller models run first, so that the target waits until every text
-    needs it. run: takes the inputs of several texts and gives a result for each. input: of this
-    text. prefetchable: the operation depends on the text's source alone, so it may run before the
-    text has a slot in the batch.
+        needs it.
+    run: takes the inputs of several texts and gives a result for each.
+    input: of this text.
+    prefetchable: the operation depends on the text's source alone, so it may run before the text
+        has a slot in the batch.
     """
 
     key: Hashable
@@ -127,8 +129,9 @@ class Batch:
 class _Run:
     """One run of a batch.
 
-    active: texts that have a slot. prefetched: texts that have begun without a slot. begun: how
-    many loops have begun.
+    active: texts that have a slot.
+    prefetched: texts that have begun without a slot.
+    begun: how many loops have begun.
     """
 
     batch: Batch

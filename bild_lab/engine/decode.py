@@ -15,14 +15,8 @@ from typing import Protocol
 import torch
 
 from bild_lab.engine.batch_scheduler import current_batch
-from bild_lab.engine.draft import (
-    Draft,
-    Verdict,
-    empty_draft,
-    require_distributions,
-    require_draft,
-    require_verdict,
-)
+from bild_lab.engine.draft import Draft, Verdict, empty_draft
+from bild_lab.engine.draft_checks import require_distributions, require_draft, require_verdict
 from bild_lab.engine.protocols import Acceptance, Drafter, Method
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
@@ -39,8 +33,9 @@ from bild_lab.engine.session import (
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, first_line, require_flag
 
-PROGRAM_TOKENS = 32  # of one program
-PROGRAM_TOKENS_BEFORE_STOP = 8  # with stop strings, which no program knows: the rest is lost
+PROGRAM_TOKENS = 32  # how many one program decodes
+# with stop strings, which no program knows: what it decodes after one is lost
+PROGRAM_TOKENS_BEFORE_STOP = 8
 
 
 class TokenLoop(Method, Protocol):
@@ -63,16 +58,16 @@ class TokenLoop(Method, Protocol):
     def decode(self, request: Request, trace: Trace) -> list[int]:
         self.prepare(request)
         tokens = list(request.source.prompt)
-        for new_tokens in self._ending_rounds(request, trace):
+        for new_tokens in self._checked_rounds(request, trace):
             tokens += new_tokens
         return tokens
 
     @torch.inference_mode()
     def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
         self.prepare(request)
-        yield from self._ending_rounds(request, trace)
+        yield from self._checked_rounds(request, trace)
 
-    def _ending_rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+    def _checked_rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
         """The rounds. Raises UserError for one after which a text might never end: without a token,
         or beyond the length limit.
         """
@@ -141,8 +136,8 @@ class DraftThenVerify(TokenLoop):
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
-        """As a stream; a target without a draft decodes several tokens at once on an accelerator,
-        where it would wait for the host after each.
+        """The prompt's tokens, and those of all rounds. A target without a draft decodes several
+        tokens at once on an accelerator, where it would wait for the host after each.
 
         Texts of a batch go on token by token, so that a new text begins as soon as one has ended.
         """
@@ -180,16 +175,14 @@ class DraftThenVerify(TokenLoop):
         limits = request.limits
         tokens = list(request.source.prompt)
         with trace.span("prefill"):
-            options = SessionOptions(trace.forwards)
-            session = self.target.start(request.source, limits.max_new_tokens, options)
-            drafter = self.drafter.start(request, session)
+            session, drafter = self._start(request, trace)
 
         while not limits.reached(tokens):
             committed = len(tokens)
             # 1. the drafter proposes what may follow
             with trace.span("draft"):
                 draft = self._proposed(drafter, tokens, is_first=not trace.rounds)
-                draft = limits.fitting(draft, tokens)
+                draft = draft.up_to_depth(limits.positions_left(tokens))
             if not self.verify_tail:
                 drafted_text = limits.append(tokens, draft.token_list)
                 if limits.reached(drafted_text):
@@ -201,10 +194,7 @@ class DraftThenVerify(TokenLoop):
             # 2. the target scores it in one forward, and the rule says how much of it is accepted
             with trace.span("verify"):
                 scores = self._scored(session, draft, tokens[-1], request)
-                rule = self.acceptance.in_round(tokens, scores)
-                draft_logits = scores.logits[: len(draft) + 1]  # the rows of probes come last
-                verdict = rule(draft, draft_logits, request)
-                require_verdict(verdict, draft, draft_logits, type(self.acceptance).__name__)
+                verdict = self._judged(draft, scores, tokens, request)
 
             # 3. accepted rows stay in the target's cache, and the drafter follows
             session.keep(verdict.rows)
@@ -222,6 +212,12 @@ class DraftThenVerify(TokenLoop):
             if by_programs:
                 tokens = yield from tokens_by_programs(session, tokens, limits, trace)
                 by_programs = False
+
+    def _start(self, request: Request, trace: Trace) -> tuple[Session, Drafter]:
+        """The target's session of a text, and the drafter that drafts for it."""
+        room = request.limits.max_new_tokens
+        session = self.target.start(request.source, room, SessionOptions(trace.forwards))
+        return session, self.drafter.start(request, session)
 
     def _proposed(self, drafter: Drafter, tokens: list[int], is_first: bool) -> Draft:
         """The draft after these tokens. Raises UserError for what is no draft, and for a drafter that
@@ -257,6 +253,16 @@ class DraftThenVerify(TokenLoop):
                         f" cannot read ({first_line(error)}); draft token ids of its vocabulary"
                     ) from error
             raise
+
+    def _judged(self, draft: Draft, scores: Scores, tokens: list[int], request: Request) -> Verdict:
+        """What the rule decides about the draft after these tokens. Raises UserError for what is no
+        verdict on it.
+        """
+        rule = self.acceptance.in_round(tokens, scores)
+        draft_logits = scores.logits[: len(draft) + 1]  # the rows of probes come last
+        verdict = rule(draft, draft_logits, request)
+        require_verdict(verdict, draft, draft_logits, type(self.acceptance).__name__)
+        return verdict
 
     def _reads(self, token: int, source: Source) -> bool:
         """Whether the target can read this token after a source."""

@@ -17,11 +17,8 @@ from bild_lab.errors import UserError
 
 # statistics of a round, specific to a method: flags, numbers, or tuples of numbers
 Stats = Mapping[str, Any]
-# what a round records of every method, under names that no statistic may have
-ROUND_KEYS = frozenset({"drafted", "accepted", "next_token", "draft_calls"})
 
 ROOT = -1  # the parent of a node that follows the last committed token
-SAME_SUM = 1e-3  # how far from 1 a distribution's sum in float32 may be
 
 
 @dataclass(frozen=True)
@@ -31,23 +28,24 @@ class Draft:
     tokens: [n] on the model's device.
     parents: [n], parents[i] < i, or ROOT; None means a chain.
     probs: [n vocab], the distribution q that each token was sampled from; None: none was, and q is
-    one-hot.
+        one-hot.
     uniforms: [n] in [0, 1), float64, the random number that picked each token from its row of probs
-    (`sampling.pick`), so that a certificate can draw it again; None for tokens that were not drawn
-    in this way.
+        (`sampling.pick`), so that a certificate can draw it again; None for tokens that were not
+        drawn in this way.
     drawn_from: the model (`session.Model`) whose distribution each token was sampled from, if a
-    session of its own can tell.
+        session of its own can tell.
     calls: how many forwards the drafter ran for this draft.
-    unscaled_probs: [n vocab], the drafter's distribution at temperature 1, for a rule that needs it.
+    unscaled_probs: [n vocab], the drafter's distribution at temperature 1, for a rule that needs
+        it.
     probes: [p], token ids: BiTA's masks, at or beyond the vocabulary's size, or the window of
-    lookahead decoding. The target runs them after the others, and the drafter makes later drafts
-    from their scores. Acceptance rules and text rows do not see them, and they are never kept in
-    the cache.
+        lookahead decoding. The target runs them after the others, and the drafter makes later
+        drafts from their scores. Acceptance rules and text rows do not see them, and they are never
+        kept in the cache.
     shape: the tree of the last committed token, the nodes and the probes, to reuse a shape.
-    Required with probes.
+        Required with probes.
     stats: what else the drafter recorded, by name. A tuple has one number for each of its forwards.
     known_parents: the parents on the host, from a drafter that has them; else they are read from
-    the device.
+        the device.
     """
 
     tokens: Int[Tensor, " n"]
@@ -92,10 +90,10 @@ class Draft:
 
     def select(self, nodes: Sequence[int]) -> Draft:
         """The draft of these nodes alone, in order. With a node its parent must be among them."""
-        index = torch.tensor(nodes, dtype=torch.long, device=self.tokens.device)
+        indices = torch.tensor(nodes, dtype=torch.long, device=self.tokens.device)
 
         def selected(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.index_select(0, index.to(tensor.device))
+            return None if tensor is None else tensor.index_select(0, indices.to(tensor.device))
 
         parents = self.parents
         if parents is not None:
@@ -119,7 +117,8 @@ class Draft:
 
         Tokens and parents are copied along, so a round waits for the device only once.
         """
-        unread: dict[str, Tensor] = {}  # by the cached property that holds the list
+        # what is still on the device, by the cached property that will hold the list
+        unread: dict[str, Tensor] = {}
         if "token_list" not in self.__dict__:
             unread["token_list"] = self.tokens
         parents_on_device = self.parents is not None and self.known_parents is None
@@ -211,158 +210,6 @@ class Verdict:
                 raise UserError(
                     f"the next_token of a verdict is one token id, got {self.next_token!r}"
                 ) from error
-
-
-def require_statistics(stats: Stats) -> None:
-    """Raise UserError for statistics of a round that cannot be stored: under the name of what every
-    round records, and for a value or a part of it that is no plain number, flag or text.
-    """
-    if taken := sorted(ROUND_KEYS & stats.keys()):
-        raise UserError(
-            f"a round records {taken[0]!r} itself; give the statistic of the draft or verdict"
-            " another name"
-        )
-    for name, value in stats.items():
-        parts = value if isinstance(value, list | tuple) else (value,)
-        for part in parts:
-            if not isinstance(part, bool | int | float | str | list | tuple | dict | None):
-                raise UserError(
-                    f"the statistic {name!r} of a draft or verdict must be a number, a flag or a"
-                    f" tuple of numbers, got {type(part).__name__}; .tolist() makes numbers of a"
-                    " tensor"
-                )
-
-
-def require_draft(draft: Any, drafter_name: str, drafts_trees: bool) -> None:
-    """Raise UserError for what is no draft: another object, tokens that are no vector of ids, a
-    distribution missing or too many, a tree of a drafter that says it drafts none, and a node whose
-    parent is no node before it.
-
-    What is on an accelerator is not read for this, as that would wait for it.
-    """
-    if not isinstance(draft, Draft):
-        raise UserError(
-            f"{drafter_name} must draft a Draft, got {type(draft).__name__}; without a proposal it"
-            " returns empty_draft(device)"
-        )
-    tokens = draft.tokens
-    if not isinstance(tokens, Tensor) or tokens.dtype != torch.long or tokens.ndim != 1:
-        raise UserError(
-            f"{drafter_name} must draft a vector of token ids,"
-            f" torch.tensor(ids, dtype=torch.long, device=target.device), got {described(tokens)}"
-        )
-    for name, dimensions in (("probs", 2), ("unscaled_probs", 2), ("uniforms", 1)):
-        value = getattr(draft, name)
-        if value is None:
-            continue
-        is_tensor = isinstance(value, Tensor)
-        if not is_tensor or value.ndim != dimensions or len(value) != len(draft):
-            each = "a row of the vocabulary" if dimensions == 2 else "a number"
-            raise UserError(
-                f"{drafter_name} has drafted {len(draft)} tokens, so {name} must hold {each} for"
-                f" each of them, got {described(value)}"
-            )
-    parents = draft.parents
-    if parents is not None and (not isinstance(parents, Tensor) or parents.ndim != 1):
-        raise UserError(
-            f"{drafter_name} must draft parents as a vector, torch.tensor(parents), or as None for a"
-            f" chain, got {described(parents)}"
-        )
-    if parents is not None and not drafts_trees:
-        raise UserError(
-            f"{drafter_name} has drafted a tree, and says drafts_trees = False; say True, so that"
-            " rules and models that take chains alone are refused"
-        )
-    require_tree(draft, drafter_name)
-
-
-def described(value: Any) -> str:
-    """The shape and type of a tensor, or the type of another object."""
-    if isinstance(value, Tensor):
-        return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
-    return type(value).__name__
-
-
-def require_tree(draft: Draft, drafter_name: str) -> None:
-    """Raise UserError for a tree with a node whose parent is no node before it.
-
-    Parents that are on an accelerator alone are not read for this, as that would wait for it.
-    """
-    if draft.parents is None or (
-        draft.known_parents is None and draft.parents.device.type != "cpu"
-    ):
-        return
-    parents = draft.parent_list
-    if len(parents) != len(draft):
-        raise UserError(
-            f"{drafter_name} has drafted {len(draft)} tokens and {len(parents)} parents; give each"
-            " token one"
-        )
-    if (node := misplaced_node(parents)) is not None:
-        raise UserError(
-            f"{drafter_name} has drafted a tree in which node {node} has the parent {parents[node]};"
-            f" a parent is an earlier node, from 0 on, or {ROOT} for a node that follows the text"
-        )
-
-
-def require_distributions(draft: Draft, drafter_name: str) -> None:
-    """Raise UserError for a draft whose probs are no distributions. Those on an accelerator are
-    not read.
-    """
-    if draft.probs is None or draft.probs.device.type != "cpu" or not draft.probs.numel():
-        return
-    # in float32, as it is timed: float64 takes eight times as long
-    wide = torch.promote_types(draft.probs.dtype, torch.float32)
-    sums, least = draft.probs.sum(-1, dtype=wide).tolist(), draft.probs.amin(-1).tolist()
-    for node, (total, least_prob) in enumerate(zip(sums, least, strict=True)):
-        fault = ""
-        if not abs(total - 1) < SAME_SUM:  # NaN too
-            fault = f"sum to {total:g}"
-        elif least_prob < 0:
-            fault = f"go down to {least_prob:g}"
-        if fault:
-            raise UserError(
-                f"{drafter_name} has drafted token {node} from probs that {fault}; give the"
-                " distribution that the token was drawn from, such as"
-                " request.sampling.probs(logits)"
-            )
-
-
-def require_verdict(
-    verdict: Any, draft: Draft, logits: Float[Tensor, "n+1 vocab"], rule_name: str
-) -> None:
-    """Raise UserError for what is no verdict on this draft: another object, a path that does not
-    lead from the root down through the draft, and a next token beyond the vocabulary.
-    """
-    if not isinstance(verdict, Verdict):
-        raise UserError(
-            f"{rule_name} must return a Verdict, got {type(verdict).__name__};"
-            " Verdict(tuple(range(accepted)), next_token) accepts the first tokens of a chain"
-        )
-    path, size, vocabulary = verdict.path, len(draft), logits.shape[-1]
-    if draft.parents is None:
-        leads_down = len(path) <= size and path == tuple(range(len(path)))
-    else:
-        above = (ROOT, *path)
-        leads_down = all(
-            0 <= node < size and draft.parent_list[node] == parent
-            for parent, node in zip(above, path, strict=False)
-        )
-    if not leads_down:
-        raise UserError(
-            f"{rule_name} has accepted the nodes {list(path)} of a draft of {size} tokens; a path"
-            " begins at the root and leaves none out: 0, 1, 2 … of a chain, of a tree each node"
-            " under the one before it"
-        )
-    if not 0 <= verdict.next_token < vocabulary:
-        raise UserError(
-            f"{rule_name} must emit a token from 0 to {vocabulary - 1}, got {verdict.next_token}"
-        )
-
-
-def misplaced_node(parents: Sequence[int]) -> int | None:
-    """The first node whose parent is no node before it; None without one."""
-    return next((node for node, parent in enumerate(parents) if not ROOT <= parent < node), None)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ OF_SAMPLING: dict[str, tuple[Any, ...]] = {
     "top_h": (1.0,),
 }
 STOP_STRINGS = "stop_strings"
-# which read the encoder's ids as the text's own
+# fields whose processors read the encoder's ids as the text's own
 OF_SOURCES = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size")
 REFUSED = ("guidance_scale", "watermarking_config")
 STATEFUL = (

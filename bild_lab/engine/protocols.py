@@ -29,12 +29,13 @@ class Drafter(Protocol):
     rolls its inner drafter back whenever the target rejects a token. All tokens except the last are
     then unchanged. A draft continues the given tokens.
 
-    required_outputs: what it needs of the target's forwards. gives: which fields of its drafts it
-    fills for rules that need them, such as "unscaled_probs". greedy_only: it drafts for no sampled
-    text. learns_from_texts: what it drafts depends on earlier texts, which must have ended; a text
-    that comes again finds what it found the first time, as each is timed several times.
+    required_outputs: what it needs of the target's forwards.
+    gives: which fields of its drafts it fills for rules that need them, such as "unscaled_probs".
+    greedy_only: it drafts for no sampled text.
+    learns_from_texts: what it drafts depends on earlier texts, which must have ended; a text that
+        comes again finds what it found the first time, as each is timed several times.
     hybrid_places: which of a `HybridDrafter`'s two drafters it can be. A drafter with rows of its
-    own in the target's forward cannot be the first: they do not run where the second drafts.
+        own in the target's forward cannot be the first: they do not run where the second drafts.
     runs_target_layers: its drafts run layers of the target, which first run the prompt.
     """
 
@@ -91,8 +92,10 @@ class Acceptance(Protocol):
 
     Row 0 of the logits scores the token after the root, row i + 1 the token after node i. This is
     the base of all rules, which need only write what they change.
-    needs: fields of the draft that its drafter must fill. required_outputs: what it needs of the
-    target's forward, besides what the drafter needs. greedy_only: it has no rule for sampled texts.
+
+    needs: fields of the draft that its drafter must fill.
+    required_outputs: what it needs of the target's forward, besides what the drafter needs.
+    greedy_only: it has no rule for sampled texts.
     """
 
     accepts_trees: bool

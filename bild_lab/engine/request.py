@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.draft import Draft
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.stop import StopStrings
 from bild_lab.engine.trace import until_end
@@ -28,8 +27,9 @@ class Source:
     prompt: what the decoder starts with (the decoder's start token for encoder–decoder models).
     encoder_ids: [1 s], the encoder's input; None for decoder-only models.
     processors: what the scores of every model pass through before a token is chosen; None: they
-    stay as they are. one_vocabulary: whether an id is the same token in the encoder's input as in
-    the text; False for an encoder with a vocabulary of its own.
+        stay as they are.
+    one_vocabulary: whether an id is the same token in the encoder's input as in the text; False for
+        an encoder with a vocabulary of its own.
     """
 
     prompt: tuple[int, ...]
@@ -87,13 +87,9 @@ class Limits:
         """How many more tokens may be emitted."""
         return self.prompt_length + self.max_new_tokens - len(tokens)
 
-    def reach(self, tokens: Sequence[int]) -> int:
+    def positions_left(self, tokens: Sequence[int]) -> int:
         """How many positions the models have after the last token."""
         return sys.maxsize if self.positions is None else self.positions - len(tokens)
-
-    def fitting(self, draft: Draft, tokens: Sequence[int]) -> Draft:
-        """The draft without nodes after the last position that the models have."""
-        return draft.up_to_depth(self.reach(tokens))
 
     def reached(self, tokens: Sequence[int]) -> bool:
         return self.room(tokens) <= 0 or self.ended(tokens)
@@ -106,8 +102,10 @@ class Limits:
 
     def stopped(self, tokens: Sequence[int]) -> bool:
         """Whether the last token completes a stop string."""
-        new = tokens[self.prompt_length :]
-        return self.stop is not None and len(new) > 0 and self.stop.completed(new)
+        if self.stop is None:
+            return False
+        new_tokens = tokens[self.prompt_length :]
+        return len(new_tokens) > 0 and self.stop.completed(new_tokens)
 
     def tokens_until_stop(self, tokens: Sequence[int], committed: int) -> int | None:
         """How many tokens a round added, if the last one completes a stop string; None if it does
@@ -115,16 +113,16 @@ class Limits:
         """
         return len(tokens) - committed if self.stopped(tokens) else None
 
-    def append(self, tokens: Sequence[int], new: Sequence[int]) -> list[int]:
-        """The tokens followed by `new`, cut after the first end token or stop string and at the
-        length limit.
+    def append(self, tokens: Sequence[int], new_tokens: Sequence[int]) -> list[int]:
+        """The tokens followed by the new ones, cut after the first end token or stop string and at
+        the length limit.
         """
-        new = new[: self.room(tokens)]
-        new = new[: until_end(new, self.end_tokens)]
+        new_tokens = new_tokens[: self.room(tokens)]
+        new_tokens = new_tokens[: until_end(new_tokens, self.end_tokens)]
         if self.stop is None:
-            return [*tokens, *new]
+            return [*tokens, *new_tokens]
         text = list(tokens)
-        for token in new:
+        for token in new_tokens:
             text.append(token)
             if self.stopped(text):
                 break

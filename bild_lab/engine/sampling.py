@@ -23,8 +23,9 @@ COOLEST, HOTTEST = 1e-5, 1e5
 class Sampling:
     """Standardized sampling (speculative decoding §2.2): one adjusted distribution for every model.
 
-    temperature: 0 is argmax. top_k: keeps the k most likely tokens. top_p: keeps the smallest set
-    of the most likely tokens whose probability reaches p.
+    temperature: 0 is argmax.
+    top_k: keeps the k most likely tokens.
+    top_p: keeps the smallest set of the most likely tokens whose probability reaches p.
     """
 
     temperature: float = 0.0

@@ -5,7 +5,7 @@ for.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,18 +26,29 @@ if TYPE_CHECKING:
 class Rows:
     """Rows to run.
 
-    tokens: [m]. tree: the shape of the rows; None: a chain. A tree may have more rows than there
-    are tokens: then its first rows are those of the extends before, and these tokens are its last
-    rows. position: None for the next rows of the text. For drafted rows it is a position in the
-    sequence, `length` or later: such rows are never kept, and later rows overwrite them. states:
-    [m, dim], the output of the layer before `OutputSpec.layers` for these rows; the tokens are then
-    not embedded.
+    tokens: [m].
+    tree: the shape of the rows; None: a chain. A tree may have more rows than there are tokens:
+        then its first rows are those of the extends before, and these tokens are its last rows.
+    position: None for the next rows of the text. For drafted rows it is a position in the sequence,
+        `length` or later: such rows are never kept, and later rows overwrite them.
+    states: [m, dim], the output of the layer before `OutputSpec.layers` for these rows; the tokens
+        are then not embedded.
     """
 
     tokens: Sequence[int] | Int[Tensor, " m"]
     tree: Tree | None = None
     position: int | None = None
     states: Float[Tensor, "m dim"] | None = None
+
+    @property
+    def token_list(self) -> list[int]:
+        """The tokens on the host."""
+        return self.tokens.tolist() if isinstance(self.tokens, Tensor) else list(self.tokens)
+
+    @property
+    def earlier(self) -> int:
+        """How many rows of the tree ran before."""
+        return 0 if self.tree is None else len(self.tree) - len(self.tokens)
 
 
 RowsOrTokens = Rows | Sequence[int] | Int[Tensor, " m"]  # token ids alone are a chain
@@ -64,15 +75,17 @@ NOTHING = Skipped()
 class OutputSpec:
     """What to run and what to return.
 
-    logits: for how many of the last rows; None: all that are passed. head_input: also return the
-    head's input at these rows. hidden: after how many layers to return the hidden states of all
-    rows, 0 for the embeddings. prompt: hidden and head_input include the prompt's rows that run
-    with the first rows. layers: indices of the layers to run, ascending; None: all. Without the
-    last layer the head reads the output of the last layer that ran (an early exit). Rows of the
-    text count as cached once the last layer has run. fill: compute only the keys and values of
-    these layers, all from the same states. skipped: blocks that are left out of these layers; for
-    drafted rows only.
-    vocabulary: the tokens whose scores are enough, in logits that keep the full vocabulary; None: all.
+    logits: for how many of the last rows; None: all that are passed.
+    head_input: also return the head's input at these rows.
+    hidden: after how many layers to return the hidden states of all rows, 0 for the embeddings.
+    prompt: hidden and head_input include the prompt's rows that run with the first rows.
+    layers: indices of the layers to run, ascending; None: all. Without the last layer the head
+        reads the output of the last layer that ran (an early exit). Rows of the text count as
+        cached once the last layer has run.
+    fill: compute only the keys and values of these layers, all from the same states.
+    skipped: blocks that are left out of these layers; for drafted rows only.
+    vocabulary: the tokens whose scores are enough, in logits that keep the full vocabulary; None:
+        all.
     """
 
     logits: int | None = None
@@ -95,12 +108,17 @@ class Scores:
 
     logits: row i scores the token after the i-th of the last rows; None if none were requested.
     head_input: the last layer's output after the final norm, for the same rows, after those of the
-    prompt if these were asked for. hidden: one entry for each of `OutputSpec.hidden`.
+        prompt if these were asked for.
+    hidden: one entry for each of `OutputSpec.hidden`.
     """
 
     logits: Float[Tensor, "m vocab"] | None
     head_input: Float[Tensor, "n dim"] | None = None
     hidden: tuple[Float[Tensor, "n dim"], ...] = ()
+
+    def with_logits(self, change: Callable[[Tensor], Tensor]) -> Scores:
+        """The outputs with changed logits; as they are where none were requested."""
+        return self if self.logits is None else replace(self, logits=change(self.logits))
 
 
 @dataclass(frozen=True)
@@ -141,14 +159,18 @@ class Prefix:
 class ChainSpec:
     """A chain of tokens to draft in one go, each fed to the model after the one before it.
 
-    steps: how many at most. end_tokens: end the chain, and belong to it. threshold: the chain ends
-    before a token if the largest probability of its forward, at temperature 1, is smaller; None:
-    never. uniforms: [steps] in [0, 1), one for each draw at this temperature; None with temperature
-    0. keeps_probs: return the distributions at temperature 1 too. plain: every token may be drawn,
-    neither top-k nor top-p. stop_on_eos: False: tokens after an end token may be drafted too,
-    where reading it would synchronize; with a threshold every token is read, and ends the
-    chain. position, layers, skipped: for drafted rows of some of the layers, as in `Rows` and
-    `OutputSpec`. vocabulary: the tokens that may be drafted; None: all.
+    steps: how many at most.
+    end_tokens: end the chain, and belong to it.
+    threshold: the chain ends before a token if the largest probability of its forward, at
+        temperature 1, is smaller; None: never.
+    uniforms: [steps] in [0, 1), one for each draw at this temperature; None with temperature 0.
+    keeps_probs: return the distributions at temperature 1 too.
+    plain: every token may be drawn, neither top-k nor top-p.
+    stop_on_eos: False: tokens after an end token may be drafted too, where reading it would
+        synchronize; with a threshold every token is read, and ends the chain.
+    position, layers, skipped: for drafted rows of some of the layers, as in `Rows` and
+        `OutputSpec`.
+    vocabulary: the tokens that may be drafted; None: all.
     """
 
     steps: int
@@ -163,6 +185,15 @@ class ChainSpec:
     layers: tuple[int, ...] | None = None
     skipped: Skipped = NOTHING
     vocabulary: DraftVocabulary | None = None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the host reads the tokens, so that the chain may end before its last step.
+
+        Of a chain that nobody reads every step counts as drafted, with its distribution, so all
+        run.
+        """
+        return self.threshold is not None or self.stop_on_eos
 
 
 @dataclass
@@ -223,10 +254,12 @@ class ChainProgress:
 class ChainResult:
     """What was drafted of a chain; by default nothing.
 
-    tokens: on the host if a program read them. forwards: how many ran, up to the chain's end.
-    fallback: the last one's confidence was below the threshold. confidences: of every forward,
-    empty without a threshold. probs, unscaled_probs: of the drafted tokens, as in `Draft`. states:
-    of every row that ran, after the last of the chain's layers, if these are given.
+    tokens: on the host if a program read them.
+    forwards: how many ran, up to the chain's end.
+    fallback: the last one's confidence was below the threshold.
+    confidences: of every forward, empty without a threshold.
+    probs, unscaled_probs: of the drafted tokens, as in `Draft`.
+    states: of every row that ran, after the last of the chain's layers, if these are given.
     """
 
     tokens: list[int] | Int[Tensor, " n"] = field(default_factory=list)
@@ -238,18 +271,38 @@ class ChainResult:
     states: Float[Tensor, "rows dim"] | None = None
 
 
+def result_of_steps(
+    chain: ChainSpec, tokens: Sequence[int], confidences: Sequence[float]
+) -> ChainResult:
+    """What a program drafted of a chain that ran all steps, given each step's token and confidence.
+    Without distributions and states.
+    """
+    progress = ChainProgress.after(chain, tokens, confidences)
+    return ChainResult(
+        tokens=list(tokens[: progress.drafted]),
+        forwards=progress.forwards,
+        fallback=progress.fallback,
+        confidences=[] if chain.threshold is None else list(confidences[: progress.forwards]),
+    )
+
+
 @dataclass(frozen=True)
 class TreeSpec:
     """A tree of tokens to grow in one go, from the most likely leaves (EAGLE-2, Li et al., 2024,
     §4).
 
-    A token's chance is the product of the probabilities of all tokens on its branch. nodes: how
-    many tokens at most, the most likely. depth: of the longest branch. width: how many leaves grow
-    in one forward, the most likely.
-    children: of a leaf, its most likely next tokens. prune_confidence: a leaf whose largest
-    probability, at temperature 1, is not smaller has one child; None: never. min_prob: growing ends
-    when no leaf has this chance. end_tokens: have no children. temperature: of the probabilities
-    that are multiplied. plain, vocabulary: as in `ChainSpec`.
+    A token's chance is the product of the probabilities of all tokens on its branch.
+
+    nodes: how many tokens at most, the most likely.
+    depth: of the longest branch.
+    width: how many leaves grow in one forward, the most likely.
+    children: of a leaf, its most likely next tokens.
+    prune_confidence: a leaf whose largest probability, at temperature 1, is not smaller has one
+        child; None: never.
+    min_prob: growing ends when no leaf has this chance.
+    end_tokens: have no children.
+    temperature: of the probabilities that are multiplied.
+    plain, vocabulary: as in `ChainSpec`.
     """
 
     nodes: int
@@ -268,9 +321,10 @@ class TreeSpec:
 class GrownTree:
     """What was grown; by default nothing.
 
-    tokens, parents: of each node, as in `Draft`. rows: the place of each node among the rows that
-    ran after the text, as `keep` counts them; None for a node that did not run. forwards: how many
-    rows each forward ran.
+    tokens, parents: of each node, as in `Draft`.
+    rows: the place of each node among the rows that ran after the text, as `keep` counts them; None
+        for a node that did not run.
+    forwards: how many rows each forward ran.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -294,12 +348,14 @@ def prune_tree(nodes: list[DraftNode], max_nodes: int, forwards: list[int]) -> G
 
     A parent is never less likely than its children, and comes first.
     """
-    node_indices = sorted(sorted(range(len(nodes)), key=lambda n: -nodes[n].chance)[:max_nodes])
-    place = {ROOT: ROOT} | {node: index for index, node in enumerate(node_indices)}
+    most_likely_first = sorted(range(len(nodes)), key=lambda index: -nodes[index].chance)
+    indices = sorted(most_likely_first[:max_nodes])
+    new_index = {ROOT: ROOT} | {old: new for new, old in enumerate(indices)}
+    remaining = [nodes[index] for index in indices]
     return GrownTree(
-        tokens=[nodes[n].token for n in node_indices],
-        parents=[place[nodes[n].parent] for n in node_indices],
-        rows=[nodes[n].row for n in node_indices],
+        tokens=[node.token for node in remaining],
+        parents=[new_index[node.parent] for node in remaining],
+        rows=[node.row for node in remaining],
         forwards=forwards,
     )
 
@@ -375,9 +431,9 @@ class StagedSession(Session, Protocol):
 class SessionOptions:
     """What a session begins with besides its source.
 
-    forwards: where to record forwards; None: in a list of its own. target: the session that the
-    model drafts for; a view of the target uses its cache. prefix: extra keys, values and embeddings
-    for probe rows.
+    forwards: where to record forwards; None: in a list of its own.
+    target: the session that the model drafts for; a view of the target uses its cache.
+    prefix: extra keys, values and embeddings for probe rows.
     """
 
     forwards: list[Forward] | None = None

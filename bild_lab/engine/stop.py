@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 UNFINISHED = "\ufffd"  # what a tokenizer writes for a part of a character
-# tokens by which the part that is decoded grows, so that neighbouring tokens decode the same parts
-STEP = 8
-MARGIN = 8  # characters that a tokenizer may write otherwise at the beginning of a part
-KEPT = 64  # decoded parts that are remembered
+# by how many tokens the part that is decoded grows, so that neighbouring tokens decode the same parts
+TOKEN_STEP = 8
+# how many characters a tokenizer may write otherwise at the beginning of a part
+UNSURE_CHARACTERS = 8
+CACHED_PARTS = 64  # decoded parts that are remembered
 
 
 class Writer(Protocol):
@@ -30,7 +31,7 @@ class Writer(Protocol):
         """The special tokens that no text shows, with their ids."""
 
     def continuation(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens add behind a prompt."""
+        """The text that these tokens add after a prompt."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class StopStrings:
     @cached_property
     def _decode(self) -> Callable[[tuple[int, ...]], str]:
         tokenizer = self.checkpoint.tokenizer
-        return lru_cache(KEPT)(
+        return lru_cache(CACHED_PARTS)(
             lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True)
         )
 
@@ -77,25 +78,25 @@ class StopStrings:
             text = self.checkpoint.continuation(tokens)
             return any(stop in text for stop in self.strings)
         text = self._decode(tuple(tokens[start:]))
-        return any(text.find(stop, MARGIN) >= 0 for stop in self.strings)
+        return any(text.find(stop, UNSURE_CHARACTERS) >= 0 for stop in self.strings)
 
     def _start(self, tokens: Sequence[int]) -> int:
         """From which token on to decode: the text before the last token must be longer than any
         stop string.
         """
-        longest = max(map(len, self.strings)) + 2 * MARGIN
-        start = ((len(tokens) - 1) // STEP - 1) * STEP
+        length = max(map(len, self.strings)) + 2 * UNSURE_CHARACTERS
+        start = ((len(tokens) - 1) // TOKEN_STEP - 1) * TOKEN_STEP
         while start > 0:
-            # later tokens complete this character
+            # later tokens complete a character at its end
             text = self._decode(tuple(tokens[start:-1])).rstrip(UNFINISHED)
-            if len(text) >= longest and UNFINISHED not in text:
+            if len(text) >= length and UNFINISHED not in text:
                 return start
-            start -= STEP
+            start -= TOKEN_STEP
         return 0
 
 
 def before_stop(text: str, strings: Sequence[str]) -> str:
     """The text before the first of these strings."""
-    return text[
-        : min((place for stop in strings if (place := text.find(stop)) >= 0), default=len(text))
-    ]
+    places = [text.find(stop) for stop in strings]
+    first_place = min((place for place in places if place >= 0), default=len(text))
+    return text[:first_place]

@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bild_lab.engine.draft import Draft, Stats, Verdict, require_statistics
+from bild_lab.engine.draft import Draft, Stats, Verdict
+from bild_lab.engine.draft_checks import require_statistics
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -25,13 +26,17 @@ Span = tuple[str, float, float]  # a stage, its start and its end, in seconds si
 class Forward:
     """One forward of a model: of the source through its encoder, or of rows through its decoder.
 
-    config: of the model that ran, one object per model. rows: how many ran. cached: how many rows
-    the cache held before. scored: for how many rows the head ran. source: the number of encoder
-    tokens, 0 for decoder-only models.
-    encoder: whether it is the encoder's forward. layers: how many decoder layers ran, None for all.
-    first_layer: how many layers the rows had run in earlier forwards. filled_layers: for how many
-    layers only keys and values were computed. skipped_attention, skipped_feed_forward: in how many
-    of the layers that ran these blocks did not.
+    config: of the model that ran, one object per model.
+    rows: how many ran.
+    cached: how many rows the cache held before.
+    scored: for how many rows the head ran.
+    source: the number of encoder tokens, 0 for decoder-only models.
+    encoder: whether it is the encoder's forward.
+    layers: how many decoder layers ran, None for all.
+    first_layer: how many layers the rows had run in earlier forwards.
+    filled_layers: for how many layers only keys and values were computed.
+    skipped_attention, skipped_feed_forward: in how many of the layers that ran these blocks did
+        not.
     vocabulary: how many tokens the head scored, None for all.
     """
 
@@ -53,10 +58,11 @@ class Forward:
 class Round:
     """One draft and its verification.
 
-    accepted: the number of accepted drafted tokens. next_token: the target's own token after them,
-    None if an unverified tail ended the text. branch: the length of a tree's longest branch; None
-    for a chain. stats: statistics specific to the method, by name: flags, numbers, or tuples with
-    one number per drafted token or forward.
+    accepted: the number of accepted drafted tokens.
+    next_token: the target's own token after them, None if an unverified tail ended the text.
+    branch: the length of a tree's longest branch; None for a chain.
+    stats: statistics specific to the method, by name: flags, numbers, or tuples with one number per
+        drafted token or forward.
     """
 
     drafted: tuple[int, ...] = ()
@@ -81,9 +87,10 @@ class Round:
 class ReportedRounds:
     """The rounds of a text in totals, as another engine tells them.
 
-    verifications: forwards of the target, with the prompt's where they are told. drafted, accepted:
-    tokens; None where they are not told. steps: how many verifications accepted so many of so many
-    drafted tokens, by (drafted, accepted); None where totals alone are told.
+    verifications: forwards of the target, with the prompt's where they are told.
+    drafted, accepted: tokens; None where they are not told.
+    steps: how many verifications accepted so many of so many drafted tokens, by (drafted,
+        accepted); None where totals alone are told.
     """
 
     verifications: int
@@ -97,9 +104,10 @@ class EngineReport:
     """What another engine told of a text.
 
     pieces_s: the seconds since the request was sent at which each piece of the text came; a piece
-    is one or several tokens. attempts: how often it was asked. error: why there is no text; None if
-    there is one. later_tokens: how many came in the pieces after the first; None where the engine
-    does not tell.
+        is one or several tokens.
+    attempts: how often it was asked.
+    error: why there is no text; None if there is one.
+    later_tokens: how many came in the pieces after the first; None where the engine does not tell.
     """
 
     pieces_s: tuple[float, ...] = ()
@@ -113,8 +121,9 @@ class EngineReport:
 class Trace:
     """The rounds and forwards of one example. It has no clock.
 
-    stats: statistics of the whole text, specific to the method, by name. paused_s: seconds of
-    recording that are no part of decoding. report: what another engine told of the text.
+    stats: statistics of the whole text, specific to the method, by name.
+    paused_s: seconds of recording that are no part of decoding.
+    report: what another engine told of the text.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -153,29 +162,38 @@ class Trace:
         end_tokens: frozenset[int] = frozenset(),
         stopped: int | None = None,
     ) -> None:
-        """Record one round. Without a verdict the whole draft is accepted unverified.
+        """Record one round.
 
         No drafted token after an end token counts, whether it was accepted or not: a drafter on an
-        accelerator drafts on without looking. stopped: how many of the round's tokens there are up
-        to the one that completes a stop string; None without. What was drafted after it does not
-        count either.
+        accelerator drafts on without looking. What was drafted after a stop string does not count
+        either.
+
+        verdict: None for a draft that is accepted as a whole, unverified.
+        stopped: how many of the round's tokens there are up to the one that completes a stop
+            string; None without.
         """
-        drafted, chain = draft.token_list, draft.parents is None
+        # 1. what was accepted, up to where the text ends
+        drafted = draft.token_list
         path = range(len(draft)) if verdict is None else verdict.path
-        taken = [drafted[node] for node in path]
-        accepted = until_end(taken[:stopped], end_tokens)
-        next_token = None if verdict is None else (*taken, verdict.next_token)[accepted]
-        # if not, the target's own token completes the string
-        in_draft = stopped is not None and stopped <= len(taken)
-        # nothing more could be accepted
-        ended = in_draft or (bool(accepted) and taken[accepted - 1] in end_tokens)
-        counted = len(drafted)
-        if chain:
-            counted = accepted if in_draft else until_end(drafted, end_tokens)
-        branch = None
-        if not chain:
-            branch = accepted if ended else draft.depth
-        stats = {**draft.stats, **({} if verdict is None else _first(verdict.stats, counted))}
+        accepted_tokens = [drafted[node] for node in path]
+        accepted = until_end(accepted_tokens[:stopped], end_tokens)
+        next_token = None
+        if verdict is not None:
+            next_token = (*accepted_tokens, verdict.next_token)[accepted]
+        # 2. what could have been accepted: nothing after the end of the text. A stop string that
+        # does not end in the draft ends with the target's own token
+        stops_in_draft = stopped is not None and stopped <= len(accepted_tokens)
+        if draft.parents is None:
+            branch = None
+            counted = accepted if stops_in_draft else until_end(drafted, end_tokens)
+        else:
+            has_end_token = accepted > 0 and accepted_tokens[accepted - 1] in end_tokens
+            branch = accepted if stops_in_draft or has_end_token else draft.depth
+            counted = len(drafted)
+        # 3. the statistics of the counted tokens
+        stats = dict(draft.stats)
+        if verdict is not None:
+            stats |= _stats_of_first(verdict.stats, counted)
         if not self.rounds:  # once a text, as rounds are timed
             require_statistics(stats)
         self.rounds.append(
@@ -221,7 +239,7 @@ def until_end(tokens: Sequence[int], end_tokens: frozenset[int]) -> int:
     )
 
 
-def _first(stats: Stats, count: int) -> Stats:
+def _stats_of_first(stats: Stats, count: int) -> dict[str, Any]:
     """The statistics of the first `count` drafted tokens."""
     return {
         name: value[:count] if isinstance(value, tuple) else value for name, value in stats.items()
@@ -237,10 +255,10 @@ class StageTrace(Trace):
     """Also times every stage, and scores emitted tokens while its clock is paused.
 
     synchronize: waits for the device at each stage's start and end, for a slower pass of its own.
-    started: when decoding began, on the clock of `time.perf_counter`. spans: every stage in order,
-    with its start and end in seconds since then, without pauses. score: what tokens add to
-    `log_probability`, given a row of logits for each; None: nothing. scored: how many tokens so
-    far.
+    started: when decoding began, on the clock of `time.perf_counter`.
+    spans: every stage in order, with its start and end in seconds since then, without pauses.
+    score: what tokens add to `log_probability`, given a row of logits for each; None: nothing.
+    scored: how many tokens so far.
     """
 
     synchronize: Callable[[], None] = no_wait

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from bild_lab.engine.batch_decoding import auto_batch_size, decode_batch
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.draft import described
+from bild_lab.engine.draft_checks import described
 from bild_lab.engine.methods.bild import Rollback
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling

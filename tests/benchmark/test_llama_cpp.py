@@ -15,7 +15,7 @@ from bild_lab.lab.point.load import load
 from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.store.records import Sweep
 from tests.benchmark.fake import needs_peers
-from tests.engine.models.test_gguf_file import MODELS, PROMPT, tiny, write
+from tests.engine.models.gguf_files import MODELS, PROMPT, tiny, write
 
 Q4_K_M, Q8_0 = 15, 7  # general.file_type, whatever the tensors are
 

@@ -34,7 +34,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from tests.checkpoints import folder_of_this_process, tiny_checkpoints
 from tests.engine.lossless.greedy import Models, table_of
-from tests.engine.lossless.test_random_models import models_of
+from tests.engine.lossless.random_models import models_of
 from tests.policies import FAMILIES, GREEDY_ONLY, RUNNABLE, is_peer, load
 from tests.sessions import needs_kernels
 from tests.tiny import END, VOCABULARY, source_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -19,60 +20,87 @@ from bild_lab.engine.batch_decoding import (
 from bild_lab.engine.models.native import side_by_side
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.models.native.side_by_side import Pool
+from bild_lab.engine.request import Request
+from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError
+from bild_lab.lab.point.decoder import Decoder
 from tests.checkpoints import tiny_checkpoints
 from tests.policies import load
+
+# keys and values of two models with 2 layers of 4 heads of width 8, for the longest prompt, answer
+# and source of `REQUESTS`; and as much again for a text whose encoder ran ahead
+SLOTS = 1 + 20 + SPARE_ROWS
+TEXT_BYTES = 2 * 2 * (2 * 2 * 32 * (SLOTS + 5) * 4)
+REQUESTS = (("w5 w6 w7 w8", 20), ("w5", 9))
+
+
+def decoder_and_requests() -> tuple[Decoder, list[Request]]:
+    decoder = load(tiny_checkpoints(), "t5", "speculative", engine="native")
+    return decoder, [decoder.request(prompt, count) for prompt, count in REQUESTS]
+
+
+def on_engine(models: Sequence[LoadedModel], engine: str, **fields: object) -> list:
+    """Stand-ins for these models on another engine."""
+    return [
+        SimpleNamespace(
+            engine=engine,
+            checkpoint=model.checkpoint,
+            dtype=model.dtype,
+            device=model.device,
+            **fields,
+        )
+        for model in models
+    ]
+
+
+def on_kernels(models: Sequence[LoadedModel]) -> list:
+    """Kernels whose buffers take as much as one text, for texts of so many slots."""
+    packed = SimpleNamespace(buffer_bytes=lambda slots: TEXT_BYTES if slots == SLOTS else None)
+    return on_engine(models, "kernels", packed=packed)
+
+
+def test_our_own_engines_keep_caches_for_a_text_and_others_none() -> None:
+    decoder, requests = decoder_and_requests()
+    assert cache_bytes_per_text(decoder.models, requests) == TEXT_BYTES
+    assert cache_bytes_per_text(on_kernels(decoder.models), requests) == TEXT_BYTES
+    assert cache_bytes_per_text(on_engine(decoder.models, "hf"), requests) == 0
+    assert cache_bytes_per_text(decoder.models, []) == 0
 
 
 def test_a_batch_that_does_not_fit_is_refused_with_the_number_that_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    decoder = load(tiny_checkpoints(), "t5", "speculative", engine="native")
-    requests = [decoder.request("w5 w6 w7 w8", 20), decoder.request("w5", 9)]
-    # keys and values of two models with 2 layers of 4 heads of width 8, for the longest prompt,
-    # answer and source; and as much again for a text whose encoder ran ahead
-    each = 2 * 2 * (2 * 2 * 32 * (1 + 20 + SPARE_ROWS + 5) * 4)
-    assert cache_bytes_per_text(decoder.models, requests) == each
-    slots = 1 + 20 + SPARE_ROWS
-    packed = SimpleNamespace(buffer_bytes=lambda longest: each if longest == slots else None)
-    kernels = [
-        SimpleNamespace(
-            engine="kernels",
-            checkpoint=one.checkpoint,
-            dtype=one.dtype,
-            device=one.device,
-            packed=packed,
-        )
-        for one in decoder.models
-    ]
-    others = [
-        SimpleNamespace(engine="hf", checkpoint=one.checkpoint, dtype=one.dtype)
-        for one in decoder.models
-    ]
-    assert (
-        cache_bytes_per_text(kernels, requests) == each
-        and cache_bytes_per_text(others, requests) == 0
-    )
-    monkeypatch.setattr(batch_room, "free_bytes", lambda device: 10 * each)
+    decoder, requests = decoder_and_requests()
+    monkeypatch.setattr(batch_room, "free_bytes", lambda device: 10 * TEXT_BYTES)
     require_room(decoder.models, requests, 9)
     with pytest.raises(UserError, match=re.escape("at most 9 fit: set runtime.batch=9")):
         require_room(decoder.models, requests, 10)
-    # two of these kernels take as much as two texts for their buffers
+    monkeypatch.setattr(batch_room, "free_bytes", lambda device: TEXT_BYTES // 2)
+    with pytest.raises(UserError, match="are free; not even one text fits, or"):
+        require_room(decoder.models, requests, 2)
+
+
+def test_the_buffers_of_kernels_take_room_from_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, requests = decoder_and_requests()
+    kernels = on_kernels(decoder.models)  # two, whose buffers take as much as two texts
+    monkeypatch.setattr(batch_room, "free_bytes", lambda device: 10 * TEXT_BYTES)
     require_room(kernels, requests, 7)
     with pytest.raises(UserError, match=re.escape("at most 7 fit: set runtime.batch=7")):
         require_room(kernels, requests, 8)
-    assert auto_batch_size(decoder.method, decoder.models, requests) == 9
-    monkeypatch.setattr(batch_room, "free_bytes", lambda device: each // 2)
-    with pytest.raises(UserError, match="are free; not even one text fits, or"):
-        require_room(decoder.models, requests, 2)
-    assert auto_batch_size(decoder.method, decoder.models, requests) == 1
-    together = SimpleNamespace(decode_batch=list)
-    # our own engines keep no caches for it
-    assert auto_batch_size(together, others, requests) == UNTIMED_BATCH
-    assert cache_bytes_per_text(decoder.models, []) == 0
 
 
-def test_a_batch_that_does_not_fit_is_told_in_gibibytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_clock_runs_a_batch_is_as_large_as_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, requests = decoder_and_requests()
+    for free_bytes, size in ((10 * TEXT_BYTES, 9), (TEXT_BYTES // 2, 1)):
+        monkeypatch.setattr(batch_room, "free_bytes", lambda device, free=free_bytes: free)
+        assert auto_batch_size(decoder.method, decoder.models, requests) == size
+    # our own engines keep no caches for a method with batches of its own
+    with_batches = SimpleNamespace(decode_batch=list)
+    others = on_engine(decoder.models, "hf")
+    assert auto_batch_size(with_batches, others, requests) == UNTIMED_BATCH
+
+
+def test_a_batch_that_does_not_fit_is_refused_in_gibibytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         batch_room,
         "cache_bytes_per_text",

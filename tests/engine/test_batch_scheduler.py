@@ -134,7 +134,7 @@ def test_no_more_than_a_batch_decode_at_once() -> None:
     assert most == 4
 
 
-def test_results_come_in_the_order_of_the_texts_and_each_end_is_told() -> None:
+def test_results_come_in_the_order_of_the_texts_and_each_end_is_reported() -> None:
     ended: list[int] = []
     texts = Batch(2).run(
         [lambda count=count: len(steps(count)()) for count in (3, 1, 0, 2)], ended.append

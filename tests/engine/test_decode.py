@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from bild_lab.engine.decode import DraftThenVerify, TokenLoop
 from bild_lab.engine.draft import Draft, Tree, Verdict
@@ -37,72 +35,26 @@ from bild_lab.engine.session import (
     Rows,
     Scores,
     Session,
+    SessionOptions,
     as_rows,
 )
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.summary import mean_statistic
 from bild_lab.lab.point.read_model import load_model
-from tests.stubs import ModuleModel, NextLogits, StubModel, StubSession, uncached
-from tests.tiny import PAD, START, VOCABULARY, relative_of, tiny_llama, tiny_t5
-
-FAMILIES = ("t5", "llama")
-NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
-
-
-@cache
-def random_modules(
-    family: str, seed: int, noise: float
-) -> tuple[PreTrainedModel, PreTrainedModel, Source]:
-    """A target, a drafter that agrees with it now and then, and a prompt; float64, where nothing
-    ties.
-    """
-    make = tiny_t5 if family == "t5" else tiny_llama
-    target = make(seed).double()
-    draft = relative_of(target, seed + 1, noise).double()
-    generator = torch.Generator().manual_seed(seed)
-    words = torch.randint(3, VOCABULARY, (1, 7), generator=generator)
-    source = Source((PAD,), words) if family == "t5" else Source((START, *words[0].tolist()))
-    return target, draft, source
-
-
-def random_pair(
-    family: str, seed: int, noise: float = 0.2
-) -> tuple[ModuleModel, ModuleModel, Source]:
-    """The modules of this family and seed as models, and their prompt."""
-    target, draft, source = random_modules(family, seed, noise)
-    return ModuleModel(target), ModuleModel(draft), source
-
-
-@cache
-def oracles(family: str, seed: int) -> tuple[NextLogits, NextLogits]:
-    """The logits of the same target and drafter without a KV cache."""
-    target, draft, source = random_modules(family, seed, 0.2)
-    return uncached(target, source), uncached(draft, source)
-
-
-def decode(
-    target: Model,
-    drafter: Drafter,
-    accept: Acceptance,
-    source: Source,
-    max_new_tokens: int = 24,
-    end: frozenset[int] = NEVER,
-    **options: bool,
-) -> tuple[list[int], Trace]:
-    trace = Trace()
-    request = Request(source, Limits(len(source.prompt), max_new_tokens, end))
-    return DraftThenVerify(target, drafter, accept, **options).decode(request, trace), trace
-
-
-def autoregressive(
-    large: NextLogits, prompt: tuple[int, ...], done: Callable[[list[int]], bool]
-) -> list[int]:
-    """Greedy decoding, one token a step, no cache."""
-    y = list(prompt)
-    while not done(y):
-        y.append(int(large(y).argmax()))
-    return y
+from tests.engine.loops import (
+    FAMILIES,
+    NEVER,
+    TreeDrafter,
+    autoregressive,
+    copying,
+    decode,
+    finished,
+    oracles,
+    random_pair,
+)
+from tests.stubs import NextLogits, StubModel, StubSession, uncached
+from tests.tiny import VOCABULARY
 
 
 def algorithm_1(
@@ -139,17 +91,6 @@ def algorithm_1(
             y = [*y, int(large(y).argmax())]
         handed_over = len(y)
     return y
-
-
-def finished(
-    source: Source, max_new_tokens: int, end: frozenset[int]
-) -> Callable[[list[int]], bool]:
-    start = len(source.prompt)
-    return lambda y: len(y) - start >= max_new_tokens or (len(y) > start and y[-1] in end)
-
-
-def longer_than(length: int) -> Callable[[list[int]], bool]:
-    return lambda y: len(y) >= length
 
 
 def an_end_token(tokens: list[int], prompt_length: int, where: int) -> frozenset[int]:
@@ -309,26 +250,6 @@ def test_no_model_computes_a_committed_token_twice(family: str) -> None:
     )
 
 
-class TreeDrafter(Drafter):
-    """Drafts the target's own greedy tokens along one branch, with wrong siblings before them."""
-
-    drafts_trees = True
-
-    def __init__(self, truth: list[int]) -> None:
-        self._truth = truth
-
-    def propose(self, tokens: list[int]) -> Draft:
-        ahead = self._truth[len(tokens) : len(tokens) + 2]
-        wrong = [3 if token != 3 else 4 for token in ahead]
-        nodes, parents = [], []
-        parent = -1
-        for right, other in zip(ahead, wrong, strict=True):
-            nodes += [other, right]
-            parents += [parent, parent]
-            parent = len(nodes) - 1
-        return Draft(torch.tensor(nodes, dtype=torch.long), torch.tensor(parents, dtype=torch.long))
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tree_drafts_give_the_same_text_in_fewer_rounds(family: str) -> None:
     target, _, source = random_pair(family, 4)
@@ -397,17 +318,17 @@ def test_a_method_is_what_its_parts_are() -> None:
     assert lossless == [True, False, False, False]
 
 
-class Noted(NoDraft):
-    """Drafts one wrong token, and notes what it is told."""
+class NotingDrafter(NoDraft):
+    """Drafts one wrong token and a probe, and notes what it receives."""
 
     def __init__(self, target: Model) -> None:
-        self.told: list[tuple] = []
+        self.received: list[tuple] = []
 
     def prepare(self, request: Request) -> None:
-        self.told.append(("prepare", request))
+        self.received.append(("prepare", request))
 
     def begin(self, request: Request, target: Session) -> None:
-        self.told.append(("start", request, target))
+        self.received.append(("start", request, target))
 
     def propose(self, tokens: list[int]) -> Draft:
         return Draft(
@@ -417,55 +338,74 @@ class Noted(NoDraft):
         )
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        self.told.append((draft.token_list, scores.logits.shape[0], verdict.next_token))
+        self.received.append((draft.token_list, scores.logits.shape[0], verdict.next_token))
+
+
+class NotingRule(ExactMatch):
+    """Notes the tokens and the rows of each round, and how many rows it judges."""
+
+    required_outputs = OutputSpec(head_input=True)
+
+    def __init__(self) -> None:
+        self.rounds: list[tuple[list[int], int]] = []
+        self.judged: list[int] = []
+
+    def in_round(self, tokens: list[int], scores: Scores) -> Acceptance:
+        self.rounds.append((list(tokens), scores.logits.shape[0]))
+        return self
+
+    def __call__(self, draft: Draft, logits: Tensor, request: Request) -> Verdict:
+        self.judged.append(logits.shape[0])
+        return super().__call__(draft, logits, request)
+
+
+class NotingTarget(StubModel):
+    """Notes how its sessions are started, and which outputs they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(copying(1))
+        self.starts: list[tuple[int, SessionOptions]] = []
+        self.output_specs: list[OutputSpec] = []
+
+    def start(self, source: Source, room: int, session_options: SessionOptions) -> NotingSession:
+        self.starts.append((room, session_options))
+        return NotingSession(self, list(source.prompt[:-1]))
+
+
+class NotingSession(StubSession):
+    def extend(self, rows: Rows, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
+        self._model.output_specs.append(output_spec)
+        return super().extend(rows, output_spec)
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_each_part_is_told_what_it_asks_for(streamed: bool) -> None:
+def test_each_part_gets_what_it_asks_for(streamed: bool) -> None:
     """A rule that reads the round sees the committed tokens and all scores, but judges none of the
     probes.
     """
-    wanted, read, judged, started = [], [], [], []
-
-    class Reading(ExactMatch):
-        required_outputs = OutputSpec(head_input=True)
-
-        def in_round(self, tokens: list[int], scores: Scores) -> Acceptance:
-            read.append((list(tokens), scores.logits.shape[0]))
-
-            def judge(draft: Draft, logits: Tensor, request: Request) -> Verdict:
-                judged.append(logits.shape[0])
-                return ExactMatch()(draft, logits, request)
-
-            return judge
-
-    class Session(StubSession):
-        def extend(self, rows: Rows, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
-            wanted.append(output_spec)
-            return super().extend(rows, output_spec)
-
-    target = StubModel(copying(1))
-    target.start = lambda source, *rest: (
-        started.append(rest) or Session(target, list(source.prompt[:-1]))
-    )
-    drafter, request = Noted(target), Request(Source((4, 5)), Limits(2, 3))
-    method, trace = DraftThenVerify(target, drafter, Reading()), Trace()
+    target, rule = NotingTarget(), NotingRule()
+    drafter, request = NotingDrafter(target), Request(Source((4, 5)), Limits(2, 3))
+    method, trace = DraftThenVerify(target, drafter, rule), Trace()
     if streamed:
         assert list(method.stream(request, trace)) == [[6], [7], [8]]
     else:
         assert method.decode(request, trace) == [4, 5, 6, 7, 8]
-    ((room, session_options),) = started
+    ((room, session_options),) = target.starts
     assert room == 3 and session_options.forwards is trace.forwards
-    assert [each[0] for each in drafter.told[:2]] == ["prepare", "start"]
-    assert drafter.told[0][1] is drafter.told[1][1] is request and isinstance(
-        drafter.told[1][2], Session
-    )
-    assert drafter.told[2:] == [([5], 3, 6), ([6], 3, 7), ([7], 3, 8)]
-    assert read == [([4, 5], 3), ([4, 5, 6], 3), ([4, 5, 6, 7], 3)]
-    assert judged == [2] * 3
-    assert wanted == [OutputSpec(head_input=True)] * 3
-    DraftThenVerify(target, drafter, ExactMatch()).decode(request, Trace())
-    assert wanted[3:] == [ALL_LOGITS] * 3
+    prepared, started, *rounds = drafter.received
+    assert prepared == ("prepare", request) and prepared[1] is request
+    assert started[:2] == ("start", request) and started[1] is request
+    assert isinstance(started[2], NotingSession)
+    assert rounds == [([5], 3, 6), ([6], 3, 7), ([7], 3, 8)]
+    assert rule.rounds == [([4, 5], 3), ([4, 5, 6], 3), ([4, 5, 6, 7], 3)]
+    assert rule.judged == [2] * 3
+    assert target.output_specs == [OutputSpec(head_input=True)] * 3
+
+
+def test_a_rule_that_asks_for_nothing_gets_logits_alone() -> None:
+    target, request = NotingTarget(), Request(Source((4, 5)), Limits(2, 3))
+    DraftThenVerify(target, NotingDrafter(target), ExactMatch()).decode(request, Trace())
+    assert target.output_specs == [ALL_LOGITS] * 3
 
 
 def test_drafts_keep_to_the_positions_that_are_left() -> None:
@@ -484,7 +424,7 @@ def test_drafts_keep_to_the_positions_that_are_left() -> None:
 
 
 @pytest.mark.parametrize("verify_tail", [True, False])
-def test_what_is_drafted_behind_the_end_counts_nowhere(verify_tail: bool) -> None:
+def test_what_is_drafted_after_the_end_counts_nowhere(verify_tail: bool) -> None:
     class Blind(NoDraft):
         drafts_nothing = False
 
@@ -497,13 +437,6 @@ def test_what_is_drafted_behind_the_end_counts_nowhere(verify_tail: bool) -> Non
         target, Blind(target), ExactMatch(), Source((0,)), 8, ended, verify_tail=verify_tail
     )
     assert tokens == [0, 1, 2, 3] and trace.drafted == trace.accepted == 3
-
-
-def copying(offset: int) -> NextLogits:
-    """Always says the next number, or the one `offset` further."""
-    return lambda tokens: (
-        9.0 * torch.nn.functional.one_hot(torch.tensor((tokens[-1] + offset) % 10), 10).double()
-    )
 
 
 def test_an_unverified_tail_saves_the_last_target_call() -> None:
@@ -606,7 +539,7 @@ def test_what_an_extension_gives_is_refused_with_its_name() -> None:
     tree = Draft(pair.tokens, torch.tensor([-1, -1]))
     with pytest.raises(UserError, match="from probs that sum to 2"):  # of a text of one round too
         decode(target, Proposing(uneven), ExactMatch(), Source((1, 2)), max_new_tokens=1)
-    for drafter, rule, told in (
+    for drafter, rule, message in (
         (Proposing(None), ExactMatch(), "Proposing must draft a Draft, got NoneType"),
         (Proposing(uneven), ExactMatch(), "Proposing has drafted token 0 from probs that sum to 2"),
         (Proposing(tree), ExactMatch(), "Proposing has drafted a tree, and says drafts_trees ="),
@@ -614,7 +547,7 @@ def test_what_an_extension_gives_is_refused_with_its_name() -> None:
         (Proposing(pair), Deciding(Verdict((1,), 3)), r"Deciding has accepted the nodes \[1\]"),
         (Proposing(pair), Deciding(Verdict((0,), 10)), "Deciding must emit a token from 0 to 9"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             decode(target, drafter, rule, Source((1, 2)))
 
 
@@ -680,7 +613,7 @@ class Yielding(TokenLoop):
 
 
 @pytest.mark.parametrize(
-    ("emitted", "told"),
+    ("emitted", "message"),
     [
         (itertools.repeat([5]), "has emitted more than the 4 tokens"),
         ([[5, 6], [7, 8], [9]], "has emitted more than the 4 tokens"),
@@ -692,17 +625,17 @@ class Yielding(TokenLoop):
 )
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_loop_of_ones_own_that_would_not_end_is_refused(
-    emitted: Iterable[object], told: str, streamed: bool
+    emitted: Iterable[object], message: str, streamed: bool
 ) -> None:
     method, request = Yielding(emitted), Request(Source((1, 2)), Limits(2, 4))
-    with pytest.raises(UserError, match=f"Yielding .*{told}"):
+    with pytest.raises(UserError, match=f"Yielding .*{message}"):
         list(method.stream(request, Trace())) if streamed else method.decode(request, Trace())
     full = Yielding([[5], [6, 7], [8]])
     assert full.decode(request, Trace()) == [1, 2, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(
-    ("tokens", "told"),
+    ("tokens", "message"),
     [
         (None, "must return the list of the prompt's tokens, .* got None"),
         ((1, 2, 5), "must return the list of the prompt's tokens"),
@@ -710,11 +643,11 @@ def test_a_loop_of_ones_own_that_would_not_end_is_refused(
         ([1, 2, *[5] * 5], "has emitted 5 tokens, where a text may have 4"),
     ],
 )
-def test_what_is_no_text_of_a_method_is_refused(tokens: object, told: str) -> None:
+def test_what_is_no_text_of_a_method_is_refused(tokens: object, message: str) -> None:
     """Fault: a method that returns the emitted tokens alone loses as many as the prompt has."""
     method: Method = Yielding([])
     request = Request(Source((1, 2)), Limits(2, 4))
-    with pytest.raises(UserError, match=f"Yielding .*{told}"):
+    with pytest.raises(UserError, match=f"Yielding .*{message}"):
         require_text(method, request, tokens)
     for right in ([1, 2, 5], [1, 2, 5, 6, 7, 8], [1, 2]):
         require_text(method, request, right)

@@ -17,7 +17,7 @@ def test_room_is_what_may_still_be_emitted() -> None:
     assert [LIMITS.room([7] * length) for length in (2, 3, 6, 7)] == [4, 3, 0, -1]
 
 
-def test_a_text_ends_at_its_length_or_behind_an_end_token_of_its_own() -> None:
+def test_a_text_ends_at_its_length_or_after_an_end_token_of_its_own() -> None:
     texts = (
         [7, 7],
         [7, 1],
@@ -42,7 +42,7 @@ def test_a_text_ends_at_its_length_or_behind_an_end_token_of_its_own() -> None:
     ]
 
 
-def test_new_tokens_are_cut_behind_the_first_end_token_and_at_the_length() -> None:
+def test_new_tokens_are_cut_after_the_first_end_token_and_at_the_length() -> None:
     assert LIMITS.append([7, 7], [5, 6]) == [7, 7, 5, 6]
     assert LIMITS.append([7, 1], [5, 3, 6, 1]) == [7, 1, 5, 3]
     assert LIMITS.append((7, 7, 7), (4, 5, 6, 8)) == [7, 7, 7, 4, 5, 6]
@@ -52,11 +52,14 @@ def test_new_tokens_are_cut_behind_the_first_end_token_and_at_the_length() -> No
 
 def test_a_draft_keeps_to_the_positions_that_the_models_have() -> None:
     draft, bounded = Draft(torch.tensor([4, 5, 6])), Limits(2, 9, positions=5)
-    assert LIMITS.fitting(draft, [7, 7]) is draft and LIMITS.reach([7]) == sys.maxsize
-    assert [bounded.reach([7] * length) for length in (2, 5)] == [3, 0]
-    assert bounded.fitting(draft, [7, 7]) is draft
-    assert bounded.fitting(draft, [7, 7, 7]).token_list == [4, 5]
-    assert bounded.fitting(draft, [7] * 5).token_list == []
+    assert (
+        draft.up_to_depth(LIMITS.positions_left([7, 7])) is draft
+        and LIMITS.positions_left([7]) == sys.maxsize
+    )
+    assert [bounded.positions_left([7] * length) for length in (2, 5)] == [3, 0]
+    assert draft.up_to_depth(bounded.positions_left([7, 7])) is draft
+    assert draft.up_to_depth(bounded.positions_left([7, 7, 7])).token_list == [4, 5]
+    assert draft.up_to_depth(bounded.positions_left([7] * 5)).token_list == []
 
 
 def test_a_source_moves_with_its_encoders_tokens() -> None:

@@ -173,7 +173,7 @@ def test_rollback_judges_at_temperature_1_whatever_the_tokens_are_drawn_at() -> 
     assert verdict.stats["distance"] == pytest.approx([-math.log(0.25)]) and verdict.path == ()
 
 
-def test_a_drafter_is_as_sure_as_at_temperature_1_whatever_the_tokens_are_drawn_at() -> None:
+def test_a_drafters_confidence_is_that_at_temperature_1_whatever_the_tokens_are_drawn_at() -> None:
     model = StubModel(lambda _: P.log())
     drafter = ModelDrafter(model, 3, 0.45)
     request = Request(
@@ -185,7 +185,7 @@ def test_a_drafter_is_as_sure_as_at_temperature_1_whatever_the_tokens_are_drawn_
     assert draft.stats["confidence"] == pytest.approx([float(P.max())] * 3)
 
 
-def test_a_distance_equal_to_the_threshold_stands() -> None:
+def test_a_distance_equal_to_the_threshold_is_accepted() -> None:
     logits = log_rows([0.5, 0.5], [0.5, 0.5])
     threshold = float(-logits[0].log_softmax(-1)[1])
     assert Rollback(threshold)(Draft(torch.tensor([1])), logits, GREEDY).path == (0,)

@@ -183,7 +183,7 @@ def test_a_text_ends_before_the_first_of_the_strings() -> None:
     assert before_stop("nothing", ["\ndef"]) == before_stop("nothing", ()) == "nothing"
 
 
-def test_limits_cut_a_draft_behind_the_token_that_completes_a_stop_string() -> None:
+def test_limits_cut_a_draft_after_the_token_that_completes_a_stop_string() -> None:
     checkpoint = checkpoint_of(tiny_tokenizer(False))  # writes "w5 w6 w7"
     limits = Limits(2, 9, frozenset([1]), stop=StopStrings(("5 w6",), checkpoint))
     # the prompt's w5 is no part of the text
@@ -226,7 +226,7 @@ def test_a_stop_string_with_a_special_token_in_it_is_refused() -> None:
         StopStrings(("w7", "\n<turn>"), with_special("<turn>"))
 
 
-def test_what_was_drafted_behind_a_stop_string_does_not_count() -> None:
+def test_what_was_drafted_after_a_stop_string_does_not_count() -> None:
     trace, chain = Trace(), Draft(torch.tensor([5, 6, 7, 8]))
     trace.step(chain, Verdict((0, 1, 2), 9, {"distance": (0.1, 0.2, 0.3, 0.4)}), stopped=2)
     trace.step(chain, Verdict((0, 1, 2), 9), stopped=4)  # the target's own token completes it
@@ -347,7 +347,7 @@ def test_generate_runs_no_further_than_the_stop_string(checkpoints: Path) -> Non
 
 
 @pytest.mark.parametrize("verify_tail", [True, False])
-def test_the_last_round_of_a_text_counts_no_draft_behind_its_stop_string(
+def test_the_last_round_of_a_text_counts_no_draft_after_its_stop_string(
     checkpoints: Path, verify_tail: bool
 ) -> None:
     folder, in_drafts = checkpoints / "llama", 0

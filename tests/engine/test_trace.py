@@ -38,7 +38,7 @@ def test_a_span_waits_for_the_device_before_and_after_itself() -> None:
 END = frozenset({1})
 
 
-def test_drafted_tokens_behind_an_end_token_do_not_count() -> None:
+def test_drafted_tokens_after_an_end_token_do_not_count() -> None:
     trace = Trace()
     draft = Draft(torch.tensor([4, 1, 6, 7]), calls=4)
     # 7 was rejected, behind the end
@@ -68,7 +68,7 @@ def test_a_branch_that_ends_the_text_is_accepted_as_a_whole() -> None:
     assert trace.rollbacks == 1
 
 
-def test_a_tree_counts_every_node_and_may_go_on_behind_an_end_token() -> None:
+def test_a_tree_counts_every_node_and_may_go_on_after_an_end_token() -> None:
     trace = Trace()
     tree = Draft(
         torch.tensor([1, 5, 6]), parents=torch.tensor([-1, -1, 1]), calls=2, stats={"width": 2}

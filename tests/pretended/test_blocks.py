@@ -17,8 +17,8 @@ from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 from bild_lab.lab.point.read_model import load_model
+from tests.engine.models.gguf_files import PROMPT, tiny, write
 from tests.engine.models.test_gguf_blocks import as_q4_k_m
-from tests.engine.models.test_gguf_file import PROMPT, tiny, write
 from tests.engine.models.test_triton_blocks import TOKENS, by_triton
 from tests.pretended import pretended_gpu
 from tests.triton_interpreter import interpreter, needs_triton  # noqa: F401

@@ -24,7 +24,8 @@ from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import ChainSpec, TreeSpec
 from bild_lab.engine.trace import Trace
-from tests.engine.lossless.test_random_models import NEVER, random_target
+from tests.engine.loops import NEVER
+from tests.engine.lossless.random_models import random_target
 from tests.policies import in_memory
 from tests.pretended import CudaFault, Machine, pretended_gpu
 from tests.pretended.machine import by_line

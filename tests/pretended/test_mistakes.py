@@ -22,7 +22,8 @@ from bild_lab.engine.models.placed_rows import PlacedRows, place_rows
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
-from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
+from tests.engine.loops import NEVER
+from tests.engine.lossless.random_models import random_source, random_target
 from tests.policies import in_memory
 from tests.pretended import CudaFault, Machine, pretended_gpu
 from tests.pretended.machine import by_line

@@ -26,8 +26,9 @@ from bild_lab.engine.protocols import Method, Prepares
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Round, Trace
+from tests.engine.loops import NEVER
 from tests.engine.lossless.greedy import Models, drafts, emitted, table_of
-from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
+from tests.engine.lossless.random_models import random_source, random_target
 from tests.noting_batch import NotingBatch
 from tests.policies import FAMILIES, GREEDY_ONLY, RUNNABLE, engines, in_memory, is_peer
 from tests.pretended import Machine, pretended_gpu

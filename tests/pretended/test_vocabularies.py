@@ -11,7 +11,7 @@ import pytest
 from bild_lab.engine.trace import Trace
 from bild_lab.engine.vocabularies import TranslatedModel
 from tests.engine.lossless.greedy import emitted
-from tests.engine.lossless.test_random_models import random_target
+from tests.engine.lossless.random_models import random_target
 from tests.engine.vocabularies.foreign import foreign
 from tests.engine.vocabularies.test_lossless import WAYS, ForeignModels, cases
 from tests.policies import in_memory

@@ -17,7 +17,7 @@ from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.store.records import Sweep
-from tests.engine.models.test_gguf_file import tiny, write
+from tests.engine.models.gguf_files import tiny, write
 
 PROGRAM = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
 pytestmark = [

@@ -213,7 +213,7 @@ def test_a_rotation_that_the_longest_row_of_a_batch_changes_is_refused_as_decodi
         require_room([20, 25], longrope)
 
 
-def test_positions_that_are_counted_from_behind_the_padding_are_fewer() -> None:
+def test_positions_that_are_counted_after_the_padding_are_fewer() -> None:
     """Fault: an example as long as RoBERTa's table ended in an error of the module."""
     sizes = {**DECODER, "max_position_embeddings": 20, "pad_token_id": 1, "is_decoder": True}
     roberta = outline(AutoConfig.for_model("roberta", **sizes))

@@ -9,10 +9,10 @@ from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.methods.speculative.tree_acceptance import (
     PerNode,
     PerRow,
-    accepted_path,
     best_sibling,
     judging_rows,
     output_of_threshold,
+    tree_verdict,
 )
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
@@ -54,10 +54,8 @@ class Rollback(Acceptance):
         distances, target_tokens = draft.to_host(
             distance, request.sampling.choose(logits, request.generator)
         )
-        path, row = accepted_path(
-            draft, best_sibling([-nats for nats in distances], -self._threshold)
-        )
-        return Verdict(path, int(target_tokens[row]), stats={"distance": tuple(distances)})
+        choose = best_sibling([-nats for nats in distances], -self._threshold)
+        return tree_verdict(draft, choose, target_tokens, distance=distances)
 
     def output_distribution(
         self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode

@@ -48,9 +48,11 @@ class BitaConfig:
     """The shapes of an adapter, and the model it was trained for.
 
     prompt: deep (keys and values in every layer), shallow (embeddings before the first layer) or
-    none.
-    prompt_tokens: P, 0 without a prompt. mask_tokens: M. layers, kv_heads, head_dim,
-    hidden_size, vocabulary: the base model's. base: its path and the fingerprint of its weights.
+        none.
+    prompt_tokens: P, 0 without a prompt.
+    mask_tokens: M.
+    layers, kv_heads, head_dim, hidden_size, vocabulary: the base model's.
+    base: its path and the fingerprint of its weights.
     markov_rank: of a `MarkovHead`; 0: none.
     """
 
@@ -99,7 +101,8 @@ class BitaAdapter(SavedModule):
         self.masks = normal(config.mask_tokens, config.hidden_size)
         if config.prompt == "deep":
             shape = (config.layers, config.kv_heads, config.prompt_tokens, config.head_dim)
-            self.prompt_keys, self.prompt_values = normal(*shape), normal(*shape)
+            self.prompt_keys = normal(*shape)
+            self.prompt_values = normal(*shape)
         elif config.prompt == "shallow":
             self.prompt_embeddings = normal(config.prompt_tokens, config.hidden_size)
         rank = config.markov_rank
@@ -123,14 +126,19 @@ class BitaAdapter(SavedModule):
         prompt token.
         """
         shape = base_sizes(model_config, "a BiTA adapter")
-        count = 0 if prompt == "none" else prompt_tokens
-        sizes = (shape.layers, shape.kv_heads, shape.head_dim, shape.hidden_size)
-        return cls(
-            BitaConfig(
-                prompt, count, mask_tokens, *sizes, dict(base), shape.vocabulary, markov_rank
-            ),
-            seed,
+        config = BitaConfig(
+            prompt=prompt,
+            prompt_tokens=0 if prompt == "none" else prompt_tokens,
+            mask_tokens=mask_tokens,
+            layers=shape.layers,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            hidden_size=shape.hidden_size,
+            base=dict(base),
+            vocabulary=shape.vocabulary,
+            markov_rank=markov_rank,
         )
+        return cls(config, seed)
 
 
 def load_bita(
@@ -190,12 +198,14 @@ class BitaTarget:
     def _prefix(self) -> Prefix:
         adapter, count = self._adapter, self._prompt_tokens
         if adapter.config.prompt == "shallow" and count:
-            return replace(
-                self._target.prompt_cache(adapter.prompt_embeddings[:count]), masks=adapter.masks
-            )
+            prompt = self._target.prompt_cache(adapter.prompt_embeddings[:count])
+            return replace(prompt, masks=adapter.masks)
         if adapter.config.prompt == "deep":
-            keys, values = adapter.prompt_keys[:, :, :count], adapter.prompt_values[:, :, :count]
-            return Prefix(keys, values, adapter.masks)
+            return Prefix(
+                keys=adapter.prompt_keys[:, :, :count],
+                values=adapter.prompt_values[:, :, :count],
+                masks=adapter.masks,
+            )
         shape = (adapter.config.layers, adapter.config.kv_heads, 0, adapter.config.head_dim)
         empty = adapter.masks.new_empty(shape)
         return Prefix(empty, empty, adapter.masks)
@@ -211,15 +221,15 @@ class MaskTokenDrafter(CandidateDrafter):
     the next draft. The first forward has no draft, and one group after the prompt.
 
     tree: efficient_tree (Figure 5) extends only each depth's most likely candidate; narrowing_tree
-    is the same with one candidate fewer at each depth; full_tree extends every candidate. All have
-    a group of masks after every token. straightforward (Figure 4) drafts a chain of each mask's
-    most likely token, with a single group after the last committed token. A file of
-    `scripts/fit_tree.py` has a tree for each number of candidates, and says after which tokens
-    masks run, and how many.
+        is the same with one candidate fewer at each depth; full_tree extends every candidate. All
+        have a group of masks after every token. straightforward (Figure 4) drafts a chain of each
+        mask's most likely token, with a single group after the last committed token. A file of
+        `scripts/fit_tree.py` has a tree for each number of candidates, and says after which tokens
+        masks run, and how many.
     top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
     adapter: of its weights the target runs all but those of a Markov head.
     mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as
-    there are widths.
+        there are widths.
     """
 
     hybrid_places = ()
@@ -243,7 +253,7 @@ class MaskTokenDrafter(CandidateDrafter):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Take the next draft's candidates from the masks after the last accepted token."""
         accepted = len(verdict.path)
-        row = 0 if self._straightforward or not accepted else verdict.path[-1] + 1
+        row = 0 if self._straightforward else verdict.rows[-1]
         first_probe, count = self._layout.probe_groups[row]
         skipped_masks = accepted if self._straightforward else 0
         logits = scores.logits[first_probe + skipped_masks : first_probe + count]

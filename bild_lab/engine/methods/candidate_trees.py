@@ -121,7 +121,7 @@ def candidate_widths(top_k: int | Sequence[int], depth: int, vocabulary: int) ->
     Raises UserError for a number below 1 or above the vocabulary's size, and for more numbers than
     depths.
     """
-    widths = [top_k] * depth if not isinstance(top_k, Sequence) else list(top_k)
+    widths = list(top_k) if isinstance(top_k, Sequence) else [top_k] * depth
     if not 1 <= len(widths) <= depth:
         raise UserError(
             f"top_k must give a width for 1 to {depth} depths, got {top_k!r}; give fewer, or one"
@@ -198,9 +198,10 @@ def medusa_trees(max_depth: int, max_probes: int, vocabulary: int) -> tuple[Prob
 class CandidateLevel:
     """The nodes of one depth, for candidates that depend on their parent.
 
-    parent_rows: [p], the rows of the nodes' parents, each once. picks: [n], each node's index into
-    the flattened candidates of these parents. rows: [n], of the nodes. width: how many candidates a
-    parent has.
+    parent_rows: [p], the rows of the nodes' parents, each once.
+    picks: [n], each node's index into the flattened candidates of these parents.
+    rows: [n], of the nodes.
+    width: how many candidates a parent has.
     """
 
     parent_rows: Int[Tensor, " p"]
@@ -213,10 +214,12 @@ class CandidateLevel:
 class TreeLayout:
     """A tree's nodes and the probes of its rows, on the device.
 
-    picks: [n], each node's index into the flattened candidates. parents: [n]. probes: [p]. rows:
-    the tree of the last committed token, the nodes and the probes. probe_groups: for each row the
-    row of its first probe, and how many probes it has. nodes, parent_list: the nodes and their
-    parents on the host.
+    picks: [n], each node's index into the flattened candidates.
+    parents: [n].
+    probes: [p].
+    rows: the tree of the last committed token, the nodes and the probes.
+    probe_groups: for each row the row of its first probe, and how many probes it has.
+    nodes, parent_list: the nodes and their parents on the host.
     """
 
     picks: Int[Tensor, " n"]
@@ -254,7 +257,7 @@ class TreeLayout:
         return torch.tensor(columns, dtype=torch.int32).T.contiguous()
 
 
-MAKE = "scripts/fit_tree.py makes one"
+MAKE_TREES = "scripts/fit_tree.py makes one"
 
 
 def read_trees(
@@ -268,10 +271,12 @@ def read_trees(
     try:
         trees = trees_from_content(json.loads(Path(path).expanduser().read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} must hold trees, got a file without ({error}); {MAKE}") from error
+        raise UserError(
+            f"{path} must hold trees, got a file without ({error}); {MAKE_TREES}"
+        ) from error
     if not trees or len(trees) > max_depth + 1:
         raise UserError(
-            f"{path} must hold a tree for 0 to {max_depth} depths, got {len(trees)} trees; {MAKE}"
+            f"{path} must hold a tree for 0 to {max_depth} depths, got {len(trees)} trees; {MAKE_TREES}"
         )
     for depth, tree in enumerate(trees):
         max_row_probes = min(max_probes, len(trees) - 1)
@@ -295,12 +300,12 @@ def require_draftable(
     """Raise UserError for a tree that is deeper, wider or more probed than its candidates are."""
     if any(node.depth >= depth or not 0 <= node.rank < vocabulary for node in tree.nodes):
         raise UserError(
-            f"{noun}, must have nodes of depths below {depth} and ranks below {vocabulary}; {MAKE}"
+            f"{noun}, must have nodes of depths below {depth} and ranks below {vocabulary}; {MAKE_TREES}"
         )
     if any(not 0 <= count <= max_probes for count in tree.probes):
         raise UserError(
             f"{noun}, must have 0 to {max_probes} probes below a row, got {max(tree.probes)};"
-            f" {MAKE}"
+            f" {MAKE_TREES}"
         )
 
 
@@ -315,7 +320,8 @@ def tree_from_content(content: dict[str, Any]) -> ProbedTree:
     for parent, rank in zip(parents, ranks, strict=True):
         if not ROOT <= parent < len(nodes):
             raise ValueError(f"node {len(nodes)} comes before its parent {parent}")
-        nodes.append(CandidateNode(0 if parent == ROOT else nodes[parent].depth + 1, rank, parent))
+        depth = 0 if parent == ROOT else nodes[parent].depth + 1
+        nodes.append(CandidateNode(depth, rank, parent))
     if len({(node.parent, node.rank) for node in nodes}) < len(nodes):
         raise ValueError("a candidate comes twice below one node")
     return ProbedTree(tuple(nodes), tuple(probes))

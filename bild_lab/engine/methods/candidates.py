@@ -39,8 +39,9 @@ STRAIGHTFORWARD = "straightforward"
 class TokenTrees:
     """Drafts trees from candidates. Each shape is built once and then reused.
 
-    trees: by how many positions have candidates. vocabulary_size: the id of the first probe. width:
-    how many candidates there are at each depth; None: as many as the trees use.
+    trees: by how many positions have candidates.
+    vocabulary_size: the id of the first probe.
+    width: how many candidates there are at each depth; None: as many as the trees use.
     """
 
     def __init__(
@@ -125,10 +126,11 @@ class CandidateDrafter(Drafter):
     Markov head on the token before them alone.
 
     candidates: [depth, width], the most likely tokens of the positions after the text so far; with
-    a Markov head their logits without its bias, [depth, vocab], of a draft vocabulary's tokens
-    where there is one; None: not known yet.
-    max_depth: for how many positions there can be candidates. max_probes: how many probes can
-    follow a row, 0 for drafters without probes. vocabulary_size: how many tokens can be candidates.
+        a Markov head their logits without its bias, [depth, vocab], of a draft vocabulary's tokens
+        where there is one; None: not known yet.
+    max_depth: for how many positions there can be candidates.
+    max_probes: how many probes can follow a row, 0 for drafters without probes.
+    vocabulary_size: how many tokens can be candidates.
     """
 
     drafts_trees = True
@@ -167,11 +169,13 @@ class CandidateDrafter(Drafter):
         self.candidates = None
 
     def propose(self, tokens: list[int]) -> Draft:
-        room, reach = self._limits.room(tokens), self._limits.reach(tokens)
-        depth = 0 if self.candidates is None else min(self.candidates.shape[0], room, reach)
+        room, positions_left = self._limits.room(tokens), self._limits.positions_left(tokens)
+        depth = 0
+        if self.candidates is not None:
+            depth = min(self.candidates.shape[0], room, positions_left)
         # a next draft cannot be deeper than the room after the next token, and probes follow the
         # deepest node
-        max_probes = min(self.max_probes, room - 1, reach - depth)
+        max_probes = min(self.max_probes, room - 1, positions_left - depth)
         self._layout = self._trees.layout(depth, max_probes)
         return self._trees.draft(self.candidates, self._layout, self.markov, tokens[-1])
 

@@ -28,7 +28,6 @@ from bild_lab.engine.methods.drafter_fields import (
     require_known,
     require_tokens_of,
 )
-from bild_lab.engine.methods.eagle.drafter import states_of_text
 from bild_lab.engine.methods.module_folder import (
     FolderKind,
     described_in,
@@ -36,7 +35,7 @@ from bild_lab.engine.methods.module_folder import (
     read_tensors,
     released_folder,
 )
-from bild_lab.engine.methods.state_layers import BesideTarget, StateLayer
+from bild_lab.engine.methods.state_layers import BesideTarget, StateLayer, states_of_text
 from bild_lab.engine.models.checkpoint.vocabulary import biased
 from bild_lab.engine.models.native.attention import KeyValueCache, fused_attention
 from bild_lab.engine.models.native.layers import SPARE_ROWS
@@ -67,13 +66,17 @@ IGNORED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight", "embed_toke
 class DFlashConfig:
     """The shapes of a drafter, and the model it was trained for.
 
-    layers: its decoder layers; vocab_size and hidden_size are the target's. target_layers: after
-    how many of the target's layers the states are taken that it reads, 0 for the embeddings. block:
-    rows of a block, the last committed token's and the masks'. mask_token: the id of a mask.
-    draft_vocabulary: how many tokens its head knows; None for the target's head. first_row: which
-    row of a block predicts the next token, 1: each mask its own place, 0: each row the place after
-    it. windows: for each layer to how many tokens before the block it attends, None for all.
-    causal: in layers with a window rows of a block see no later rows. bias: of the attention.
+    layers: its decoder layers; vocab_size and hidden_size are the target's.
+    target_layers: after how many of the target's layers the states are taken that it reads, 0 for
+        the embeddings.
+    block: rows of a block, the last committed token's and the masks'.
+    mask_token: the id of a mask.
+    draft_vocabulary: how many tokens its head knows; None for the target's head.
+    first_row: which row of a block predicts the next token, 1: each mask its own place, 0: each row
+        the place after it.
+    windows: for each layer to how many tokens before the block it attends, None for all.
+    causal: in layers with a window rows of a block see no later rows.
+    bias: of the attention.
     """
 
     layers: LlamaConfig
@@ -153,9 +156,10 @@ class DFlash(BesideTarget):
             read = self.normed(x, layer.input_layernorm)
             queries = self.normed(self.heads(layer.q_proj(read)), layer.q_norm)
             queries = rotate(queries, cos[rows], sin[rows])
-            both = torch.cat([context, read])
-            keys = self.normed(self.heads(layer.k_proj(both)), layer.k_norm)
-            cache.write(index, placed, rotate(keys, cos, sin), self.heads(layer.v_proj(both)))
+            text_and_block = torch.cat([context, read])
+            keys = self.normed(self.heads(layer.k_proj(text_and_block)), layer.k_norm)
+            values = self.heads(layer.v_proj(text_and_block))
+            cache.write(index, placed, rotate(keys, cos, sin), values)
             mixed = fused_attention(
                 queries.transpose(0, 1)[None],
                 cache.keys[index, None, :, :stop],
@@ -169,8 +173,8 @@ class DFlash(BesideTarget):
         """The target's id of the most likely token after each row's states."""
         normed = self.normed(states, self.norm)
         if self.config.draft_vocabulary is not None:
-            chosen = self.lm_head(normed).argmax(-1)
-            return chosen + self.d2t[chosen]
+            own_tokens = self.lm_head(normed).argmax(-1)
+            return own_tokens + self.d2t[own_tokens]
         head = self._target[1][: self.config.vocabulary].to(normed.dtype)
         return biased(normed @ head.mT, self._bias).argmax(-1)
 
@@ -310,16 +314,17 @@ def _wrong_fields(
     values: Mapping[str, Any], layers: LlamaConfig, weights: Mapping[str, Tensor]
 ) -> dict[str, bool]:
     """Which fields of a drafter have no known form, or say something else than the weights."""
-    mask_token, known = values.get("mask_token_id"), values.get("draft_vocab_size")
+    mask_token, draft_vocabulary = values.get("mask_token_id"), values.get("draft_vocab_size")
     head = weights.get("lm_head.weight")
-    drafts_from = 0 if values.get("sample_from_anchor") else 1
+    has_other_head = head is not None and draft_vocabulary != head.shape[0]
+    first_row = 0 if values.get("sample_from_anchor") else 1
+    target_size = values.get("target_hidden_size") or layers.hidden_size
     return {
         "mask_token_id": not is_count(mask_token, 0) or mask_token >= layers.vocab_size,
         "aux_hidden_state_layer_ids": not are_layers(values.get("aux_hidden_state_layer_ids")),
-        "target_hidden_size": (values.get("target_hidden_size") or layers.hidden_size)
-        != layers.hidden_size,
-        "block_size": not is_count(values.get("block_size"), 1 + drafts_from),
-        "draft_vocab_size": not is_count(known) or (head is not None and known != head.shape[0]),
+        "target_hidden_size": target_size != layers.hidden_size,
+        "block_size": not is_count(values.get("block_size"), 1 + first_row),
+        "draft_vocab_size": not is_count(draft_vocabulary) or has_other_head,
         "sample_from_anchor": not is_switch(values.get("sample_from_anchor")),
         "sliding_window_non_causal": not is_switch(values.get("sliding_window_non_causal")),
         "base": not isinstance(values.get("base") or {}, Mapping),

@@ -114,7 +114,7 @@ class NarrowModel:
     def start(
         self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
     ) -> Session:
-        if isinstance(self.model, TargetLayers):  # whose scores have been processed
+        if isinstance(self.model, TargetLayers):  # the target has processed its scores
             return NarrowSession(self.model.start(source, room, session_options), self.vocabulary)
         session = self.model.start(replace(source, processors=None), room, session_options)
         return processed(NarrowSession(session, self.vocabulary), source)
@@ -130,11 +130,7 @@ class NarrowSession(SessionOver):
     @torch.inference_mode()
     def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         scores = self._session.extend(rows, replace(output_spec, vocabulary=self._vocabulary))
-        return (
-            scores
-            if scores.logits is None
-            else replace(scores, logits=self._vocabulary.masked(scores.logits))
-        )
+        return scores.with_logits(self._vocabulary.masked)
 
     def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         return self._session.draft(rows, replace(chain, vocabulary=self._vocabulary))

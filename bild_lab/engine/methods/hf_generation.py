@@ -28,7 +28,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_dep
 from bild_lab.engine.models.checkpoint.vocabulary import shares_token_ids, tokens_without_embedding
 from bild_lab.engine.models.hf.generation import cache_of_its_own, with_settings
 from bild_lab.engine.models.hf.model import HuggingFaceModel
-from bild_lab.engine.request import Request
+from bild_lab.engine.request import Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
@@ -93,32 +93,9 @@ class HuggingFaceAssisted(GenerateMethod):
             require_whole("the draft window", window, 1)
         for model in (target, draft):
             require_cache("assisted generation", model)
+        require_shared_tokens(target, draft)
         self._draft = draft.transformers
-        target_checkpoint, draft_checkpoint = target.checkpoint, draft.checkpoint
-        if tokens_without_embedding(target_checkpoint, draft_checkpoint) or not shares_token_ids(
-            target_checkpoint, draft_checkpoint
-        ):
-            raise UserError(
-                "assisted generation needs a draft model of the target's vocabulary, got"
-                f" {model_label(draft)} for {model_label(target)}, which has other tokens, or more than the draft"
-                " model has embeddings; use policy=speculative, which takes the tokens that both"
-                " have"
-            )
-        # `generate` adapts the drafter's settings from call to call: a copy of our own keeps
-        # methods independent
-        self._settings = copy.deepcopy(draft.checkpoint.generation)
-        # the drafter passes through the target's processors, and its drafts end where the target's
-        # text does
-        for name in (
-            *score_settings(self._settings),
-            *search_settings(self._settings),
-            STOP_STRINGS,
-        ):
-            setattr(self._settings, name, None)
-        if window is not None:
-            self._settings.num_assistant_tokens = window
-            self._settings.num_assistant_tokens_schedule = "constant"
-            self._settings.assistant_confidence_threshold = 0.0
+        self._settings = drafter_settings(draft.checkpoint.generation, window)
         self._decoder_mask = decoder_mask and target.checkpoint.encoder_decoder
 
     @torch.inference_mode()
@@ -132,6 +109,36 @@ class HuggingFaceAssisted(GenerateMethod):
         with with_target_sizes(self._target.module, draft):
             masks = unknown_token_masks(self._target, self._draft)
             return generate(self._target, [request], masks, **options)[0]
+
+
+def require_shared_tokens(target: LoadedModel, draft: LoadedModel) -> None:
+    """Raise UserError for a draft model of another vocabulary, and for one that cannot read every
+    token of the target.
+    """
+    checkpoints = target.checkpoint, draft.checkpoint
+    if tokens_without_embedding(*checkpoints) or not shares_token_ids(*checkpoints):
+        raise UserError(
+            "assisted generation needs a draft model of the target's vocabulary, got"
+            f" {model_label(draft)} for {model_label(target)}, which has other tokens, or more"
+            " than the draft model has embeddings; use policy=speculative, which takes the tokens"
+            " that both have"
+        )
+
+
+def drafter_settings(generation: GenerationConfig, window: int | None) -> GenerationConfig:
+    """How an assistant generates. window: as in `HuggingFaceAssisted`."""
+    # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods
+    # independent
+    settings = copy.deepcopy(generation)
+    # the drafter passes through the target's processors, and its drafts end where the target's
+    # text does
+    for name in (*score_settings(settings), *search_settings(settings), STOP_STRINGS):
+        setattr(settings, name, None)
+    if window is not None:
+        settings.num_assistant_tokens = window
+        settings.num_assistant_tokens_schedule = "constant"
+        settings.assistant_confidence_threshold = 0.0
+    return settings
 
 
 class HuggingFacePromptLookup(GenerateMethod):
@@ -159,11 +166,12 @@ class HuggingFacePromptLookup(GenerateMethod):
         limits, window = request.limits, self._options["prompt_lookup_num_tokens"]
         max_tokens = limits.prompt_length + limits.max_new_tokens + window - 2
         if limits.positions is not None and max_tokens > limits.positions:
+            excess = max_tokens - limits.positions
             raise UserError(
                 f"prompt lookup of transformers drafts {window} tokens however little room is left,"
-                f" so it may read {max_tokens} of the {limits.positions} that {model_label(self._target)} reads;"
-                f" lower decoding.max_new_tokens by {max_tokens - limits.positions}, or use"
-                " policy=prompt_lookup"
+                f" so it may read {max_tokens} of the {limits.positions} that"
+                f" {model_label(self._target)} reads; lower decoding.max_new_tokens by {excess},"
+                " or use policy=prompt_lookup"
             )
         return super().decode(request, trace)
 
@@ -276,35 +284,58 @@ def generate(
                 " padding; prompts of several lengths are decoded one after the other"
             )
             return [generate(target, [request], processors, **options)[0] for request in requests]
+    # 1. the settings of the longest text: without these the checkpoint's own would apply
     longest = max(requests, key=lambda request: request.limits.max_new_tokens)
     settings = plain_generation_config(target, longest)
-    # without these the checkpoint's own settings would apply
     module = with_settings(target.module, settings)
-    if target.checkpoint.encoder_decoder:
-        rows, side = [source.encoder_ids[0] for source in sources], "right"
-        prompts = torch.tensor([source.prompt for source in sources], device=target.device)
-        options |= {"decoder_input_ids": prompts, **cache_option(target)}
-        prompt_width = prompts.shape[1]
-    else:
-        rows, side = [torch.tensor(source.prompt) for source in sources], "left"
-        prompt_width = max(map(len, rows))
-    pad_rows = partial(pad_sequence, batch_first=True, padding_side=side)
-    options["input_ids"] = pad_rows(rows, padding_value=settings.pad_token_id).to(target.device)
-    options["attention_mask"] = pad_rows([torch.ones_like(row) for row in rows]).to(target.device)
+    # 2. the prompts, and what the scores pass
+    inputs, prompt_width = padded_inputs(target, sources, settings.pad_token_id)
+    options |= inputs
     processors = unknown_token_masks(target) if processors is None else processors
     if processors := LogitsProcessorList([*processors, *(sources[0].processors or ())]):
         options["logits_processor"] = processors
     options |= stopping_options(requests, prompt_width)
-    devices = [target.device] if target.device.type == "cuda" else []
-    generator = longest.generator  # of a text that is sampled, and so alone
-    with torch.random.fork_rng(devices=devices, enabled=generator is not None):
-        if generator is not None:  # `generate` draws from the global generator
-            torch.manual_seed(generator.initial_seed())
+    # 3. the texts
+    # a text that is sampled is alone in its batch
+    with drawing_from(longest.generator, target.device):
         texts = module.generate(**options).tolist()
     return [
         request.limits.append(list(request.source.prompt), text[prompt_width:])
         for request, text in zip(requests, texts, strict=True)
     ]
+
+
+def padded_inputs(
+    target: HuggingFaceModel, sources: Sequence[Source], pad_token: int
+) -> tuple[dict[str, Any], int]:
+    """The options of `generate` for prompts that are padded to one length, and the place of the
+    first new token in every row.
+    """
+    inputs: dict[str, Any] = {}
+    if target.checkpoint.encoder_decoder:
+        rows, side = [source.encoder_ids[0] for source in sources], "right"
+        prompts = torch.tensor([source.prompt for source in sources], device=target.device)
+        inputs = {"decoder_input_ids": prompts, **cache_option(target)}
+        prompt_width = prompts.shape[1]
+    else:
+        rows, side = [torch.tensor(source.prompt) for source in sources], "left"
+        prompt_width = max(map(len, rows))
+    pad_rows = partial(pad_sequence, batch_first=True, padding_side=side)
+    inputs["input_ids"] = pad_rows(rows, padding_value=pad_token).to(target.device)
+    inputs["attention_mask"] = pad_rows([torch.ones_like(row) for row in rows]).to(target.device)
+    return inputs, prompt_width
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator | None, device: torch.device) -> Iterator[None]:
+    """Inside the block the global generator, from which `generate` draws, begins with the seed of
+    this one; afterwards it is as before. None: nothing is drawn.
+    """
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices, enabled=generator is not None):
+        if generator is not None:
+            torch.manual_seed(generator.initial_seed())
+        yield
 
 
 def require_plain(sampling: Sampling, processed: bool) -> None:

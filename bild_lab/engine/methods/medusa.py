@@ -73,10 +73,12 @@ RELEASED_WEIGHTS = (RELEASED.weights, "medusa_lm_head.pt")
 class MedusaConfig:
     """The shapes of the heads, and the model they were trained for.
 
-    heads: how many tokens are predicted beyond the target's own next token. layers: residual blocks
-    in each head. hidden_size, vocabulary: the base model's. base: its path and the fingerprint of
-    its weights. shared: all heads end in the target's own matrix to the vocabulary, instead of one
-    each. markov_rank: of a `MarkovHead`, or 0.
+    heads: how many tokens are predicted beyond the target's own next token.
+    layers: residual blocks in each head.
+    hidden_size, vocabulary: the base model's.
+    base: its path and the fingerprint of its weights.
+    shared: all heads end in the target's own matrix to the vocabulary, instead of one each.
+    markov_rank: of a `MarkovHead`, or 0.
     """
 
     heads: int
@@ -138,9 +140,16 @@ class MedusaHeads(SavedModule):
 
         Raises UserError for an encoder–decoder.
         """
-        shape = base_sizes(model_config, "Medusa")
-        sizes = (heads, layers, shape.hidden_size, lm_head.shape[0])
-        heads_module = cls(MedusaConfig(*sizes, dict(base), shared, markov_rank), seed)
+        config = MedusaConfig(
+            heads=heads,
+            layers=layers,
+            hidden_size=base_sizes(model_config, "Medusa").hidden_size,
+            vocabulary=lm_head.shape[0],
+            base=dict(base),
+            shared=shared,
+            markov_rank=markov_rank,
+        )
+        heads_module = cls(config, seed)
         if shared:
             return heads_module.attach(lm_head[None])
         with torch.no_grad():
@@ -186,9 +195,8 @@ class MedusaHeads(SavedModule):
         x = rows.expand(depth, *rows.shape)
         for layer in range(self.config.layers):
             x = x + silu(x @ self.blocks[:depth, layer].mT + self.biases[:depth, layer, None])
-        return biased(
-            x @ (self._attached[0] if self._attached else self.outputs)[:depth].mT, self._bias
-        )
+        matrices = self._attached[0] if self._attached else self.outputs
+        return biased(x @ matrices[:depth].mT, self._bias)
 
 
 def read_released(folder: Path) -> MedusaHeads:
@@ -201,35 +209,14 @@ def read_released(folder: Path) -> MedusaHeads:
     config.json names.
     """
     tensors = read_tensors(folder, RELEASED, RELEASED_WEIGHTS)
-    try:
-        config = json.loads((folder / RELEASED.config).read_text(encoding="utf-8"))
-        named, base = config["medusa_num_heads"], {"path": config["base_model_name_or_path"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    named_heads, base_path = _read_released_config(folder)
+    config = _released_shapes(tensors, base_path)
+    if config is None or config.heads < named_heads:
         raise UserError(
-            f"{folder / RELEASED.config} must hold medusa_num_heads and base_model_name_or_path,"
-            f" got none ({error}); " + RELEASED.remedy
-        ) from error
-    ends = sorted(
-        int(block_match[1])
-        for name in tensors
-        if (block_match := re.fullmatch(r"0\.(\d+)\.weight", name))
-    )
-    heads = sum(re.fullmatch(r"\d+\.\d+\.weight", name) is not None for name in tensors)
-    layers = ends[-1] if ends else 0
-    vocabulary, dim = tensors[f"0.{layers}.weight"].shape if ends else (0, 0)
-    expected_shapes: dict[str, tuple[int, ...]] = {}
-    for head in range(heads):
-        for layer in range(layers):
-            expected_shapes |= {
-                f"{head}.{layer}.linear.weight": (dim, dim),
-                f"{head}.{layer}.linear.bias": (dim,),
-            }
-        expected_shapes[f"{head}.{layers}.weight"] = (vocabulary, dim)
-    if heads < max(1, named) or expected_shapes != shapes(tensors):
-        raise UserError(
-            f"{folder} must hold {named} Medusa heads, got {describe_shapes(shapes(tensors))};"
-            f" {RELEASED.remedy}"
+            f"{folder} must hold {named_heads} Medusa heads, got"
+            f" {describe_shapes(shapes(tensors))}; {RELEASED.remedy}"
         )
+    heads, layers = config.heads, config.layers
 
     def stacked(parameter: str) -> Tensor:
         """[heads, layers, …], of all residual blocks."""
@@ -239,7 +226,7 @@ def read_released(folder: Path) -> MedusaHeads:
             heads_stack.append(torch.stack([tensors[name] for name in names]))
         return torch.stack(heads_stack)
 
-    heads_module = MedusaHeads(MedusaConfig(heads, layers, dim, vocabulary, base)).float()
+    heads_module = MedusaHeads(config).float()
     weights = {
         "outputs": torch.stack([tensors[f"{head}.{layers}.weight"] for head in range(heads)])
     }
@@ -247,6 +234,41 @@ def read_released(folder: Path) -> MedusaHeads:
         weights |= {"blocks": stacked("weight"), "biases": stacked("bias")}
     heads_module.load_state_dict(weights, strict=layers > 0)
     return heads_module
+
+
+def _read_released_config(folder: Path) -> tuple[int, str]:
+    """How many heads the config.json of a release names, and the base model's path. Raises
+    UserError for another file.
+    """
+    try:
+        config = json.loads((folder / RELEASED.config).read_text(encoding="utf-8"))
+        return config["medusa_num_heads"], config["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder / RELEASED.config} must hold medusa_num_heads and base_model_name_or_path,"
+            f" got none ({error}); " + RELEASED.remedy
+        ) from error
+
+
+def _released_shapes(tensors: Mapping[str, Tensor], base_path: str) -> MedusaConfig | None:
+    """The shapes of the heads in a release, as its weights show them; None where these are no such
+    heads.
+    """
+    heads = sum(re.fullmatch(r"\d+\.\d+\.weight", name) is not None for name in tensors)
+    matrices = [re.fullmatch(r"0\.(\d+)\.weight", name) for name in tensors]
+    layers = max((int(matrix[1]) for matrix in matrices if matrix is not None), default=None)
+    if layers is None:
+        return None
+    vocabulary, dim = tensors[f"0.{layers}.weight"].shape
+    expected_shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(heads):
+        for layer in range(layers):
+            expected_shapes[f"{head}.{layer}.linear.weight"] = (dim, dim)
+            expected_shapes[f"{head}.{layer}.linear.bias"] = (dim,)
+        expected_shapes[f"{head}.{layers}.weight"] = (vocabulary, dim)
+    if expected_shapes != shapes(tensors):
+        return None
+    return MedusaConfig(heads, layers, dim, vocabulary, {"path": base_path})
 
 
 def load_medusa(
@@ -301,9 +323,8 @@ class MedusaDrafter(CandidateDrafter):
         depth, width = self._trees.depth, self._trees.width
         if not width:
             return
-        row = verdict.path[-1] + 1 if verdict.path else 0
         heads = self._heads()
-        state = scores.head_input[row]
+        state = scores.head_input[verdict.rows[-1]]
         if self.markov is None:
             self.candidates = self._tokens_at(heads.most_likely(state, depth, width))
         else:

@@ -1,5 +1,5 @@
 """Multi-token prediction (DeepSeek-V3, DeepSeek-AI, 2024, §2.2): layers that a checkpoint brings along
-behind those of the model, as DeepSeek's, GLM's and Qwen3.5's do, draft.
+after those of the model, as DeepSeek's, GLM's and Qwen3.5's do, draft.
 
 Layer j reads, at each position, the output of layer j − 1 there and the token j + 1 places later.
 Layer 0 reads the target's state after its final norm, as Transformers and vLLM pass it on.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.draft import Draft, Verdict, empty_draft
-from bild_lab.engine.methods.eagle.drafter import states_of_text
+from bild_lab.engine.methods.state_layers import states_of_text
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.hub import no_progress_bars
 from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
     from bild_lab.engine.session import LoadedModel
 
-# where checkpoints keep the layers: apart, or behind the last layer of the model
-APART = re.compile(r"^mtp\.(?:layers\.(\d+)\.)?")
-BEHIND = re.compile(r"^(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
+# how checkpoints name the layers: by themselves, or with numbers after those of the model
+SEPARATE_LAYER = re.compile(r"^mtp\.(?:layers\.(\d+)\.)?")
+NUMBERED_LAYER = re.compile(r"^(?:model\.)?(?:language_model\.)?layers\.(\d+)\.")
 # copies of the target's embedding and head
 SHARED = re.compile(r"(?:^|\.)(?:embed_tokens|shared_head\.head|lm_head)\.weight$")
 # what a target and the checkpoint of the layers have in common
@@ -94,16 +94,17 @@ class MtpHeads:
         position is that of its token.
         """
         embedding, _, _ = self.vocabulary
-        first = start + layer + 1
-        positions = torch.arange(first, first + len(tokens), device=tokens.device)
+        position = start + layer + 1
+        positions = torch.arange(position, position + len(tokens), device=tokens.device)
         with following(Plan(start=start)):
-            return self.model.forward_layer(
+            outputs = self.model.forward_layer(
                 layer,
                 states[None],
                 positions[None],
                 cache,
                 inputs_embeds=embedding[tokens][None],
-            )[0]
+            )
+        return outputs[0]
 
     def most_likely(self, state: Float[Tensor, " dim"]) -> Int[Tensor, "1"]:
         """The token with the largest score after this state."""
@@ -135,8 +136,8 @@ class MtpDrafter(Drafter):
         self._request, self._forwards = request, target.forwards
         self._cache = SlotCache(self._heads.config)
         used = min(self._heads.depth, self._window)
-        # of each layer: how many rows of it are those of committed tokens, and the states of
-        # committed tokens that the rows after these read
+        # for each layer: how many of its rows are those of committed tokens, and the states of
+        # committed tokens that its next rows read
         self._lengths = [0] * used
         self._states: list[list[Tensor]] = [[] for _ in range(used)]
 
@@ -176,7 +177,7 @@ class MtpDrafter(Drafter):
         """
         start, stop = self._lengths[layer], committed - 1
         states = committed_states = torch.cat(self._states[layer])
-        if missing := stop - start - len(states):  # those that come from drafted tokens
+        if missing := stop - start - len(states):  # states of drafted tokens
             states = torch.cat([states, outputs[-missing:]])
         result = self._run(layer, text[start + layer + 1 :], states, start)
         staying = max(stop - layer - start, 0)
@@ -224,14 +225,14 @@ def load_mtp(target: LoadedModel, path: FilePath | None = None) -> MtpHeads:
 
 def _require_same_sizes(checkpoint: Checkpoint, source: Checkpoint) -> None:
     """Raise UserError unless the layers come from a checkpoint like the target's."""
-    ours = checkpoint.config.get_text_config(decoder=True)
-    theirs = source.config.get_text_config(decoder=True)
+    target_config = checkpoint.config.get_text_config(decoder=True)
+    source_config = source.config.get_text_config(decoder=True)
     for name in SIZES:
-        if getattr(theirs, name) != getattr(ours, name):
+        target_size, source_size = getattr(target_config, name), getattr(source_config, name)
+        if source_size != target_size:
             raise UserError(
-                f"the layers of {source.path} are for a model whose {name} is"
-                f" {getattr(theirs, name)}, but that of {checkpoint.path} is {getattr(ours, name)};"
-                f" {REMEDY}"
+                f"the layers of {source.path} are for a model whose {name} is {source_size}, but"
+                f" that of {checkpoint.path} is {target_size}; {REMEDY}"
             )
 
 
@@ -242,12 +243,12 @@ def layer_names(stored: StoredWeights, target_depth: int) -> tuple[list[str], in
     """
     names, layers = [], {-1}
     for name in stored.shapes:
-        if apart := APART.match(name):
+        if separate := SEPARATE_LAYER.match(name):
             names.append(name)
-            layers.add(int(apart[1] or 0))
-        elif (behind := BEHIND.match(name)) and int(behind[1]) >= target_depth:
+            layers.add(int(separate[1] or 0))
+        elif (numbered := NUMBERED_LAYER.match(name)) and int(numbered[1]) >= target_depth:
             names.append(name)
-            layers.add(int(behind[1]) - target_depth)
+            layers.add(int(numbered[1]) - target_depth)
     return names, max(layers) + 1
 
 
@@ -269,12 +270,12 @@ def _read_model(
             f"the embeddings of {checkpoint.path} ({checkpoint.config.model_type}) are no plain"
             f" table, so its layers of multi-token prediction cannot be run; {REMEDY}"
         )
-    _describe(outline.config, depth)
+    _describe_layers(outline.config, depth)
     outline.config.dtype = dtype
     outline.config.name_or_path = source.location if source.in_folder else str(source.files)
-    # what it reads: patterns, of which it drops those with the number of one of the target's layers
+    # Transformers reads these patterns, and drops those with the number of a layer of the target
     outline._keys_to_ignore_on_load_unexpected = list(
-        {r"^mtp\." if APART.match(name) else rf"^{re.escape(name)}$" for name in names}
+        {r"^mtp\." if SEPARATE_LAYER.match(name) else rf"^{re.escape(name)}$" for name in names}
     )
     try:
         with no_progress_bars():
@@ -284,14 +285,14 @@ def _read_model(
             f"transformers cannot read the layers of multi-token prediction of {source.path}"
             f" ({checkpoint.config.model_type}): {first_line(error)}; {REMEDY}"
         ) from error
-    # of the outline: without numbers, or with none of theirs
+    # these came from the outline, whose tensors hold no numbers of the checkpoint
     model.embed_tokens = model.shared_head = None
     if (rotary := getattr(outline.get_decoder(), "rotary_emb", None)) is not None:
         model.rotary_emb = type(rotary)(outline.config.get_text_config(decoder=True))
     return model.to(device).eval().requires_grad_(False)
 
 
-def _describe(config: PreTrainedConfig, depth: int) -> None:
+def _describe_layers(config: PreTrainedConfig, depth: int) -> None:
     """Say in a configuration what Transformers reads of the layers, where the model's own does
     not, as Qwen3.5's.
     """

@@ -25,7 +25,7 @@ from bild_lab.files import FilePath
 LINES = "each line must be a JSON object with prompt and answer, each text or a list of token ids"
 KEYS = ("prompt", "answer")
 SHOWN = 60  # characters of a prompt in a message
-CHARACTER_BYTES = 4  # of UTF-8, at most
+CHARACTER_BYTES = 4  # the most that UTF-8 takes for a character
 
 
 @dataclass(frozen=True)
@@ -220,11 +220,11 @@ class Wording:
         self._unfinished = False  # whether the answer ends with a part of a character
         self._tokens, self._prefixes = answer, []
         if isinstance(answer, str):
-            before = before_stop(answer, stop).rstrip()
-            self._unfinished = before.endswith(UNFINISHED)
-            before = before.rstrip(UNFINISHED).rstrip()
-            self._text = before.lstrip()
-            self._tokens = self._encoded(before)
+            text = before_stop(answer, stop).rstrip()
+            self._unfinished = text.endswith(UNFINISHED)
+            text = text.rstrip(UNFINISHED).rstrip()
+            self._text = text.lstrip()
+            self._tokens = self._encoded(text)
             self._prefixes = [
                 self._written(self._tokens[:length]) for length in range(len(self._tokens))
             ]
@@ -235,8 +235,9 @@ class Wording:
         """The token after these: an end token where the answer has ended, None if the target has
         none.
 
-        tokens: the tokens so far. target_token: the target's own next token. may_be_cut: whether
-        the length limit may have cut the answer here.
+        tokens: the tokens so far.
+        target_token: the target's own next token.
+        may_be_cut: whether the length limit may have cut the answer here.
         """
         ends = self._checkpoint.end_tokens
         if (
@@ -253,24 +254,25 @@ class Wording:
     def _continues_the_answer(
         self, tokens: Sequence[int], target_token: int, may_be_cut: bool
     ) -> bool:
-        """Whether the target's own token writes on at the text, or writes nothing that a text would
-        tell.
-        """
-        written, longer = self._written(tokens), self._written([*tokens, target_token])
+        """Whether the target's own token writes more of the answer, or nothing that counts."""
+        longer_tokens = [*tokens, target_token]
+        written, longer = self._written(tokens), self._written(longer_tokens)
+        continuation = self._checkpoint.continuation(longer_tokens)
+        # 1. the whole answer is written: only a stop string may follow, or bytes that were cut
         if written.rstrip() == self._text:
-            if self._checkpoint.continuation([*tokens, target_token]).endswith(UNFINISHED) and not (
-                may_be_cut or self._unfinished
-            ):
+            begins_character = continuation.endswith(UNFINISHED)
+            if begins_character and not (may_be_cut or self._unfinished):
                 return False
             further = longer.removeprefix(self._text).lstrip()
             return not further or any(stop.lstrip().startswith(further) for stop in self._stop)
+        # 2. special tokens anywhere, and white space before the answer, do not count
         if target_token in self._special:
             return True
-        if not written and self._checkpoint.continuation([*tokens, target_token]).isspace():
+        if not written and continuation.isspace():
             return True
-        return longer != written and (
-            self._text.startswith(longer) or longer.rstrip() == self._text
-        )
+        # 3. the token writes more of the answer
+        writes_on = self._text.startswith(longer) or longer.rstrip() == self._text
+        return longer != written and writes_on
 
     def _next_as_tokenized(self, tokens: Sequence[int]) -> int | None:
         """The answer's next token as given, or as the tokenizer writes the rest of a text; None if
@@ -285,26 +287,26 @@ class Wording:
         if self._text is None or not self._text.startswith(written):
             return None
         if written in self._prefixes:
-            rest = self._tokens[self._prefixes.index(written) :]
+            remaining = self._tokens[self._prefixes.index(written) :]
         else:
-            rest = self._checkpoint.tokenizer.encode(
+            remaining = self._checkpoint.tokenizer.encode(
                 self._text.removeprefix(written), add_special_tokens=False
             )
-        return rest[self._count_begun(tokens, written, rest)]
+        return remaining[self._count_begun(tokens, written, remaining)]
 
-    def _count_begun(self, tokens: Sequence[int], written: str, rest: Sequence[int]) -> int:
-        """How many of the rest's first tokens stand at the end of these and have written nothing
-        yet: white space before the answer, or the first bytes of a character.
+    def _count_begun(self, tokens: Sequence[int], written: str, remaining: Sequence[int]) -> int:
+        """How many of the first remaining tokens are already the last of these, and have written
+        nothing yet: white space before the answer, or the first bytes of a character.
         """
         start = len(tokens)
         while start > 0 and self._written(tokens[: start - 1]) == written:
             start -= 1
         silent = list(tokens[start:])
-        longest = min(len(silent), len(rest) - 1)
+        longest = min(len(silent), len(remaining) - 1)
         return next(
             count
             for count in range(longest, -1, -1)
-            if silent[len(silent) - count :] == list(rest[:count])
+            if silent[len(silent) - count :] == list(remaining[:count])
         )
 
     def _encoded(self, text: str) -> list[int]:

@@ -1,5 +1,5 @@
-"""What EAGLE's layer and DFlash's have in common: the parts of a Llama's layer, and the target's
-embedding and head.
+"""What drafters over the target's states have in common: the rows of the text among those of a
+forward, the parts of a Llama's layer, and the target's embedding and head.
 """
 
 from __future__ import annotations
@@ -13,9 +13,23 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 from transformers import LlamaConfig
 
+from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.models.checkpoint.vocabulary import head_bias
 from bild_lab.engine.models.native.stack import signed_sines
-from bild_lab.engine.session import LoadedModel
+from bild_lab.engine.session import LoadedModel, on_device
+
+
+def states_of_text(
+    states: Float[Tensor, "n states"], draft: Draft, verdict: Verdict
+) -> Float[Tensor, "m states"]:
+    """The states of the text among those of all rows of a target's forward: of the prompt, if it ran
+    in this forward, of the last committed token and of the accepted ones.
+    """
+    # another drafter's probes come after its draft
+    probe_count = 0 if draft.probes is None else len(draft.probes)
+    prompt_rows = states.shape[0] - probe_count - len(draft) - 1
+    rows = [*range(prompt_rows), *(prompt_rows + row for row in verdict.rows)]
+    return states if len(rows) == states.shape[0] else states[on_device(rows, states.device)]
 
 
 class StateLayer(nn.Module):
@@ -28,8 +42,9 @@ class StateLayer(nn.Module):
     def add_matrices(self, read: int, bias: bool, out_bias: bool) -> None:
         """Add the matrices of attention and feed-forward, and the norm between them.
 
-        read: how wide what the attention reads is. bias: of queries, keys and values. out_bias: of
-        the attention's output.
+        read: how wide what the attention reads is.
+        bias: of queries, keys and values.
+        out_bias: of the attention's output.
         """
         sizes = self._sizes
         dim, inner = sizes.hidden_size, sizes.intermediate_size

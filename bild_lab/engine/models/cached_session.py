@@ -40,11 +40,13 @@ class ForwardPass:
     """One forward of some rows through some layers. Keys and values are stored from cache slot
     `start` on.
 
-    tokens: [m]. tree: None for a chain. states: [m, dim], the input of the first layer; None: the
-    tokens' embeddings.
-    layers: indices, ascending; None: all. logits, head_input: for how many of the last rows; 0:
-    none. hidden, fill, skipped, vocabulary: as in `OutputSpec`. prompt: how many of the first rows
-    belong to the prompt.
+    tokens: [m].
+    tree: None for a chain.
+    states: [m, dim], the input of the first layer; None: the tokens' embeddings.
+    layers: indices, ascending; None: all.
+    logits, head_input: for how many of the last rows; 0: none.
+    hidden, fill, skipped, vocabulary: as in `OutputSpec`.
+    prompt: how many of the first rows belong to the prompt.
     """
 
     start: int
@@ -86,10 +88,11 @@ class Layers(Protocol):
     """What an engine implements: a model's layers and the KV cache of one sequence. By default it
     has no programs.
 
-    reserved: the first slots, which hold a prefix and never roll back. source: the number of
-    encoder tokens, 0 for decoder-only models. supports_draft_vocab: its head can score the tokens
-    of a `DraftVocabulary` alone. program_rows: how many rows a program begins with at most; a
-    prompt that makes them more runs before.
+    reserved: the first slots, which hold a prefix and never roll back.
+    source: the number of encoder tokens, 0 for decoder-only models.
+    supports_draft_vocab: its head can score the tokens of a `DraftVocabulary` alone.
+    program_rows: how many rows a program begins with at most; a prompt that makes them more runs
+        before.
     """
 
     supports_draft_vocab = False
@@ -197,17 +200,22 @@ class CachedSession:
         rows = as_rows(rows)
         if rows.position is not None:
             self.prefill()
+        # 1. the rows, after those of the prompt that have not run
         tokens, tree = on_device(rows.tokens, self.layers.device), rows.tree
-        count, prompt_count = tokens.shape[0], len(self._pending) if rows.states is None else 0
+        count = tokens.shape[0]
+        prompt_count = len(self._pending) if rows.states is None else 0
         if prompt_count:
             tokens, tree = self._prepend_prompt(tokens, tree)
+        # 2. of how many of them each output is
         logit_count = count if output_spec.logits is None else output_spec.logits
-        shown = prompt_count + count if output_spec.prompt else count
+        shown_count = prompt_count + count if output_spec.prompt else count
         head_input_count = 0
         if output_spec.head_input:
-            head_input_count = shown if output_spec.prompt else logit_count
+            head_input_count = shown_count if output_spec.prompt else logit_count
+        # 3. the forward
+        is_text = rows.position is None
         forward_pass = ForwardPass(
-            start=self._cached if rows.position is None else self.layers.reserved + rows.position,
+            start=self._cached if is_text else self.layers.reserved + rows.position,
             tokens=tokens,
             tree=tree,
             states=rows.states,
@@ -220,15 +228,10 @@ class CachedSession:
             skipped=output_spec.skipped,
             vocabulary=output_spec.vocabulary,
         )
-        scores = (
-            self._run_text(forward_pass) if rows.position is None else self._run_draft(forward_pass)
-        )
-        hidden = (
-            scores.hidden
-            if shown == forward_pass.count
-            else tuple(state[-shown:] for state in scores.hidden)
-        )
-        return Scores(scores.logits, scores.head_input, hidden)
+        scores = self._run_text(forward_pass) if is_text else self._run_draft(forward_pass)
+        if shown_count == forward_pass.count:
+            return scores
+        return replace(scores, hidden=tuple(states[-shown_count:] for states in scores.hidden))
 
     @torch.inference_mode()
     def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
@@ -301,9 +304,9 @@ class CachedSession:
 
     def _scored_tokens(self, vocabulary: DraftVocabulary | None) -> int | None:
         """How many tokens the head scores; None for all."""
-        return (
-            len(vocabulary) if vocabulary is not None and self.layers.supports_draft_vocab else None
-        )
+        if vocabulary is None or not self.layers.supports_draft_vocab:
+            return None
+        return len(vocabulary)
 
     def _record_program(self, counts: Sequence[int], vocabulary: DraftVocabulary | None) -> None:
         """A program ran forwards of so many rows, the pending ones among the first."""
@@ -336,23 +339,16 @@ class CachedSession:
 
     def _run_draft(self, forward_pass: ForwardPass) -> Scores:
         """Run drafted rows. If they ran through the first layers, remember the output of those."""
-        runs_first_layers = forward_pass.tree is None and are_first_layers(
-            forward_pass.layers, forward_pass.skipped
-        )
-        hidden = (
-            (*forward_pass.hidden, len(forward_pass.layers))
-            if runs_first_layers
-            else forward_pass.hidden
-        )
-        scores = self._run(replace(forward_pass, hidden=hidden))
-        if not runs_first_layers:
-            self._started = None  # other keys and values may stand in its slots now
-            return scores
+        layers = forward_pass.layers
+        if forward_pass.tree is not None or not are_first_layers(layers, forward_pass.skipped):
+            self._started = None  # other keys and values may stand in its slots then
+            return self._run(forward_pass)
+        last_output = len(layers)
+        scores = self._run(replace(forward_pass, hidden=(*forward_pass.hidden, last_output)))
         *hidden, states = scores.hidden
-        self._remember(
-            forward_pass.start, StartedRows(forward_pass.tokens, states, len(forward_pass.layers))
-        )
-        return Scores(scores.logits, scores.head_input, tuple(hidden))
+        rows = StartedRows(forward_pass.tokens, states, len(layers))
+        self._remember(forward_pass.start, rows)
+        return replace(scores, hidden=tuple(hidden))
 
     def _draft_ahead(self, rows: Sequence[int], chain: ChainSpec, start: int) -> ChainResult | None:
         """Draft rows of some layers, from slot `start` on, as one program."""
@@ -394,18 +390,17 @@ class CachedSession:
         """Run the text's next rows. They count as cached once the last layer has run."""
         self._base = forward_pass.start + forward_pass.prompt - forward_pass.earlier
         started, self._started = self._started, None
-        if (
-            started is not None
-            and forward_pass.is_plain
-            and forward_pass.tree is None
-            and (same := started.shared(forward_pass.tokens))
-        ):
-            scores = self._run_remaining_layers(forward_pass, started.states[:same], started.layers)
+        same_count = 0
+        if started is not None and forward_pass.is_plain and forward_pass.tree is None:
+            same_count = started.shared(forward_pass.tokens)
+        if same_count:
+            states = started.states[:same_count]
+            scores = self._run_remaining_layers(forward_pass, states, started.layers)
         else:
             scores = self._run(forward_pass)
-        if forward_pass.layers is None or (
-            forward_pass.layers and forward_pass.layers[-1] == self.layers.depth - 1
-        ):
+        layers = forward_pass.layers
+        runs_last_layer = layers is None or self.layers.depth - 1 in layers[-1:]
+        if runs_last_layer:
             self._cached = forward_pass.start + forward_pass.count
         return scores
 
@@ -438,9 +433,9 @@ class CachedSession:
         """
         layers = forward_pass.layers
         if layers is not None and not len(layers) and forward_pass.hidden:
-            scores = (
-                self._run(replace(forward_pass, hidden=())) if forward_pass.logits else Scores(None)
-            )
+            scores = Scores(None)
+            if forward_pass.logits:
+                scores = self._run(replace(forward_pass, hidden=()))
             return replace(scores, hidden=(forward_pass.states,) * len(forward_pass.hidden))
         layer_count = None
         if layers is not None:
@@ -466,6 +461,22 @@ class CachedSession:
                 )
             )
         return self.layers.run(forward_pass)
+
+
+def concatenated_scores(parts: Sequence[Scores]) -> Scores:
+    """The outputs of a forward whose rows ran in several parts, one after the other."""
+    hidden_by_depth = zip(*(scores.hidden for scores in parts), strict=True)
+    return Scores(
+        concatenated([scores.logits for scores in parts]),
+        concatenated([scores.head_input for scores in parts]),
+        tuple(torch.cat(states) for states in hidden_by_depth),
+    )
+
+
+def concatenated(tensors: Sequence[Tensor | None], axis: int = 0) -> Tensor | None:
+    """These tensors as one, those that are missing left out; None without any."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(present, axis) if present else None
 
 
 def are_first_layers(layers: Sequence[int], skipped: Skipped) -> bool:

@@ -17,12 +17,13 @@ import torch
 from bild_lab.errors import UserError, first_line, require_whole
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
-CORES = 2  # that a process needs while it drives a GPU with the clock running
-CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # of Linux's control groups
+CORES = 2  # how many a process needs while it drives a GPU with the clock running
+# Linux's control groups, and those that a process is in
+CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As it is set: `bfloat16`."""
+    """The name by which a precision is set, such as `bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -155,8 +156,8 @@ def usable_cores() -> int:
     """How many cores this process may run on: those that it is bound to, within the limits of its
     container.
     """
-    bound = getattr(os, "sched_getaffinity", None)  # of Linux
-    cores = len(bound(0)) if bound is not None else os.cpu_count() or 1
+    cores_of = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    cores = len(cores_of(0)) if cores_of is not None else os.cpu_count() or 1
     return max(1, min([cores, *map(int, cores_of_groups())]))
 
 

@@ -15,9 +15,11 @@ from bild_lab.engine.draft import Tree
 class PlacedRows:
     """Rows about to be run: their cache slots, positions and attention mask.
 
-    slots: the cache slots they fill. stop: how many cache slots are read. positions: [m], logical:
-    siblings in a tree share one. visible: [m stop], which slots each row attends to; None for a
-    single row that attends to all of them.
+    slots: the cache slots they fill.
+    stop: how many cache slots are read.
+    positions: [m], logical: siblings in a tree share one.
+    visible: [m stop], which slots each row attends to; None for a single row that attends to all of
+        them.
     key_positions: [stop], the logical position of every slot; None if it is the slot's index.
     """
 
@@ -51,27 +53,28 @@ def place_rows(
     probes; None: no row.
     """
     slots, stop = slice(start, start + count), start + count
-    start_position = start - reserved  # logical position of the first row
+    first_position = start - reserved
+    # 1. a single row sees all that is cached
     if count == 1 and not reserved and (tree is None or len(tree) == 1):
         # torch.tensor would synchronize
-        return PlacedRows(slots, stop, torch.full((1,), start_position, device=device))
+        return PlacedRows(slots, stop, torch.full((1,), first_position, device=device))
+    # 2. the rows, or all of their tree: their positions, and which of them each row sees
     if tree is None:
-        behind = torch.arange(start_position, start_position + count, device=device)
-        among = torch.ones(count, count, dtype=torch.bool, device=device).tril()
+        tree_positions = torch.arange(first_position, first_position + count, device=device)
+        seen_in_tree = torch.ones(count, count, dtype=torch.bool, device=device).tril()
     else:
-        start_position -= len(tree) - count  # where the tree's first row stands
-        behind, among = start_position + tree.depths, tree.ancestors[-count:]
-    positions, root = behind[-count:], start_position + reserved
+        first_position -= len(tree) - count  # where the tree's first row stands
+        tree_positions = first_position + tree.depths
+        seen_in_tree = tree.ancestors[-count:]
+    positions = tree_positions[-count:]
+    # 3. the text before them, which all see, and the prefix, which probes see
+    first_slot = first_position + reserved
     visible = torch.ones(count, stop, dtype=torch.bool, device=device)
-    visible[:, root:] = among
+    visible[:, first_slot:] = seen_in_tree
     if reserved:
         visible[:, :reserved] = False if probe is None else probe[:, None]
     elif tree is None:
         return PlacedRows(slots, stop, positions, visible)
-    return PlacedRows(
-        slots,
-        stop,
-        positions,
-        visible,
-        torch.cat([torch.arange(-reserved, start_position, device=device), behind]),
-    )
+    cached_positions = torch.arange(-reserved, first_position, device=device)
+    key_positions = torch.cat([cached_positions, tree_positions])
+    return PlacedRows(slots, stop, positions, visible, key_positions)

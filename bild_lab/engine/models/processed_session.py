@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from bild_lab.engine.draft import ROOT, Tree, misplaced_node
+from bild_lab.engine.draft import ROOT, Tree
+from bild_lab.engine.draft_checks import misplaced_node
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import (
@@ -85,9 +85,10 @@ class ProcessedSession(SessionOver):
     ) -> None:
         super().__init__(session)
         self._processors = processors
-        self._text = list(prompt[:-1])  # by position
-        self._base = 0  # the position of the first of these rows:
-        self._fed: list[int] = []  # the last extend's, or the whole tree's
+        self._text = list(prompt[:-1])  # the token at each position
+        # the tokens of the last extend, or of the whole tree, and the position of the first
+        self._fed: list[int] = []
+        self._base = 0
 
     @torch.inference_mode()
     def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
@@ -97,16 +98,10 @@ class ProcessedSession(SessionOver):
         # PPD's candidates, beside the text in a thread
         if rows.position is not None and scores.logits is None:
             return scores
-        tokens = rows.tokens.tolist() if isinstance(rows.tokens, Tensor) else list(rows.tokens)
-        earlier = 0 if rows.tree is None else len(rows.tree) - len(tokens)
-        self._base = start - earlier
-        self._fed = [*self._fed[:earlier], *tokens]
+        self._base = start - rows.earlier
+        self._fed = [*self._fed[: rows.earlier], *rows.token_list]
         self._text[self._base :] = self._fed
-        return (
-            scores
-            if scores.logits is None
-            else replace(scores, logits=self._processed(scores.logits, rows.tree))
-        )
+        return scores.with_logits(lambda logits: self._processed(logits, rows.tree))
 
     def keep(self, path: Sequence[int]) -> None:
         self._text[self._base :] = [self._fed[row] for row in path]
@@ -131,14 +126,17 @@ class ProcessedSession(SessionOver):
         for place, row in enumerate(range(len(self._fed) - count, len(self._fed))):
             if row >= 0 and self._fed[row] >= width:  # a probe
                 continue
-            text = [*self._text[: self._base], *branch(row, parents, self._fed)]
-            ids = on_device(text[: self._base + row + 1] if row < 0 else text, logits.device)[None]
+            if row < 0:  # a row of the prompt, counted from its end
+                text = self._text[: self._base + row + 1]
+            else:
+                text = [*self._text[: self._base], *branch(row, parents, self._fed)]
+            ids = on_device(text, logits.device)[None]
             changed[place] = self._processors(ids, raw_logits[place : place + 1].clone())[0]
         return changed
 
 
 def branch(row: int, parents: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """The tokens from the root of a tree to this row; none for a row before it."""
+    """The tokens from the root of a tree to this row."""
     path = []
     while row > ROOT:
         path.append(tokens[row])

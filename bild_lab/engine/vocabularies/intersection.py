@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, Tree
@@ -58,8 +59,9 @@ class IntersectionSession(SessionOver):
         self._last_of_prompt = draft_source.prompt[-1]
         # after the prompt, where each token's rows end in the draft model's text
         self._ends: list[int] = []
-        self._base = 0  # of the last extend, or the tree, the first token
-        self._spans: list[list[int]] = []  # its tokens' rows
+        # the rows of each token of the last extend, or of the tree, and the place of the first token
+        self._spans: list[list[int]] = []
+        self._base = 0
         pairs = sorted(overlap.shared.items())
         self._shared = tuple(
             torch.tensor(side, device=draft_source.device) for side in zip(*pairs, strict=True)
@@ -72,24 +74,21 @@ class IntersectionSession(SessionOver):
     @torch.inference_mode()
     def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         rows = as_rows(rows)
-        if (
-            rows.position is not None
-            or rows.states is not None
-            or output_spec != OutputSpec(logits=output_spec.logits)
-        ):
+        wants_scores_alone = output_spec == OutputSpec(logits=output_spec.logits)
+        is_text = rows.position is None and rows.states is None
+        if not (is_text and wants_scores_alone):
             raise UserError(
                 f"{self._overlap.draft.path} has another vocabulary than the target and drafts by"
                 " its scores alone; choose a draft model with the target's tokenizer"
             )
-        # 1. the draft model's rows for each token, behind those of the tree's earlier rows
-        tokens = rows.tokens.tolist() if isinstance(rows.tokens, Tensor) else list(rows.tokens)
-        earlier_count = 0 if rows.tree is None else len(rows.tree) - len(tokens)
-        self._base = len(self._ends) - earlier_count
+        # 1. the draft model's rows for each token, after those of the tree's earlier rows
+        tokens = rows.token_list
+        self._base = len(self._ends) - rows.earlier
         draft_tokens = [
             self._draft_tokens_of(token, len(self._ends) + place)
             for place, token in enumerate(tokens)
         ]
-        self._spans = self._spans[:earlier_count]
+        self._spans = self._spans[: rows.earlier]
         row_count = sum(map(len, self._spans))
         for token_rows in draft_tokens:
             self._spans.append(list(range(row_count, row_count + len(token_rows))))
@@ -100,24 +99,27 @@ class IntersectionSession(SessionOver):
         logit_count = len(tokens) if output_spec.logits is None else output_spec.logits
         scored_spans = self._spans[len(self._spans) - logit_count :]
         scored_rows = [span[-1] - row_count for span in scored_spans]  # from the end
-        tree = None if rows.tree is None else self._draft_tree(rows.tree)
-        logits = self._session.extend(
-            Rows(fed_tokens, tree), OutputSpec(logits=-scored_rows[0] if scored_rows else 0)
-        ).logits
+        draft_rows = Rows(fed_tokens, None if rows.tree is None else self._draft_tree(rows.tree))
+        draft_spec = OutputSpec(logits=-scored_rows[0] if scored_rows else 0)
+        logits = self._session.extend(draft_rows, draft_spec).logits
         # 3. where each token's rows end
         end = self._ends[-1] if self._ends else self._draft_prompt_rows
         for token_rows in draft_tokens:
             end += len(token_rows)
             self._ends.append(end)
-        # 4. the scores of the shared tokens, in the target's columns
+        # 4. the scores of the rows that were asked for
         if logits.shape[0] != logit_count:
             last_rows = [logits.shape[0] + row for row in scored_rows]
             logits = logits[on_device(last_rows, logits.device)]
+        return Scores(self._in_target_columns(logits))
+
+    def _in_target_columns(
+        self, logits: Float[Tensor, "n draft_vocab"]
+    ) -> Float[Tensor, "n vocab"]:
+        """The scores of the shared tokens, where the target has them; −inf for all others."""
         target_columns, draft_columns = self._shared
-        translated = logits.new_full((logit_count, self._overlap.width), float("-inf"))
-        return Scores(
-            translated.index_copy_(1, target_columns, logits.index_select(1, draft_columns))
-        )
+        translated = logits.new_full((logits.shape[0], self._overlap.width), float("-inf"))
+        return translated.index_copy_(1, target_columns, logits.index_select(1, draft_columns))
 
     def keep(self, path: Sequence[int]) -> None:
         self._session.keep([row for place in path for row in self._spans[place]])
@@ -150,14 +152,14 @@ class IntersectionSession(SessionOver):
         return left is None or drafted <= left
 
     def room(self, rows: Sequence[int]) -> int | None:
-        """How many tokens have positions behind these, whatever tokens they are; negative where
+        """How many tokens have positions after these, whatever tokens they are; negative where
         these have none themselves, None for any number.
         """
         left = self._left_behind(rows)
         return None if left is None else left // self._overlap.most_draft_tokens
 
     def _left_behind(self, rows: Sequence[int]) -> int | None:
-        """How many of the draft model's positions are left behind these tokens."""
+        """How many of the draft model's positions are left after these tokens."""
         if self._positions is None:
             return None
         places = enumerate(rows, start=len(self._ends))

@@ -5,7 +5,7 @@ other.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -45,12 +45,12 @@ class VocabularyOverlap:
             for text, token in target_tokens.items()
             if text in draft_tokens
         }
-        widths = (self.width, self.draft.config.get_text_config(decoder=True).vocab_size)
+        draft_width = self.draft.config.get_text_config(decoder=True).vocab_size
         partners = {**ordinary, **self._special}
         return {
             target_token: draft_token
             for target_token, draft_token in partners.items()
-            if target_token < widths[0] and draft_token < widths[1]
+            if target_token < self.width and draft_token < draft_width
         }
 
     @property
@@ -60,29 +60,28 @@ class VocabularyOverlap:
 
     @cached_property
     def _special(self) -> dict[int, int]:
-        target, draft = self.target, self.draft
-        unknown = {target.tokenizer.unk_token_id}
-        pairs = [(target.tokenizer.eos_token_id, draft.tokenizer.eos_token_id)]
-        pairs += [
-            (token, self.draft.pieces.special.get(name))
-            for name, token in self.target.pieces.special.items()
-        ]
-        roles = ("bos_token_id", "pad_token_id")
-        pairs += [
-            (getattr(target.tokenizer, role), getattr(draft.tokenizer, role)) for role in roles
-        ]
-        pairs += [
-            (token, min(draft.end_tokens, default=None)) for token in sorted(target.end_tokens)
-        ]
+        """The draft model's token for each special one of the target that has a partner."""
+        unknown = self.target.tokenizer.unk_token_id
         partners: dict[int, int] = {}
-        for target_token, draft_token in pairs:
-            if (
-                None not in (target_token, draft_token)
-                and target_token not in {*partners, *unknown}
-                and draft_token not in partners.values()
-            ):
+        for target_token, draft_token in self._special_pairs():
+            if target_token is None or draft_token is None or target_token == unknown:
+                continue
+            if target_token not in partners and draft_token not in partners.values():
                 partners[target_token] = draft_token
         return partners
+
+    def _special_pairs(self) -> Iterator[tuple[int | None, int | None]]:
+        """Special tokens that may be partners, the surest pairs first; None for one that is not
+        there.
+        """
+        target, draft = self.target, self.draft
+        yield target.tokenizer.eos_token_id, draft.tokenizer.eos_token_id
+        for name, token in target.pieces.special.items():
+            yield token, draft.pieces.special.get(name)
+        for role in ("bos_token_id", "pad_token_id"):
+            yield getattr(target.tokenizer, role), getattr(draft.tokenizer, role)
+        for token in sorted(target.end_tokens):
+            yield token, min(draft.end_tokens, default=None)
 
     def draft_tokens(self, token: int) -> list[int]:
         """Tokens of the draft model that write what this target token writes: one or more, whatever
@@ -90,9 +89,8 @@ class VocabularyOverlap:
         """
         if token in self.shared:
             return [self.shared[token]]
-        return self.draft.pieces.tokens(
-            self.target.pieces.written.get(token, b""), behind=True
-        ) or [self._placeholder]
+        text = self.target.pieces.written.get(token, b"")
+        return self.draft.pieces.tokens(text, continues=True) or [self._placeholder]
 
     @cached_property
     def most_draft_tokens(self) -> int:
@@ -114,9 +112,8 @@ class VocabularyOverlap:
         """
         start, end = self.draft.pieces.template
         if source.encoder_ids is None:
-            return Source(
-                (*start, *self._body(source.prompt)) or (self._placeholder,), device=source.device
-            )
+            prompt = (*start, *self._body(source.prompt))
+            return Source(prompt or (self._placeholder,), device=source.device)
         encoded = [*start, *self._body(source.encoder_ids[0].tolist()), *end][:most_encoded]
         prompt = (self.draft.decoder_start, *self._body(source.prompt[1:]))
         return Source(prompt, torch.tensor([encoded], device=source.device), source.device)
@@ -137,9 +134,10 @@ class VocabularyOverlap:
         ):
             if ordinary:
                 text = self.target.pieces.text(run)
-                if not draft_tokens and self.target.pieces.adds_space:  # to the first word
+                # before the first word
+                if not draft_tokens and self.target.pieces.adds_space:
                     text = text.removeprefix(b" ")
-                draft_tokens += self.draft.pieces.tokens(text, behind=bool(draft_tokens))
+                draft_tokens += self.draft.pieces.tokens(text, continues=bool(draft_tokens))
             else:
                 draft_tokens += [self._special[token] for token in run if token in self._special]
         return draft_tokens

@@ -67,7 +67,7 @@ class SharedIdModel:
             for piece, token in target.vocabulary.items()
             if draft.vocabulary.get(piece) == token < width
         ]
-        # which may have no piece
+        # end tokens may have no piece
         ends = [token for token in target.end_tokens & draft.end_tokens if token < width]
         return DraftVocabulary([*same, *ends], self.model.device)
 
@@ -149,11 +149,7 @@ class SharedIdSession(SessionOver):
         rows, vocabulary = as_rows(rows), self._vocabulary(output_spec.vocabulary)
         draft_rows = replace(rows, tokens=self._model.read(rows.tokens))
         scores = self._session.extend(draft_rows, replace(output_spec, vocabulary=vocabulary))
-        return (
-            scores
-            if scores.logits is None
-            else replace(scores, logits=self._model.scored(scores.logits, vocabulary))
-        )
+        return scores.with_logits(lambda logits: self._model.scored(logits, vocabulary))
 
     def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         chain = replace(chain, vocabulary=self._vocabulary(chain.vocabulary))

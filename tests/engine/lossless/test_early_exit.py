@@ -22,7 +22,8 @@ from bild_lab.engine.trace import Trace
 from bild_lab.lab.point.build import build_method
 from bild_lab.lab.point.read_model import load_model
 from tests.checkpoints import SHARED, needs_shared
-from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
+from tests.engine.loops import NEVER
+from tests.engine.lossless.random_models import random_source, random_target
 from tests.policies import FAMILIES, WINDOWED, in_memory, shipped
 
 TEXTS = 12  # of random models

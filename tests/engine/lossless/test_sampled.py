@@ -171,7 +171,9 @@ def of_first(n: int, law: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_the_laws_of_lossless_rules_are_the_targets_and_those_of_others_are_not(pair: Pair) -> None:
+def test_the_distributions_of_lossless_rules_are_the_targets_and_those_of_others_are_not(
+    pair: Pair,
+) -> None:
     for judge in (judge_speculatively(1.0), judge_by_rejection):
         torch.testing.assert_close(text_law(judge, *pair, WINDOW, LENGTH), own_law(pair[0], LENGTH))
     for setting in OTHERS.values():

@@ -24,6 +24,7 @@ from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ChainSpec, GrownTree
 from bild_lab.engine.trace import Trace
+from tests.engine.loops import NEVER
 from tests.engine.lossless.greedy import (
     LOSSLESS,
     Case,
@@ -33,7 +34,7 @@ from tests.engine.lossless.greedy import (
     emitted,
     table_of,
 )
-from tests.engine.lossless.test_random_models import NEVER, random_target
+from tests.engine.lossless.random_models import random_target
 from tests.policies import FAMILIES, REFUSED, WINDOWED, in_memory, is_peer
 from tests.sessions import rounds_of
 from tests.tiny import relative_of, source_of, tiny_llama

@@ -26,14 +26,14 @@ from bild_lab.lab.measure.cost import dimensions
 from bild_lab.lab.measure.summary import counts
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.point.build import build_method
-from tests.engine.lossless.test_random_models import random_source
+from tests.engine.loops import NEVER
+from tests.engine.lossless.random_models import random_source
 from tests.policies import FAMILIES, WINDOWED, in_memory, shipped
 from tests.sessions import needs_kernels
-from tests.tiny import TINY, VOCABULARY, scale_layer
+from tests.tiny import TINY, scale_layer
 
 DEPTH = 4
 LENGTH = 16
-NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
 PROMPT = "w5 w9 w30 w12"
 
 
@@ -284,7 +284,7 @@ def test_the_kernels_leave_in_one_call_where_the_loop_leaves(family: str) -> Non
 
 
 @pytest.mark.parametrize(("measure", "scored"), [("softmax", sum), ("hidden_state", len)])
-def test_the_head_runs_where_it_is_measured_and_once_behind_the_exit(
+def test_the_head_runs_where_it_is_measured_and_once_after_the_exit(
     measure: str, scored: Callable[[list[int]], int]
 ) -> None:
     _, trace = decoded(target_of("t5"), requests_of("t5", 1)[0], measure=measure, threshold=0.7)
@@ -328,7 +328,7 @@ def test_a_compiled_target_leaves_early_all_the_same(checkpoints: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_a_token_as_sure_as_the_threshold_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_confidence_equal_to_the_threshold_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     bar = decaying_threshold(0.5, 0.0, 0, LENGTH)
     (request,) = requests_of("llama", 1)
     for confidence, exit_layer in ((bar, DEPTH), (math.nextafter(bar, 1), 1)):

@@ -129,7 +129,7 @@ def test_a_pickle_of_something_else_than_tensors_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "error", [ValueError("no"), KeyError("no"), TypeError("no"), AttributeError("no")]
 )
-def test_what_a_configuration_is_misread_as_is_told(error: Exception) -> None:
+def test_a_misread_configuration_is_named(error: Exception) -> None:
     with pytest.raises(UserError, match=r"small/config\.json describes no small module \(.*no"):
         with described_in(Path("small"), KIND):
             raise error

@@ -71,7 +71,7 @@ def test_an_answer_that_is_shorter_than_the_limit_has_ended(tmp_path: Path) -> N
     assert replayed("llama", [], tmp_path, limit=1) == [END]
 
 
-def test_answers_are_cut_behind_an_end_token_at_a_stop_string_and_at_the_limit(
+def test_answers_are_cut_after_an_end_token_at_a_stop_string_and_at_the_limit(
     tmp_path: Path,
 ) -> None:
     tokens = own("llama")
@@ -241,7 +241,7 @@ def test_the_answers_own_white_space_is_written_where_the_targets_token_is_anoth
 
 
 @pytest.mark.parametrize("text", ["a", ""])
-def test_bytes_behind_an_answer_are_no_part_of_it_unless_it_was_cut_there(text: str) -> None:
+def test_bytes_after_an_answer_are_no_part_of_it_unless_it_was_cut_there(text: str) -> None:
     begun = "a|" if text else ""
     assert wording(text, f"{begun}<C3>|<A4>") == f"{begun}<end>"
     assert wording(text, f"{begun}\n|<C3>") == f"{begun}\n|<end>"

@@ -403,7 +403,7 @@ def test_every_architecture_is_exact_or_refused(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_text_that_is_not_the_targets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_is_not_the_targets_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf.HuggingFaceModel, "admit", lambda *_: None)  # what the checks prevent
     assert try_architecture("fsmt").faults["speculative"].startswith("WRONG")
 

@@ -95,7 +95,7 @@ def numbers(held: torch.Tensor | None) -> list[float] | None:
     return None if held is None else held.flatten().tolist()
 
 
-def told(scores: Scores) -> tuple:
+def as_lists(scores: Scores) -> tuple:
     return (
         numbers(scores.logits),
         numbers(scores.head_input),
@@ -117,9 +117,13 @@ def ran(layers: DigitLayers) -> list[tuple]:
 def test_a_prompt_runs_with_the_first_rows_and_only_once() -> None:
     session, layers = opened([4, 5, 6], reserved=2)
     assert session.length == 2
-    assert told(session.extend([6, 7])) == ([6123.5, 7123.5], None, [])
+    assert as_lists(session.extend([6, 7])) == ([6123.5, 7123.5], None, [])
     assert (session.length, layers.passes[0].prompt) == (4, 2)
-    assert told(session.extend(torch.tensor([8, 9]), OutputSpec(logits=1))) == ([9123.5], None, [])
+    assert as_lists(session.extend(torch.tensor([8, 9]), OutputSpec(logits=1))) == (
+        [9123.5],
+        None,
+        [],
+    )
     assert ran(layers) == [(2, [4, 5, 6, 7], None, 2), (6, [8, 9], None, 1)]
     assert session.forwards == [Forward(MODEL, 4, 2, 2), Forward(MODEL, 2, 6, 1)]
 
@@ -127,23 +131,23 @@ def test_a_prompt_runs_with_the_first_rows_and_only_once() -> None:
 def test_only_what_is_asked_for_covers_the_prompt() -> None:
     everything = OutputSpec(head_input=True, hidden=(1, 2))
     session, _ = opened([4, 5])
-    assert told(session.extend([5], everything)) == ([5123.5], [5123.5], [[51], [512]])
+    assert as_lists(session.extend([5], everything)) == ([5123.5], [5123.5], [[51], [512]])
     session, _ = opened([3, 4, 5])
-    assert told(session.extend([5], OutputSpec(hidden=(1,)))) == ([5123.5], None, [[51]])
+    assert as_lists(session.extend([5], OutputSpec(hidden=(1,)))) == ([5123.5], None, [[51]])
     session, _ = opened([4, 5])
-    assert told(session.extend([5, 6], OutputSpec(logits=1, head_input=True))) == (
+    assert as_lists(session.extend([5, 6], OutputSpec(logits=1, head_input=True))) == (
         [6123.5],
         [6123.5],
         [],
     )
     session, _ = opened([4, 5])
     of_prompt = OutputSpec(head_input=True, hidden=(1,), prompt=True)
-    assert told(session.extend([5, 6], of_prompt)) == (
+    assert as_lists(session.extend([5, 6], of_prompt)) == (
         [5123.5, 6123.5],
         [4123.5, 5123.5, 6123.5],
         [[41, 51, 61]],
     )
-    assert told(session.extend([7], OutputSpec(logits=0))) == (None, None, [])
+    assert as_lists(session.extend([7], OutputSpec(logits=0))) == (None, None, [])
 
 
 def test_a_long_prompt_runs_before_a_program() -> None:
@@ -153,7 +157,7 @@ def test_a_long_prompt_runs_before_a_program() -> None:
     assert ran(layers) == [(0, [3, 4], None, 1)] and layers.asked == [("draft", 2, [5], CHAIN)]
 
 
-def test_a_tree_behind_a_prompt_hangs_below_its_last_token() -> None:
+def test_a_tree_after_a_prompt_hangs_below_its_last_token() -> None:
     session, layers = opened([3, 4, 5])
     session.extend(Rows([5, 6, 7], Tree(torch.tensor([-1, 0, 0]))))
     (work,) = layers.passes
@@ -193,7 +197,7 @@ def test_an_encoder_is_a_forward_of_its_own() -> None:
     assert session.forwards == [encoder, Forward(MODEL, 1, 0, 1, source=9)]
 
 
-def test_a_program_drafts_a_chain_behind_the_rows_or_there_is_none() -> None:
+def test_a_program_drafts_a_chain_after_the_rows_or_there_is_none() -> None:
     session, layers = opened([3, 4, 5], source=2)
     assert session.draft([5], CHAIN) is None and session.length == 2
     assert session.draft([5], ChainSpec(3, frozenset(), plain=False)) is None
@@ -233,15 +237,17 @@ def exited(
     layers: Sequence[int] = (0,),
     **output_spec: object,
 ) -> tuple:
-    return told(session.extend(Rows(tokens, position=at), OutputSpec(layers=layers, **output_spec)))
+    return as_lists(
+        session.extend(Rows(tokens, position=at), OutputSpec(layers=layers, **output_spec))
+    )
 
 
-def test_the_text_goes_on_behind_an_early_exit_where_the_tokens_are_the_same() -> None:
+def test_the_text_goes_on_after_an_early_exit_where_the_tokens_are_the_same() -> None:
     session, layers = opened([4, 5])
     assert exited(session, [5], 1, head_input=True) == ([51.5], [51.5], [])
     assert exited(session, [6, 7], 2, hidden=(0,)) == ([61.5, 71.5], None, [[6, 7]])
     assert session.length == 1
-    assert told(session.extend([5, 6, 8, 9], OutputSpec(head_input=True)))[0] == [
+    assert as_lists(session.extend([5, 6, 8, 9], OutputSpec(head_input=True)))[0] == [
         5123.5,
         6123.5,
         8123.5,
@@ -350,7 +356,7 @@ def test_otherwise_all_layers_run_again(given: dict) -> None:
     ]
 
 
-def test_a_draft_that_is_overwritten_goes_on_from_what_stands() -> None:
+def test_a_draft_that_is_overwritten_goes_on_from_the_rows_that_stay() -> None:
     session, layers = opened([5])
     exited(session, [5, 6, 7], 0)
     exited(session, [8], 2)
@@ -371,7 +377,7 @@ def test_rows_count_as_cached_once_the_last_layer_has_run() -> None:
     session.extend(Rows([5], states=found.hidden[0]), OutputSpec(layers=(1,), logits=0))
     assert session.length == 0
     states = torch.tensor([[512.0]])
-    assert told(
+    assert as_lists(
         session.extend(
             Rows([5], states=states), OutputSpec(layers=(2,), skipped=Skipped(frozenset({2})))
         )
@@ -411,12 +417,12 @@ def test_filling_computes_keys_alone_and_rows_that_run_again_are_forwards_too() 
 def test_without_layers_given_states_go_to_the_head() -> None:
     session, _ = opened([5])
     rows = Rows([0, 0], states=torch.tensor([[7.0], [8.0]]))
-    assert told(session.extend(rows, OutputSpec(layers=(), hidden=(3, 3)))) == (
+    assert as_lists(session.extend(rows, OutputSpec(layers=(), hidden=(3, 3)))) == (
         [7.5, 8.5],
         None,
         [[7, 8]] * 2,
     )
-    assert told(session.extend(rows, OutputSpec(layers=(), hidden=(3,), logits=0))) == (
+    assert as_lists(session.extend(rows, OutputSpec(layers=(), hidden=(3,), logits=0))) == (
         None,
         None,
         [[7, 8]],

@@ -218,7 +218,7 @@ PARTS = (
         ("</s> $A", "w5", False),  # one token for both ends, as of OPT and GPT-2
     ],
 )
-def test_an_end_token_that_a_tokenizer_writes_behind_prompts_is_named(
+def test_an_end_token_that_a_tokenizer_writes_after_prompts_is_named(
     template: str, prompt: str, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = save(tiny_llama(0), tmp_path / "llama")

@@ -16,7 +16,7 @@ from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 from bild_lab.lab.point.load import load
 from bild_lab.lab.point.read_model import load_model
-from tests.engine.models.test_gguf_file import MODELS, PROMPT, tiny, write
+from tests.engine.models.gguf_files import MODELS, PROMPT, tiny, write
 from tests.sessions import needs_kernels
 
 pytestmark = needs_kernels

@@ -57,7 +57,7 @@ def test_a_gpu_runs_half_precision_where_triton_and_its_matrix_units_are(
         (AssertionError("no libcuda.so!\nLook for it"), "no libcuda.so! Look for it"),
     ],
 )
-def test_a_machine_where_triton_does_not_start_is_told_what_it_lacks(
+def test_where_triton_does_not_start_the_refusal_says_what_is_missing(
     error: Exception, reason: str, gpu: dict[str, Any]
 ) -> None:
     gpu["error"] = error

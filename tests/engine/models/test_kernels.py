@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft import Draft
 from bild_lab.engine.methods.early_exit.views import EarlyExit, LayerSkip
 from bild_lab.engine.methods.medusa import MedusaConfig, MedusaHeads
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
@@ -163,7 +164,7 @@ def odd(family: str, seed: int = 0) -> PreTrainedModel:
 @pytest.mark.parametrize("bits", [None, 8, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["t5", "llama"])
-def test_odd_widths_are_as_on_pytorch_whatever_lies_behind_a_row(
+def test_odd_widths_are_as_on_pytorch_whatever_lies_after_a_row(
     family: str, dtype: torch.dtype, bits: int | None
 ) -> None:
     source, module = source_of(family, [5, 9, 12]), odd(family)
@@ -285,51 +286,58 @@ CHAINS = [
 ]
 
 
+def rounds_of_chains(
+    family: str, model: NativeModel, sampling: Sampling, stop: float | None
+) -> list[tuple[Draft, list[tuple[int, int]]]]:
+    """What a model drafts in four rounds of each of five texts, and every forward so far."""
+    source = source_of(family, [5, 9, 12])
+    rounds = []
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        ends = frozenset([3 + 3 * seed, 4 + seed])
+        request = Request(source, Limits(len(source.prompt), 40, ends), sampling, generator)
+        drafter = ModelDrafter(model, 1 + seed % 7, stop, keeps_probs=True)
+        session = in_memory(TINY[family](1), "kernels").start(source, 40)
+        drafter = drafter.start(request, session)
+        text = list(source.prompt)
+        for step in range(4):  # then the target decides otherwise, or takes all
+            draft = drafter.propose(text)
+            rounds.append((draft, [(forward.rows, forward.cached) for forward in session.forwards]))
+            text += [*draft.token_list[: seed % 3 + step], 3 + seed]
+    return rounds
+
+
+def assert_near(actual: torch.Tensor | None, expected: torch.Tensor | None) -> None:
+    assert (actual is None) == (expected is None)
+    if actual is not None:
+        torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
+
+
 @pytest.mark.fast("llama-sampling1-0.0", "gemma3-sampling2-0.35", "t5-sampling7-0.6")
 @pytest.mark.parametrize(("sampling", "stop"), CHAINS)
 @pytest.mark.parametrize("family", ["t5", "llama", "gemma3"])
 def test_a_chain_in_one_program_is_that_of_the_loop(
     family: str, sampling: Sampling, stop: float | None
 ) -> None:
-    whole = in_memory(TINY[family](1), "kernels")
-    source = source_of(family, [5, 9, 12])
+    by_programs = in_memory(TINY[family](1), "kernels")
+    by_steps = by_programs.without_fused_drafting()
+    source, chain = source_of(family, [5, 9, 12]), ChainSpec(3, frozenset())
+    assert by_programs.start(source, 9).draft([5], chain) is not None
+    assert by_steps.start(source, 9).draft([5], chain) is None
     ended = 0
-
-    def drafts(model: NativeModel) -> list[tuple[object, ...]]:
-        found: list[tuple[object, ...]] = []
-        for seed in range(5):
-            generator = torch.Generator().manual_seed(seed)
-            ends = frozenset([3 + 3 * seed, 4 + seed])
-            request = Request(source, Limits(len(source.prompt), 40, ends), sampling, generator)
-            drafter = ModelDrafter(model, 1 + seed % 7, stop, keeps_probs=True)
-            session = in_memory(TINY[family](1), "kernels").start(source, 40)
-            drafter = drafter.start(request, session)
-            text = list(source.prompt)
-            for step in range(4):  # then the target decides otherwise, or takes all
-                draft = drafter.propose(text)
-                found.append(
-                    (draft, [(forward.rows, forward.cached) for forward in session.forwards])
-                )
-                text += [*draft.token_list[: seed % 3 + step], 3 + seed]
-        return found
-
-    by_steps = whole.without_fused_drafting()
-    assert whole.start(source, 9).draft([5], ChainSpec(3, frozenset())) is not None
-    assert by_steps.start(source, 9).draft([5], ChainSpec(3, frozenset())) is None
-    for (draft, forwards), (expected, wanted) in zip(drafts(whole), drafts(by_steps), strict=True):
+    for (draft, forwards), (expected, expected_forwards) in zip(
+        rounds_of_chains(family, by_programs, sampling, stop),
+        rounds_of_chains(family, by_steps, sampling, stop),
+        strict=True,
+    ):
         assert draft.token_list == expected.token_list
-        assert (draft.calls, forwards) == (expected.calls, wanted)
+        assert (draft.calls, forwards) == (expected.calls, expected_forwards)
         assert draft.stats.get("fallback") == expected.stats.get("fallback")
         assert draft.stats.get("confidence", ()) == pytest.approx(
             expected.stats.get("confidence", ()), rel=1e-5
         )
-        for ours, theirs in (
-            (draft.probs, expected.probs),
-            (draft.unscaled_probs, expected.unscaled_probs),
-        ):
-            assert (ours is None) == (theirs is None)
-            if ours is not None:
-                torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+        assert_near(draft.probs, expected.probs)
+        assert_near(draft.unscaled_probs, expected.unscaled_probs)
         ended += draft.calls == len(draft)
     assert ended
 
@@ -494,7 +502,7 @@ def test_without_a_compiler_pytorch_runs_and_it_is_said_once(
             cached.cache_clear()
 
 
-def test_a_cache_that_cannot_be_written_is_told_with_how_to_name_another(
+def test_the_refusal_of_a_cache_that_cannot_be_written_says_how_to_name_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()

@@ -46,7 +46,7 @@ def test_a_text_is_continued_wherever_it_is_cut(kind: str) -> None:
     for text in known(kind):
         for cut in range(1, len(text)):
             rest = text[cut:].encode()
-            assert pieces.text(pieces.tokens(rest, behind=True)) == rest, (kind, text[:cut])
+            assert pieces.text(pieces.tokens(rest, continues=True)) == rest, (kind, text[:cut])
 
 
 @pytest.mark.parametrize("kind", WITH_BYTES)
@@ -54,8 +54,8 @@ def test_a_character_may_be_cut_in_the_middle(kind: str) -> None:
     pieces, text = checkpoint(kind).pieces, TEXTS[2].encode()
     for cut in range(1, len(text)):
         first, rest = (
-            pieces.tokens(text[:cut], behind=False),
-            pieces.tokens(text[cut:], behind=True),
+            pieces.tokens(text[:cut], continues=False),
+            pieces.tokens(text[cut:], continues=True),
         )
         assert pieces.text([*first, *rest]).removeprefix(b" " * pieces.adds_space) == text, cut
 
@@ -63,27 +63,28 @@ def test_a_character_may_be_cut_in_the_middle(kind: str) -> None:
 def test_parts_of_characters_are_left_out_where_there_are_no_bytes() -> None:
     pieces = checkpoint("metaspace").pieces
     text = "M\u00e4nner".encode()
-    assert pieces.text(pieces.tokens(text[:2], behind=True)) == b"M"
-    assert pieces.text(pieces.tokens(text[2:], behind=True)) == b"nner"
+    assert pieces.text(pieces.tokens(text[:2], continues=True)) == b"M"
+    assert pieces.text(pieces.tokens(text[2:], continues=True)) == b"nner"
 
 
 def test_a_continuation_has_no_space_that_was_not_there() -> None:
     for kind in ("byte_fallback", "metaspace"):
         pieces = checkpoint(kind).pieces
         assert pieces.text(pieces.encode("an")) == b" an"
-        assert pieces.text(pieces.tokens(b"an", behind=True)) == b"an"
-        assert pieces.text(pieces.tokens(b" an", behind=True)) == b" an"
+        assert pieces.text(pieces.tokens(b"an", continues=True)) == b"an"
+        assert pieces.text(pieces.tokens(b" an", continues=True)) == b" an"
 
 
 def test_what_a_normalizer_rewrites_gets_the_tokens_of_what_it_makes_of_it() -> None:
     metaspace, lower = checkpoint("metaspace").pieces, checkpoint("lowercase").pieces
     assert (
-        metaspace.text(metaspace.tokens(" \ufb01nd".encode(), behind=True)) != " \ufb01nd".encode()
+        metaspace.text(metaspace.tokens(" \ufb01nd".encode(), continues=True))
+        != " \ufb01nd".encode()
     )
-    assert metaspace.tokens(" \ufb01nd".encode(), behind=True) == metaspace.tokens(
-        b" find", behind=True
+    assert metaspace.tokens(" \ufb01nd".encode(), continues=True) == metaspace.tokens(
+        b" find", continues=True
     )
-    assert lower.text(lower.tokens(b" A Man", behind=True)) == b" a man"
+    assert lower.text(lower.tokens(b" A Man", continues=True)) == b" a man"
 
 
 def test_special_and_unknown_tokens_write_nothing() -> None:

@@ -90,9 +90,7 @@ OFFSET = ("roberta", "xlm-roberta", "camembert", "roberta-prelayernorm", "data2v
 @pytest.mark.fast("speculative-roberta")
 @pytest.mark.parametrize("name", OFFSET)
 @pytest.mark.parametrize("policy", ["vanilla", "speculative"])
-def test_positions_that_are_counted_from_behind_the_padding_are_fewer(
-    policy: str, name: str
-) -> None:
+def test_positions_that_are_counted_after_the_padding_are_fewer(policy: str, name: str) -> None:
     """Fault: the last two positions of RoBERTa's relatives ended in an error of the module."""
     config = AutoConfig.for_model(
         name,
@@ -110,7 +108,7 @@ def test_positions_that_are_counted_from_behind_the_padding_are_fewer(
         decoder.generate(PROMPT, wanted + 1)
 
 
-def test_a_decoder_that_also_reads_the_position_behind_each_row_has_one_less() -> None:
+def test_a_decoder_that_also_reads_the_position_after_each_row_has_one_less() -> None:
     """Fault: the last position of ProphetNet, whose row reads the one behind it, ended in an
     IndexError. Its row for padding is no position either.
     """
@@ -277,24 +275,24 @@ def test_a_drafter_may_have_fewer_positions_than_the_target(policy: str) -> None
         decoder.generate(PROMPT, wanted + 1)
 
 
-def test_a_draft_loses_the_nodes_behind_the_last_position() -> None:
+def test_a_draft_loses_the_nodes_after_the_last_position() -> None:
     limits = Limits(prompt_length=2, max_new_tokens=9, positions=5)
     chain = Draft(torch.tensor([4, 5, 6]), probs=torch.eye(3))
-    cut = limits.fitting(chain, [1, 2, 3])
+    cut = chain.up_to_depth(limits.positions_left([1, 2, 3]))
     assert cut.tokens.tolist() == [4, 5] and cut.probs.shape == (2, 3)
-    assert limits.fitting(chain, [1, 2]) is chain
-    assert Limits(2, 9).fitting(chain, [1, 2, 3, 4, 5]) is chain
+    assert chain.up_to_depth(limits.positions_left([1, 2])) is chain
+    assert chain.up_to_depth(Limits(2, 9).positions_left([1, 2, 3, 4, 5])) is chain
     #  4    5
     #  |   / \\
     #  6  7   8
     tree = Draft(torch.tensor([4, 6, 5, 7, 8]), parents=torch.tensor([-1, 0, -1, 2, 2]))
-    assert limits.fitting(tree, [1, 2, 3]) is tree
-    cut = limits.fitting(tree, [1, 2, 3, 4])
+    assert tree.up_to_depth(limits.positions_left([1, 2, 3])) is tree
+    cut = tree.up_to_depth(limits.positions_left([1, 2, 3, 4]))
     assert (cut.token_list, cut.parent_list, cut.tree.parents.tolist()) == (
         [4, 5],
         [-1, -1],
         [-1, 0, 0],
     )
     deeper = Draft(torch.tensor([4, 6, 5, 7, 8]), parents=torch.tensor([-1, 0, 1, 0, 3]))
-    cut = limits.fitting(deeper, [1, 2, 3])
+    cut = deeper.up_to_depth(limits.positions_left([1, 2, 3]))
     assert (cut.token_list, cut.parent_list) == ([4, 6, 7], [-1, 0, 0])

@@ -86,7 +86,7 @@ def session(folder: Path) -> CachedSession:
 
 
 @pytest.mark.parametrize("token", [40, -1, 60_000_000])
-def test_the_kernels_read_nothing_behind_the_embedding(folder: Path, token: int) -> None:
+def test_the_kernels_read_nothing_after_the_embedding(folder: Path, token: int) -> None:
     refused = pytest.raises(IndexError, match=rf"token {token} has no embedding: the model has 40")
     with refused:
         session(folder).extend([5, token])
@@ -98,7 +98,7 @@ def test_the_kernels_read_nothing_behind_the_embedding(folder: Path, token: int)
         )
 
 
-def test_the_kernels_write_nothing_behind_the_cache_and_read_no_position_behind_the_rotations(
+def test_the_kernels_write_nothing_after_the_cache_and_read_no_position_after_the_rotations(
     folder: Path,
 ) -> None:
     packed = bild_lab.load(str(folder), policy="vanilla", engine="kernels").target.packed

@@ -102,7 +102,7 @@ def test_rows_of_a_chain_score_as_without_a_cache(opened: Callable[[], Opened]) 
 
 @pytest.mark.fast("hf t5", "native llama", "native gemma3", "kernels llama")
 @sessions
-def test_rollback_forgets_everything_behind_it(opened: Callable[[], Opened]) -> None:
+def test_rollback_forgets_everything_after_it(opened: Callable[[], Opened]) -> None:
     session, large, prompt = opened()
     session.extend([prompt[-1], 6, 7, 8])
     session.rollback(len(prompt) + 1)  # prompt and 6 stay
@@ -138,7 +138,7 @@ def test_rows_of_a_tree_see_their_own_branch_only(
 
 
 @pytest.mark.parametrize("engine", ["hf", "native"])
-def test_a_tree_counts_distances_far_behind_its_text_as_t5_does(engine: str) -> None:
+def test_a_tree_counts_distances_far_after_its_text_as_t5_does(engine: str) -> None:
     session, large, prompt = opened_on(engine, "t5")
     further = [3 + row % 30 for row in range(140)]  # 128 rows back and more have one bias
     session.extend([prompt[-1], *further])

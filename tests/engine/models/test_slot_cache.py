@@ -92,7 +92,7 @@ def test_a_window_that_keeps_its_own_rows_says_how_many_it_has() -> None:
         assert cache.get_mask_sizes(1, 0) == cache.layers[0].get_mask_sizes(1) != (2, 0)
 
 
-def test_gathered_rows_come_behind_the_ones_before_in_some_layers() -> None:
+def test_gathered_rows_come_after_the_ones_before_in_some_layers() -> None:
     cache = SlotCache()
     cache.layers = [
         DynamicLayer(),
@@ -196,7 +196,7 @@ def test_a_state_is_that_of_the_text_however_often_it_goes_back() -> None:
         assert text.layer.numbers == text.expected
 
 
-def test_only_rows_behind_the_newest_state_run_again() -> None:
+def test_only_rows_after_the_newest_state_run_again() -> None:
     text = Text()
     assert [text.feed(0, 3, 4, 5), text.feed(3, 6), text.feed(4, 7, 8)] == [3, 1, 2]
     assert [text.snapshots.restart_slot(start) for start in (6, 5, 4, 3, 2)] == [6, 4, 4, 3, 0]

@@ -139,7 +139,7 @@ def test_a_space_before_the_text_is_a_setting_beside_the_file(lower: bool, tmp_p
 
 @pytest.mark.parametrize("scheme", ["always", "first"])
 @pytest.mark.parametrize("legacy", [True, False])
-def test_a_word_behind_a_special_token_begins_as_the_file_says(
+def test_a_word_after_a_special_token_begins_as_the_file_says(
     scheme: str, legacy: bool, tmp_path: Path
 ) -> None:
     """Llama 2's chats have a space there; the class of Transformers 5 asks `legacy` for it."""
@@ -247,7 +247,7 @@ def test_a_rule_that_alone_is_another_is_found(rule: object) -> None:
 
 
 @pytest.mark.parametrize("known", ["bos_token", "eos_token"])
-def test_a_word_behind_either_special_token_is_looked_at(known: str) -> None:
+def test_a_word_after_either_special_token_is_looked_at(known: str) -> None:
     def with_spaces(scheme: str) -> PreTrainedTokenizerFast:
         pieces = {
             piece: i for i, piece in enumerate(["<s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz"])

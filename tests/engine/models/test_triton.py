@@ -506,7 +506,7 @@ def test_a_drawn_chain_has_its_distributions() -> None:
 
 
 @torch.inference_mode()
-def test_a_row_behind_the_cache_or_the_rotations_is_refused() -> None:
+def test_a_row_after_the_cache_or_the_rotations_is_refused() -> None:
     _, decoder, source = build("llama")
     session = triton_session(decoder, source, 64)
     session.extend([5])

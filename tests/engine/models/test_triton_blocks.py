@@ -23,8 +23,8 @@ from bild_lab.engine.models.native.stack import numbers_of
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ChainSpec
 from bild_lab.lab.point.read_model import load_model
+from tests.engine.models.gguf_files import MODELS, PROMPT, tiny, write
 from tests.engine.models.test_gguf_blocks import KINDS, REAL, as_q4_k_m, opened
-from tests.engine.models.test_gguf_file import MODELS, PROMPT, tiny, write
 from tests.engine.models.test_triton import build, chains, close, tickets_left
 from tests.sessions import native_session
 from tests.triton_interpreter import (

@@ -148,7 +148,7 @@ def test_the_most_likely_nodes_are_those_of_the_loop(nodes: int) -> None:
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_a_sure_row_has_one_child() -> None:
+def test_a_confident_row_has_one_child() -> None:
     _, decoder, source = build("llama", torch.float16)
     tokens = [source.prompt[-1]]
     loop, _ = free_tree(decoder, source, tokens)

@@ -31,7 +31,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_policy
 from bild_lab.lab.point.build import build_method
-from tests.engine.lossless.test_random_models import random_source, random_target
+from tests.engine.lossless.random_models import random_source, random_target
 from tests.policies import FAMILIES, WINDOWED, in_memory
 from tests.sessions import needs_kernels
 from tests.tiny import START
@@ -263,7 +263,7 @@ def test_what_a_view_drafts_leaves_the_targets_text_as_it_was(
         assert {(each.skipped_attention, each.skipped_feed_forward) for each in part} == {(1, 1)}
 
 
-def test_the_last_exit_is_the_target_and_every_draft_of_it_stands(checkpoints: Path) -> None:
+def test_the_last_exit_is_the_target_and_every_draft_of_it_is_accepted(checkpoints: Path) -> None:
     last = {"policy": "early_exit_speculative", "exit_layer": 2}
     drafted = bild_lab.load(str(checkpoints / "llama"), dtype="float64", **last)
     trace = drafted.generate(PROMPT, 40).trace
@@ -370,7 +370,7 @@ ROUNDS = {
 @families
 @engines
 @torch.inference_mode()
-def test_verification_behind_an_exit_scores_as_running_everything_does(
+def test_verification_after_an_exit_scores_as_running_everything_does(
     family: str, engine: str, exit_layer: int, dtype: torch.dtype
 ) -> None:
     target = in_memory(random_target(family, 3).to(dtype), engine)
@@ -410,7 +410,7 @@ def cached(session: CachedSession) -> list[torch.Tensor]:
 
 
 @torch.inference_mode()
-def test_begun_rows_stand_after_the_cache_has_grown() -> None:
+def test_begun_rows_stay_after_the_cache_has_grown() -> None:
     target = in_memory(random_target("llama", 0), "native")
     source = Source((START,))
     session = target.start(source, 4)

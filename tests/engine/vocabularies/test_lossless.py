@@ -26,7 +26,7 @@ from tests.engine.lossless.greedy import (
     compare,
     emitted,
 )
-from tests.engine.lossless.test_random_models import CASES, cases_of, random_target
+from tests.engine.lossless.random_models import CASES, cases_of, random_target
 from tests.engine.vocabularies.foreign import foreign
 from tests.policies import FAMILIES, in_memory, is_peer, parts, shipped
 from tests.sessions import needs_kernels

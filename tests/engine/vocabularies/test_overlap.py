@@ -55,7 +55,7 @@ def test_ends_are_shared_whatever_their_names_and_unknown_tokens_never() -> None
     "byte_level-byte_fallback", "byte_fallback-words", "metaspace-byte_fallback", "words-byte_level"
 )
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
-def test_every_target_token_stands_for_draft_tokens_that_write_it(target: str, draft: str) -> None:
+def test_every_target_token_becomes_draft_tokens_that_write_it(target: str, draft: str) -> None:
     both = overlap(target, draft)
     whole = 0
     for token, text in both.target.pieces.written.items():

@@ -16,7 +16,8 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.lab.measure.certificate import DEFECT, EQUAL, EXACT, SESSION_DEFECT, TIE, Certificate
 from bild_lab.lab.measure.greedy_certificate import certify
 from bild_lab.lab.measure.sampled_certificate import DRAWS, LOGITS, OUTPUT, certify_sampled
-from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
+from tests.engine.loops import NEVER
+from tests.engine.lossless.random_models import random_source, random_target
 from tests.lab.measure.controls import TARGET_FAULTS, decoder, emitted
 from tests.policies import FAMILIES, in_memory
 from tests.tiny import relative_of

@@ -32,7 +32,7 @@ from bild_lab.screening.record_store import BLOCKS, RecordStore
 from bild_lab.screening.recorded_model import RecordedModel
 from bild_lab.screening.recorded_text import HEAD_INPUT, LOGITS, STATE, RecordedText
 from tests.engine.lossless.greedy import emitted, table_of
-from tests.engine.lossless.test_random_models import random_source
+from tests.engine.lossless.random_models import random_source
 from tests.engine.methods.modules.tiny import files_of
 from tests.policies import (
     EXTERNAL,

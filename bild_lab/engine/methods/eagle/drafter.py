@@ -20,6 +20,7 @@ from bild_lab.engine.methods.speculative.draft_tree import (
     tree_spec_of_policy,
     tree_spec_of_round,
 )
+from bild_lab.engine.methods.state_layers import states_of_text
 from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.models.placed_rows import place_rows
@@ -102,19 +103,6 @@ class EagleDrafter(Drafter):
         self._session.receive(states_of_text(states, draft, verdict))
 
 
-def states_of_text(
-    states: Float[Tensor, "n states"], draft: Draft, verdict: Verdict
-) -> Float[Tensor, "m states"]:
-    """Of all rows of a target's forward, those of the text: of the prompt, in a first one, of the
-    last committed token and of the accepted ones.
-    """
-    # another drafter's probes come after its draft
-    probe_count = 0 if draft.probes is None else len(draft.probes)
-    prompt_rows = states.shape[0] - probe_count - len(draft) - 1
-    rows = [*range(prompt_rows), *(prompt_rows + row for row in verdict.rows)]
-    return states if len(rows) == states.shape[0] else states[on_device(rows, states.device)]
-
-
 class EagleSession:
     """One text in an EAGLE: pairs of the target's state and the next token, then drafted ones.
 
@@ -160,7 +148,7 @@ class EagleSession:
             states, start = torch.cat(self._received), self._pairs
             self._received, self._pairs = [], start + count
         else:
-            start = self._pairs + len(tree) - count
+            start = self._pairs + rows.earlier
             states = self._outputs[tree.parents[-count:] + 1]
         outputs = self._run(tokens, states, start, tree)
         self._outputs = outputs[-1:] if tree is None else torch.cat([self._outputs, outputs])

@@ -52,8 +52,9 @@ if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
 
 EAGLE, EAGLE3 = "eagle", "eagle3"
-JOINED, APART = "joined", "apart"  # by one norm over all states, or by one a layer
-STATE_NORMS = {JOINED: "norm_before_fc", APART: "fc_norm"}  # as speculators' configuration says
+JOINT_NORM, LAYER_NORMS = "joined", "apart"  # one norm over all states, or one for each layer
+# the fields of speculators' configuration that say so
+STATE_NORMS = {JOINT_NORM: "norm_before_fc", LAYER_NORMS: "fc_norm"}
 VARIANTS = (EAGLE, EAGLE3)
 TRAIN = (
     "python scripts/train_module.py module=eagle name=eagle model.path=DIR dataset=NAME"
@@ -92,16 +93,21 @@ Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 class EagleConfig:
     """The shapes of an EAGLE, and the model it was trained for.
 
-    variant: eagle or eagle3. layer: its decoder layer; vocab_size is the target's. target_size:
-    width of the target's states. target_layers: after how many of the target's layers these states
-    are taken (EAGLE-3), 0 for the embeddings. draft_vocabulary: how many tokens its head knows;
-    None for the target's head. bias: of the fusion and of queries, keys and values, in this order.
-    normed_residual: the residual sum starts from the normed states. state_norm: the target's states
-    are normed before their fusion, JOINED or APART; None: as they are. feeds_normed: the layer's
-    output is normed before it goes to the head and back into the layer (EAGLE-3.1). head_norms:
-    queries and keys are normed by head, as in Qwen3.
-    embeds: it has an embedding of its own. base: the model's path and the fingerprint of its
-    weights, if known.
+    variant: eagle or eagle3.
+    layer: its decoder layer; vocab_size is the target's.
+    target_size: width of the target's states.
+    target_layers: after how many of the target's layers these states are taken (EAGLE-3), 0 for the
+        embeddings.
+    draft_vocabulary: how many tokens its head knows; None for the target's head.
+    bias: of the fusion and of queries, keys and values, in this order.
+    normed_residual: the residual sum starts from the normed states.
+    state_norm: how the target's states are normed before their fusion, JOINT_NORM or LAYER_NORMS;
+        None: they are not.
+    feeds_normed: the layer's output is normed before it goes to the head and back into the layer
+        (EAGLE-3.1).
+    head_norms: queries and keys are normed by head, as in Qwen3.
+    embeds: it has an embedding of its own.
+    base: the model's path and the fingerprint of its weights, if known.
     """
 
     variant: str
@@ -146,9 +152,9 @@ class Eagle(BesideTarget):
             self.input_layernorm = nn.Parameter(torch.ones(dim))
             self.hidden_norm = nn.Parameter(torch.ones(dim))
             self.norm = nn.Parameter(torch.ones(dim))
-            if config.state_norm == JOINED:
+            if config.state_norm == JOINT_NORM:
                 self.input_norm = nn.Parameter(torch.ones(states))
-            elif config.state_norm == APART:
+            elif config.state_norm == LAYER_NORMS:
                 target_layers = config.target_layers
                 norms = [nn.Parameter(torch.ones(config.target_size)) for _ in target_layers]
                 self.fc_norm = nn.ParameterList(norms)
@@ -199,12 +205,13 @@ class Eagle(BesideTarget):
         states = states.to(self.fc.weight.dtype)
         if self.config.variant == EAGLE:
             return states
-        if self.config.state_norm == JOINED:
+        if self.config.state_norm == JOINT_NORM:
             states = self.normed(states, self.input_norm)
-        elif self.config.state_norm == APART:
-            parts = states.chunk(len(self.fc_norm), -1)
+        elif self.config.state_norm == LAYER_NORMS:
+            by_layer = states.chunk(len(self.fc_norm), -1)
             normed = [
-                self.normed(part, norm) for part, norm in zip(parts, self.fc_norm, strict=True)
+                self.normed(layer_states, norm)
+                for layer_states, norm in zip(by_layer, self.fc_norm, strict=True)
             ]
             states = torch.cat(normed, -1)
         return self.fc(states)
@@ -217,8 +224,9 @@ class Eagle(BesideTarget):
         store: Store,
         mask: Bool[Tensor, "batch 1 m n"] | None,
     ) -> Float[Tensor, "batch m dim"]:
-        """The next states of these pairs. states: fused, or outputs of this function.
+        """The next states of these pairs.
 
+        states: fused, or outputs of this function.
         store: takes keys and values [batch heads m dim], and gives all that the rows may attend to.
         mask: which of them each row does.
         """
@@ -228,8 +236,8 @@ class Eagle(BesideTarget):
         if self.config.head_norms:
             queries = self.normed(queries, self.q_norm)
             own_keys = self.normed(own_keys, self.k_norm)
-        new = rotate(own_keys, *rotation), self.heads(self.v_proj(x))
-        keys, values = store(*(projected.transpose(1, 2) for projected in new))
+        own_keys, own_values = rotate(own_keys, *rotation), self.heads(self.v_proj(x))
+        keys, values = store(own_keys.transpose(1, 2), own_values.transpose(1, 2))
         queries = rotate(queries, *rotation).transpose(1, 2)
         mixed = fused_attention(queries, keys, values, mask)
         output = self.feed_forward(residual + self.o_proj(mixed.transpose(1, 2).flatten(2)))
@@ -306,7 +314,8 @@ def load_eagle(target: LoadedModel, path: FilePath | None, variant: str) -> Eagl
     noun, trained_variant = f"the EAGLE {path}", eagle.config.variant
     if trained_variant != variant:
         raise UserError(
-            f"{noun} is of the variant {trained_variant}, got policy={variant}; use policy={trained_variant}"
+            f"{noun} is of the variant {trained_variant}, got policy={variant};"
+            f" use policy={trained_variant}"
         )
     return fitted(eagle, target, noun)
 
@@ -345,8 +354,8 @@ def _own_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _state_norm(weights: Mapping[str, Tensor]) -> str | None:
     """Which norm of the target's states these weights hold."""
     if "input_norm" in weights:
-        return JOINED
-    return APART if any(name.startswith("fc_norm.") for name in weights) else None
+        return JOINT_NORM
+    return LAYER_NORMS if any(name.startswith("fc_norm.") for name in weights) else None
 
 
 def _released_name(name: str, prefix: str) -> str:
@@ -405,8 +414,8 @@ def _layer_fields(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """
     drafter = values.get("speculators_model_type")
     if drafter not in (None, *VARIANTS):
-        other = "; use policy=dflash" if drafter == "dflash" else " is not known"
-        raise UserError(f"{path} has speculators_model_type {drafter}{other}; {KIND.remedy}")
+        fault = "; use policy=dflash" if drafter == "dflash" else " is not known"
+        raise UserError(f"{path} has speculators_model_type {drafter}{fault}; {KIND.remedy}")
     layer = dict(values.get("transformer_layer_config", values))
     if (layers := layer.get("num_hidden_layers", 1)) != 1:
         raise UserError(f"an EAGLE has one layer, got {path} with {layers}; {KIND.remedy}")
@@ -451,21 +460,23 @@ def _wrong_fields(
 ) -> dict[str, bool]:
     """Which fields have no known form, or say something else than the weights."""
     is_eagle3, named = _is_eagle3(weights), _named_layers(values)
-    norms = {
-        flag: not is_switch(values.get(flag))
-        or (flag in values and bool(values[flag]) != (_state_norm(weights) == state_norm))
-        for state_norm, flag in STATE_NORMS.items()
-    }
     head = weights.get("lm_head.weight")
-    known = values.get("draft_vocab_size")
+    draft_vocabulary = values.get("draft_vocab_size")
+    has_other_head = head is not None and draft_vocabulary != head.shape[0]
+    wrong_norms = {}
+    if is_eagle3:
+        for state_norm, flag in STATE_NORMS.items():
+            has_norm = _state_norm(weights) == state_norm
+            differs = flag in values and bool(values[flag]) != has_norm
+            wrong_norms[flag] = not is_switch(values.get(flag)) or differs
     return {
         AUX_LAYERS: named is not None and not are_layers(named),
         "norm_before_residual": not is_switch(values.get("norm_before_residual")),
         "norm_output": not is_switch(values.get("norm_output")),
-        **(norms if is_eagle3 else {}),
+        **wrong_norms,
         "attention_bias": bool(layer.get("attention_bias")) and "q_proj.bias" not in weights,
         "draft_vocab_size": is_eagle3
-        and known is not None
-        and (not is_count(known) or (head is not None and known != head.shape[0])),
+        and draft_vocabulary is not None
+        and (not is_count(draft_vocabulary) or has_other_head),
         "base": not isinstance(values.get("base") or {}, Mapping),
     }

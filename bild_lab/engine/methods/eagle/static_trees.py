@@ -26,9 +26,8 @@ from bild_lab.errors import UserError
 
 DYNAMIC, CHAIN, PUBLISHED = "dynamic", "chain", "eagle_tree"
 # the ranks of each branch's candidates in EAGLE-1's tree for 7B models, 25 nodes and 5 deep, which
-# Figure 7 of the paper shows
-BRANCHES = (
-    # one digit a rank
+# Figure 7 of the paper shows; one digit a rank
+EAGLE_BRANCHES = (
     "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
 ).split()
 
@@ -37,9 +36,10 @@ BRANCHES = (
 class TreeLevel:
     """The nodes of one depth of a static tree.
 
-    parent_rows: [n], for each node the index of its parent among the rows that ran last. ranks:
-    [n], of the nodes. inner: [m], which of the nodes have children, and so run. rows: the shape of
-    the tree of all rows up to these; None if none runs.
+    parent_rows: [n], for each node the index of its parent among the rows that ran last.
+    ranks: [n], of the nodes.
+    inner: [m], which of the nodes have children, and so run.
+    rows: the shape of the tree of all rows up to these; None if none runs.
     """
 
     parent_rows: Int[Tensor, " n"]
@@ -108,18 +108,17 @@ class StaticTree:
         levels: list[TreeLevel] = []
         rows_run = 0
         previous_inner = [ROOT]
-        for level in range(nodes[-1].depth + 1):
-            level_nodes = [index for index, node in enumerate(nodes) if node.depth == level]
-            inner = [node for node in level_nodes if node in row_of_node]
+        for depth_of_level in range(nodes[-1].depth + 1):
+            level = [index for index, node in enumerate(nodes) if node.depth == depth_of_level]
+            inner = [node for node in level if node in row_of_node]
             rows_run += len(inner)
             row_parents = [row_of_node[parents[node]] for node in inner_nodes[:rows_run]]
+            parent_rows = [previous_inner.index(parents[node]) for node in level]
             levels.append(
                 TreeLevel(
-                    parent_rows=self._on_device(
-                        [previous_inner.index(parents[node]) for node in level_nodes]
-                    ),
-                    ranks=self._on_device([nodes[node].rank for node in level_nodes]),
-                    inner=self._on_device([level_nodes.index(node) for node in inner]),
+                    parent_rows=self._on_device(parent_rows),
+                    ranks=self._on_device([nodes[node].rank for node in level]),
+                    inner=self._on_device([level.index(node) for node in inner]),
                     rows=Tree(self._on_device(row_parents)) if inner else None,
                 )
             )
@@ -145,7 +144,7 @@ def named_nodes(
     if tree == CHAIN:
         return efficient_tree([1] * window)
     if tree == PUBLISHED:
-        return branch_nodes(BRANCHES)
+        return branch_nodes(EAGLE_BRANCHES)
     if isinstance(tree, str) and tree in TREE_BUILDERS:
         widths = candidate_widths(top_k, window, vocabulary)
         require_few_nodes(TREE_BUILDERS[tree], widths)

@@ -61,8 +61,9 @@ class Calm(TokenLoop):
     threshold.
 
     measure: hidden_state or softmax, at temperature 1, taken after every layer but the last. After
-    the first layer hidden_state compares with the embedding. threshold: λ. temperature: t, how fast
-    the threshold decays along the text (`decaying_threshold`).
+        the first layer hidden_state compares with the embedding.
+    threshold: λ.
+    temperature: t, how fast the threshold decays along the text (`decaying_threshold`).
 
     The hidden state at the exit is copied to the skipped layers: only their keys and values are
     computed from it. A decoder-only prompt runs through all layers, except its last token. The

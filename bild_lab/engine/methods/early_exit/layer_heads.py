@@ -43,10 +43,11 @@ KIND = FolderKind(
 class LayerHeadsConfig:
     """The shapes of the heads, and the model they were trained for.
 
-    layers: after which layers there is a head, counted from 1, ascending. hidden_size, vocabulary:
-    the model's.
-    epsilon: of the model's final norm. rank: of the low-rank change to the model's own head; None
-    for full matrices. base: the model's path and the fingerprint of its weights.
+    layers: after which layers there is a head, counted from 1, ascending.
+    hidden_size, vocabulary: the model's.
+    epsilon: of the model's final norm.
+    rank: of the low-rank change to the model's own head; None for full matrices.
+    base: the model's path and the fingerprint of its weights.
     """
 
     layers: Sequence[int]

@@ -1,6 +1,4 @@
-"""Views of models that draft: some layers of a target, in its own KV cache, and any with some
-tokens in the head.
-"""
+"""Layers of the target as draft models, in its own KV cache: early exits and skipped layers."""
 
 from __future__ import annotations
 
@@ -120,10 +118,9 @@ def skipping(
     """The layers that run, at least in part, without these blocks, and the blocks that they leave
     out.
     """
-    neither = attention & feed_forward
-    return [at for at in range(depth) if at not in neither], Skipped(
-        attention - neither, feed_forward - neither
-    )
+    whole_layers = attention & feed_forward
+    layers = [layer for layer in range(depth) if layer not in whole_layers]
+    return layers, Skipped(attention - whole_layers, feed_forward - whole_layers)
 
 
 class LayerView(SessionOver):
@@ -136,7 +133,7 @@ class LayerView(SessionOver):
 
     def __init__(self, target: Session, layers: tuple[int, ...], skipped: Skipped) -> None:
         super().__init__(target)
-        self._layers, self._skipped = tuple(layers), skipped
+        self._layers, self._skipped = layers, skipped
         self._ahead = 0  # the view's rows after the target's
 
     @property

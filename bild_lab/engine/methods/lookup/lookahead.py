@@ -55,13 +55,13 @@ class LookaheadDrafter(Drafter):
         self._pool: dict[int, dict[NGram, None]] = {}  # what may follow a token, the newest last
 
     def propose(self, tokens: list[int]) -> Draft:
-        room, reach = self._limits.room(tokens), self._limits.reach(tokens)
+        room, positions_left = self._limits.room(tokens), self._limits.positions_left(tokens)
         last_token = tokens[-1]
-        drafted, parents = self._branches(last_token, min(room, reach))
+        drafted, parents = self._branches(last_token, min(room, positions_left))
         self._levels[0][0] = last_token
         self._newest_rows: list[int] = []  # the newest level's rows in the forward
         parent_rows = [ROOT, *(parent + 1 for parent in parents)]
-        probes = self._window_rows(parent_rows) if self._fits(room, reach) else []
+        probes = self._window_rows(parent_rows) if self._fits(room, positions_left) else []
         rows = on_device(parent_rows, self._device)
         return Draft(
             on_device(drafted, self._device),
@@ -100,7 +100,7 @@ class LookaheadDrafter(Drafter):
         """The pool's n-grams after this token as a tree: tokens and parents."""
         drafted: list[int] = []
         parents: list[int] = []
-        nodes: dict[tuple[int, int], int] = {}  # by parent and token
+        nodes: dict[tuple[int, int], int] = {}  # the node of each parent and token
         for ngram in reversed(self._pool.get(last_token, {})):
             parent = ROOT
             for token in ngram[:depth]:
@@ -113,9 +113,9 @@ class LookaheadDrafter(Drafter):
                     break
         return drafted, parents
 
-    def _fits(self, room: int, reach: int) -> bool:
+    def _fits(self, room: int, positions_left: int) -> bool:
         """Whether the window runs, cut to the columns that the models have positions for."""
-        columns = min(len(self._levels[0]), reach - len(self._levels) + 2)
+        columns = min(len(self._levels[0]), positions_left - len(self._levels) + 2)
         if room < 2 or columns < 1:  # n-grams could not be used any more
             return False
         self._levels = [level[:columns] for level in self._levels]

@@ -60,11 +60,9 @@ class NGramDrafter(Drafter):
         rows: list[tuple[Tensor, Tensor]] = []
         token = tokens[-1]
         window = min(self._window, limits.room(tokens))
-        uniforms = (
-            None
-            if sampling.greedy
-            else torch.rand(window, dtype=torch.float64, generator=self._generator)
-        )
+        uniforms = None
+        if not sampling.greedy:
+            uniforms = torch.rand(window, dtype=torch.float64, generator=self._generator)
         for place in range(window):
             if sampling.greedy:
                 token = self._table.most_likely_after(token)
@@ -105,11 +103,9 @@ class NGramDrafter(Drafter):
 
     def _sent(self, values: Tensor) -> Tensor:
         """Copied to the device without synchronizing."""
-        return (
-            values.pin_memory().to(self._device, non_blocking=True)
-            if self._device.type == "cuda"
-            else values
-        )
+        if self._device.type != "cuda":
+            return values
+        return values.pin_memory().to(self._device, non_blocking=True)
 
 
 FORMAT = "bild_lab n-grams 1"
@@ -132,9 +128,10 @@ class NGramTable:
     """Maximum-likelihood unigrams (order 1), or bigrams with unigram backoff (order 2), of a
     corpus.
 
-    width: one more than the largest token id. starts: where each token's followers begin; the
-    tokens seen after token c are followers[starts[c] : starts[c + 1]]. vocabulary_hash: of the
-    tokenizer.
+    width: one more than the largest token id.
+    starts: where each token's followers begin; the tokens seen after token c are
+        followers[starts[c] : starts[c + 1]].
+    vocabulary_hash: of the tokenizer.
     """
 
     order: int

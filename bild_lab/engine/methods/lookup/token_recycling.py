@@ -44,8 +44,8 @@ class TokenRecycling(Drafter):
         self.learns_from_texts = keep
         self._top_k = top_k
         self._tree = static_tree(nodes, top_k)
-        # by source, in the order in which these first came: its first text, and the matrix at the
-        # end of it
+        # the first text of each source, and the matrix at its end, in the order in which the
+        # sources first came
         self._kept: dict[Hashable, tuple[list[int], Candidates]] = {}
 
     def begin(self, request: Request, target: Session) -> None:

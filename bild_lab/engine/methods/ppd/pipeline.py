@@ -70,9 +70,11 @@ class PredictivePipeline(TokenLoop):
     candidate, None for the last token. The text's statistics hold `layers`, `exit_layer` and
     `top_k`.
 
-    exit_layer: d̄, from d/2 to d − 1; None for half the layers, rounded up. top_k: k. heads:
-    "shared" for the target's own head, or a folder of heads trained for each layer. Raises
-    UserError for values out of range, and for a target or heads that do not fit.
+    exit_layer: d̄, from d/2 to d − 1; None for half the layers, rounded up.
+    top_k: k.
+    heads: "shared" for the target's own head, or a folder of heads trained for each layer.
+
+    Raises UserError for values out of range, and for a target or heads that do not fit.
     """
 
     draft_shape: ClassVar[DraftShape] = DraftShape.TREES

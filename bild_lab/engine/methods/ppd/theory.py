@@ -45,9 +45,9 @@ def latency_per_token(layers: int, exit_layer: int, match_rate: float) -> float:
 
 
 def compute_per_token(layers: int, exit_layer: int, match_rate: float, top_k: int) -> float:
-    """Layers that all processes run per token of a long text; divided by d, at d̄ = d/2, it is Eq.
+    """Layers that all processes run per token of a long text: k(d − d̄) and the latency.
 
-    6.
+    Divided by d, at d̄ = d/2, it is Eq. 6.
     """
     require_whole("top_k", top_k, 1)
     return latency_per_token(layers, exit_layer, match_rate) + top_k * (layers - exit_layer)

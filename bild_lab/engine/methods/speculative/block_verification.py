@@ -17,7 +17,7 @@ from bild_lab.engine.methods.speculative.sampling import (
     residual,
     uniform_numbers,
 )
-from bild_lab.engine.methods.speculative.tree_acceptance import PerNode, PerRow
+from bild_lab.engine.methods.speculative.tree_acceptance import PerNode, PerRow, chain_verdict
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, draw
@@ -61,10 +61,7 @@ class BlockVerification(Acceptance):
         accept_length = ((uniforms < chances) * lengths).amax(0, keepdim=True)
         next_token_probs = torch.cat([residual(scaled, q), p[-1:]])
         next_token_probs = next_token_probs.index_select(0, accept_length)
-        accepted_count, next_token = draft.to_host(
-            accept_length, draw(next_token_probs, request.generator)
-        )
-        return Verdict(path=tuple(range(int(accepted_count[0]))), next_token=int(next_token[0]))
+        return chain_verdict(draft, accept_length, draw(next_token_probs, request.generator))
 
     def output_distribution(
         self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode

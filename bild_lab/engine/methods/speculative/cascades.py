@@ -21,8 +21,8 @@ from bild_lab.engine.methods.speculative.sampling import (
 from bild_lab.engine.methods.speculative.tree_acceptance import (
     PerNode,
     PerRow,
-    accepted_path,
     first_accepted,
+    tree_verdict,
 )
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, most_likely, precise
@@ -153,14 +153,9 @@ class StaticEnsemble(SpeculativeRule):
         if n and self._weight < 1:
             p = scores[:n].softmax(-1)
             ensemble_tokens[:n] = most_likely(self._mixed(p, padded_like(p, draft.unscaled_probs)))
-        (ensemble_tokens,) = draft.to_host(ensemble_tokens)
-        path, row = accepted_path(
-            draft,
-            first_accepted(
-                [draft.token_list[place] == ensemble_tokens[place] for place in range(n)]
-            ),
-        )
-        return Verdict(path, int(ensemble_tokens[row]))
+        (emitted,) = draft.to_host(ensemble_tokens)
+        agrees = [token == emitted[place] for place, token in enumerate(draft.token_list)]
+        return tree_verdict(draft, first_accepted(agrees), emitted)
 
     def _mixed(self, p: PerNode, q: PerNode) -> PerNode:
         return self._weight * p + (1 - self._weight) * q
@@ -201,8 +196,7 @@ class Cactus(SpeculativeRule):
         accepted_flags, target_tokens = draft.to_host(
             accepted.to(raised), most_likely(precise(logits))
         )
-        path, row = accepted_path(draft, first_accepted(accepted_flags))
-        return Verdict(path, int(target_tokens[row]))
+        return tree_verdict(draft, first_accepted(accepted_flags), target_tokens)
 
     def distributions(
         self, draft: Draft, logits: PerRow, request: Request

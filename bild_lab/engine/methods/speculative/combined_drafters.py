@@ -29,17 +29,18 @@ from bild_lab.errors import UserError, require_whole
 class SpeculativeDrafter(Drafter):
     """Drafts up to `window` tokens with a model that is itself accelerated by a faster drafter.
 
-    draft: the middle model, which drafts for the target. drafter: drafts for the middle model.
+    draft: the middle model, which drafts for the target.
+    drafter: drafts for the middle model.
     window: hand over to the target after this many tokens; further tokens of the last inner round
-    are cut.
+        are cut.
 
     The inner rounds use speculative sampling, so every token has the middle model's distribution
     given the text before it. That distribution is therefore the q of each drafted token, whether it
     was an accepted inner draft or a correction, and the outer acceptance stays lossless. When the
     target rejects a token, the middle model's cache and the inner drafter both roll back to the
     accepted text (see `bild_lab.engine.protocols.Drafter`). Where the positions of a middle model
-    of another vocabulary end, it drafts nothing. Raises UserError for an inner drafter
-    that drafts trees, and for one that reads more than the logits of the model it drafts for.
+    of another vocabulary end, it drafts nothing. Raises UserError for an inner drafter that drafts
+    trees, and for one that reads more than the logits of the model it drafts for.
     """
 
     drafts_trees = False
@@ -102,38 +103,36 @@ class SpeculativeDrafter(Drafter):
         self._drafter.rollback(length)
 
     def _room(self, text: list[int]) -> int | None:
-        """How many tokens of the inner drafter the middle model has positions for behind the text.
+        """How many tokens of the inner drafter the middle model has positions for after the text.
 
         The text alone decides it: where drafted tokens did, those that are left would have another
         distribution than q.
         """
         session = self._session
-        within = isinstance(session, WithinPositions)
-        return session.room(text[session.length :]) if within else None
+        if not isinstance(session, WithinPositions):
+            return None
+        return session.room(text[session.length :])
 
     def _round(self, text: list[int], room: int | None) -> tuple[list[int], Tensor, int]:
         """Verify one inner draft, of at most `room` tokens.
 
         Returns the emitted tokens, the logits of each, and the inner drafter's forwards.
         """
-        inner = self._request.limits.fitting(self._drafter.propose(text), text)
+        inner = self._drafter.propose(text)
+        inner = inner.up_to_depth(self._request.limits.positions_left(text))
         if room is not None:
             inner = inner.up_to_depth(room)
-        # not cached yet: the target's token after a fully accepted draft
-        behind = text[self._session.length : -1]
         rows = inner.row_tokens(text[-1])
-        if behind:
-            rows = torch.cat([on_device(behind, rows.device), rows])
+        # the target's token after a fully accepted draft
+        uncached_tokens = text[self._session.length : -1]
+        if uncached_tokens:
+            rows = torch.cat([on_device(uncached_tokens, rows.device), rows])
         scores = self._session.extend(rows, OutputSpec(logits=len(inner) + 1))
         verdict = self._accept(inner, scores.logits, self._request)
         accepted_count = len(verdict.path)
         self._session.rollback(len(text) + accepted_count)
         self._drafter.observe(inner, scores, verdict)
-        return (
-            [*inner.token_list[:accepted_count], verdict.next_token],
-            scores.logits[: accepted_count + 1],
-            inner.calls,
-        )
+        return verdict.tokens(inner), scores.logits[: accepted_count + 1], inner.calls
 
 
 def second_drafter(second_draft: Model) -> Model:
@@ -202,15 +201,17 @@ class HybridDrafter(Drafter):
         if self._awaits_prompt:
             self._asked = None
             return replace(empty_draft(self._device), stats={"second": False})
-        draft, self._asked, calls = self._first.propose(tokens), self._first, 0
-        if not self._is_confident(draft):
-            calls = draft.calls
+        draft = self._first.propose(tokens)
+        calls = draft.calls
+        asks_second = not self._is_confident(draft)
+        if asks_second:
             self._first.rollback(len(tokens))
-            draft, self._asked = self._second.propose(tokens), self._second
+            draft = self._second.propose(tokens)
+            calls += draft.calls
         else:
             self._second.rollback(len(tokens) - 1)  # the text may have become shorter
-        second = self._asked is self._second
-        return replace(draft, calls=calls + draft.calls, stats={**draft.stats, "second": second})
+        self._asked = self._second if asks_second else self._first
+        return replace(draft, calls=calls, stats={**draft.stats, "second": asks_second})
 
     def _is_confident(self, draft: Draft) -> bool:
         was_drawn = draft.probs is not None

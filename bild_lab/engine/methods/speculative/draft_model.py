@@ -64,12 +64,14 @@ class ModelDrafter(Drafter):
     twice.
 
     window: a number, or an object that chooses one before each round, such as `AdaptiveWindow`.
-    Neither it nor `stop` sees the token it decides about, so speculative sampling stays lossless
-    with both. stop: hand over to the target where the drafter's largest probability, at temperature
-    1, is below this (BiLD §3.3); at equality it drafts. None: only the window ends a draft.
+        Neither it nor `stop` sees the token it decides about, so speculative sampling stays
+        lossless with both.
+    stop: hand over to the target where the drafter's largest probability, at temperature 1, is
+        below this (BiLD §3.3); at equality it drafts. None: only the window ends a draft.
     stop_on_eos: whether each drafted token is read, and an end token ends the draft.
     keeps_probs: give the acceptance rule the drafter's distribution at temperature 1, which
-    cascades need. vocabulary: the only tokens that it drafts; None: all.
+        cascades need.
+    vocabulary: the only tokens that it drafts; None: all.
 
     With a stop rule a round's statistics hold `confidence`, the largest probability of each
     forward, and `fallback`, whether the drafter handed over because of low confidence (BiLD §3.3).
@@ -266,10 +268,12 @@ class AdaptiveWindow:
     """The best window by Theorem 3.8 at the recent acceptance rate (speculative decoding §3.5).
 
     cost_ratio: the time of a drafter step over that of a target step, c in the theorem; a run of
-    policy=speculative measures it (prediction.cost_ratio in result.json). max_window: the most tokens drafted.
+        policy=speculative measures it (prediction.cost_ratio in result.json).
+    max_window: the most tokens drafted.
     prior: the acceptance rate assumed at the start of a text, with the weight of four judged
-    tokens. memory: in (0, 1], the weight that past counts keep from one round to the next; 1 never
-    forgets, 0.9 looks back over about ten rounds.
+        tokens.
+    memory: in (0, 1], the weight that past counts keep from one round to the next; 1 never forgets,
+        0.9 looks back over about ten rounds.
 
     The estimate is accepted / (accepted + rejections) of this text, with exponential decay. If
     drafting does not pay, every eighth round still drafts one token. Raises UserError for values

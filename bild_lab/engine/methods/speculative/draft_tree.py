@@ -42,10 +42,13 @@ class ModelTreeDrafter(Drafter):
     speculative sampling is lossless.
 
     stop: a leaf where the drafter's largest probability is not below this has one child; an unsure
-    one branches instead of handing over to the target (BiLD's fallback, §3.3, as branching). None:
-    every leaf branches. min_prob: growing ends when no leaf has this chance. Sampled text
-    multiplies the probabilities that it samples from, greedy text those at temperature 1.
+        one branches instead of handing over to the target (BiLD's fallback, §3.3, as branching).
+        None: every leaf branches.
+    min_prob: growing ends when no leaf has this chance.
     vocabulary: the only tokens that it drafts; None: all.
+
+    Sampled text multiplies the probabilities that it samples from, greedy text those at
+    temperature 1.
     """
 
     drafts_trees = True
@@ -78,12 +81,10 @@ class ModelTreeDrafter(Drafter):
         tree_spec = tree_spec_of_round(self._tree_spec, self._request, tokens)
         feed = tokens[self._session.length :]
         grown = self._session.grow(feed, tree_spec)
-        self._grown = (
-            grow_tree(self._session, feed, tree_spec, self._request.sampling)
-            if grown is None
-            else grown
-        )
-        return draft_of_tree(self._grown, self._model.device)
+        if grown is None:  # there is no program
+            grown = grow_tree(self._session, feed, tree_spec, self._request.sampling)
+        self._grown = grown
+        return draft_of_tree(grown, self._model.device)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Keep the accepted tokens that have run."""
@@ -153,15 +154,20 @@ def grow_tree(
     logits = session.extend(feed, LAST_LOGITS).logits
     leaves = [ROOT]
     while True:
-        level = len(nodes)
+        # 1. the children of the rows that ran last
+        level_start = len(nodes)
         nodes += most_likely_children(logits, leaves, nodes, tree_spec, sampling)
+        # 2. which of them grow
         growing = [
-            n for n in range(level, len(nodes)) if nodes[n].token not in tree_spec.end_tokens
+            n
+            for n in range(level_start, len(nodes))
+            if nodes[n].token not in tree_spec.end_tokens and nodes[n].chance >= tree_spec.min_prob
         ]
-        growing = [n for n in growing if nodes[n].chance >= tree_spec.min_prob]
-        leaves = sorted(sorted(growing, key=lambda n: -nodes[n].chance)[: tree_spec.width])
+        most_likely_first = sorted(growing, key=lambda n: -nodes[n].chance)
+        leaves = sorted(most_likely_first[: tree_spec.width])
         if not leaves or len(forwards) == tree_spec.depth:
             break
+        # 3. they run
         for leaf in leaves:
             nodes[leaf].row = len(parents)
             above = nodes[leaf].parent
@@ -189,15 +195,14 @@ def most_likely_children(
     read = torch.cat(
         [confidences[:, None].double(), chances.double(), tokens.double()], -1
     ).tolist()
+    max_children = chances.shape[-1]
+    bar = tree_spec.prune_confidence
     children: list[DraftNode] = []
     for leaf, (confidence, *values) in zip(leaves, read, strict=True):
-        child_count = (
-            1
-            if tree_spec.prune_confidence is not None and confidence >= tree_spec.prune_confidence
-            else chances.shape[-1]
-        )
+        child_count = 1 if bar is not None and confidence >= bar else max_children
+        child_chances, child_tokens = values[:max_children], values[max_children:]
         leaf_chance = 1.0 if leaf == ROOT else nodes[leaf].chance
-        for chance, token in zip(values[:child_count], values[chances.shape[-1] :], strict=False):
+        for chance, token in zip(child_chances[:child_count], child_tokens, strict=False):
             if chance > 0.0:
                 children.append(DraftNode(int(token), leaf, leaf_chance * chance))
     return children

@@ -8,8 +8,8 @@ from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.methods.speculative.tree_acceptance import (
     PerNode,
     PerRow,
-    accepted_path,
     first_accepted,
+    tree_verdict,
 )
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
@@ -29,14 +29,11 @@ class ExactMatch(Acceptance):
         return True
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
-        (target_tokens,) = draft.to_host(
-            request.sampling.choose(logits, request.generator)
-        )  # [n+1]
+        choices = request.sampling.choose(logits, request.generator)  # [n+1]
+        (target_tokens,) = draft.to_host(choices)
         drafted = zip(draft.token_list, draft.parent_list, strict=True)
-        path, row = accepted_path(
-            draft, first_accepted([token == target_tokens[parent + 1] for token, parent in drafted])
-        )
-        return Verdict(path, int(target_tokens[row]))
+        agrees = [token == target_tokens[parent + 1] for token, parent in drafted]
+        return tree_verdict(draft, first_accepted(agrees), target_tokens)
 
     def output_distribution(
         self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode

@@ -14,7 +14,12 @@ from bild_lab.engine.methods.speculative.sampling import (
     generator_of,
     uniform_numbers,
 )
-from bild_lab.engine.methods.speculative.tree_acceptance import PerNode, PerRow, output_of_trials
+from bild_lab.engine.methods.speculative.tree_acceptance import (
+    PerNode,
+    PerRow,
+    chain_verdict,
+    output_of_trials,
+)
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, draw
@@ -44,10 +49,8 @@ class RejectionSampling(Acceptance):
         uniforms = uniform_numbers(draft, p, generator)
         accepted = uniforms * bound * drafted_probs(q, draft) < drafted_probs(p[:-1], draft)
         accept_length = before_rejection(accepted)
-        (accepted_count, next_token) = draft.to_host(
-            accept_length, draw(p.index_select(0, accept_length), generator)
-        )
-        return Verdict(path=tuple(range(int(accepted_count[0]))), next_token=int(next_token[0]))
+        next_token = draw(p.index_select(0, accept_length), generator)
+        return chain_verdict(draft, accept_length, next_token)
 
     def output_distribution(
         self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode

@@ -18,12 +18,13 @@ from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.tree_acceptance import (
     PerNode,
     PerRow,
-    accepted_path,
     best_sibling,
+    chain_verdict,
     first_accepted,
     judged_nodes,
     judging_rows,
     output_of_trials,
+    tree_verdict,
 )
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
@@ -97,8 +98,7 @@ class SpeculativeSampling(SpeculativeRule):
         gaps, target_tokens = draft.to_host(
             below, request.sampling.choose(logits, request.generator)
         )
-        path, row = accepted_path(draft, best_sibling(gaps, math.log(self._lenience)))
-        return Verdict(path, int(target_tokens[row]))
+        return tree_verdict(draft, best_sibling(gaps, math.log(self._lenience)), target_tokens)
 
     def distributions(
         self, draft: Draft, logits: PerRow, request: Request
@@ -154,16 +154,7 @@ def verify_chain(
     next_token_probs = residual(
         p.index_select(0, accept_length), padded_q.index_select(0, accept_length)
     )
-    accepted_count, next_token, *statistic_values = draft.to_host(
-        accept_length, draw(next_token_probs, generator), *statistics.values()
-    )
-    return Verdict(
-        path=tuple(range(int(accepted_count[0]))),
-        next_token=int(next_token[0]),
-        stats={
-            name: tuple(values) for name, values in zip(statistics, statistic_values, strict=True)
-        },
-    )
+    return chain_verdict(draft, accept_length, draw(next_token_probs, generator), **statistics)
 
 
 def verify_tree(p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator | None) -> Verdict:
@@ -175,8 +166,7 @@ def verify_tree(p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator 
     """
     accepted, next_token_probs = try_siblings(p, q, draft, generator)
     flags, target_tokens = draft.to_host(accepted, draw(next_token_probs, generator))
-    path, row = accepted_path(draft, first_accepted(flags))
-    return Verdict(path, int(target_tokens[row]))
+    return tree_verdict(draft, first_accepted(flags), target_tokens)
 
 
 def try_siblings(

@@ -111,10 +111,10 @@ class FixedTextDrafter(Drafter):
 
 def with_errors(text: list[int], accepted: list[bool], limits: Limits) -> list[int]:
     """The text with a wrong token, never an end token, at each position that is to be rejected."""
-    wrong_tokens = [
-        token for token in range(len(limits.end_tokens) + 2) if token not in limits.end_tokens
-    ]
-    return [
-        token if is_accepted else next(o for o in wrong_tokens if o != token)
-        for token, is_accepted in zip(text, accepted, strict=False)
-    ]
+    possible = range(len(limits.end_tokens) + 2)  # of which two or more are no end tokens
+    first_wrong, second_wrong, *_ = (token for token in possible if token not in limits.end_tokens)
+    drafted = []
+    for token, is_accepted in zip(text, accepted, strict=False):
+        wrong_token = second_wrong if token == first_wrong else first_wrong
+        drafted.append(token if is_accepted else wrong_token)
+    return drafted

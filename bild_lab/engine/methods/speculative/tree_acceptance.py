@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bild_lab.engine.draft import Draft
+from bild_lab.engine.draft import Draft, Verdict
 
 PerRow = Float[Tensor, "n+1 vocab"]  # logits or distributions after the text, and after each node
 PerNode = Float[Tensor, "n vocab"]
@@ -54,6 +54,36 @@ def accepted_path(draft: Draft, choose: Choice) -> tuple[tuple[int, ...], int]:
         path.append(node)
         row = node + 1
     return tuple(path), row
+
+
+def tree_verdict(
+    draft: Draft, choose: Choice, target_tokens: Sequence[float], **statistics: Sequence[float]
+) -> Verdict:
+    """What is accepted from the root down, and the target's own token after it.
+
+    target_tokens: [n+1], the token that the target has chosen or drawn after each row.
+    statistics: [n] each, of each drafted token, by name.
+    """
+    path, row = accepted_path(draft, choose)
+    stats = {name: tuple(values) for name, values in statistics.items()}
+    return Verdict(path, int(target_tokens[row]), stats)
+
+
+def chain_verdict(
+    draft: Draft,
+    accept_length: Int[Tensor, " 1"],
+    next_token: Int[Tensor, " 1"],
+    **statistics: Float[Tensor, " n"],
+) -> Verdict:
+    """So many of a chain's tokens are accepted, and this one follows them; all are read from the
+    device at once. statistics: of each drafted token, by name.
+    """
+    accepted_count, next_tokens, *values = draft.to_host(
+        accept_length, next_token, *statistics.values()
+    )
+    path = tuple(range(int(accepted_count[0])))
+    stats = dict(zip(statistics, map(tuple, values), strict=True))
+    return Verdict(path, int(next_tokens[0]), stats)
 
 
 def first_accepted(accepted: Sequence[float]) -> Choice:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.sampling import (
     SpeculativeRule,
@@ -52,14 +52,7 @@ class TypicalAcceptance(Acceptance):
 
     def __init__(self, epsilon: float, delta: float) -> None:
         for name, value in (("epsilon", epsilon), ("delta", delta)):
-            require_number(
-                f"typical acceptance's {name}",
-                value,
-                0,
-                1,
-                above=True,
-                remedy="smaller accepts more",
-            )
+            require_share(f"typical acceptance's {name}", value, "smaller accepts more")
         self._epsilon, self._delta = epsilon, delta
 
     def lossless(self, sampling: Sampling) -> bool:
@@ -90,13 +83,13 @@ def longest_path(parents: list[int], probs: list[float], passes: list[float]) ->
     """The longest path from the root over nodes that pass; among equally long paths, the most
     probable.
     """
-    # its path and likelihood, by node
-    reached: dict[int, tuple[tuple[int, ...], float]] = {-1: ((), 1.0)}
+    path_to: dict[int, tuple[int, ...]] = {ROOT: ()}
+    likelihoods = {path_to[ROOT]: 1.0}
     for node, parent in enumerate(parents):
-        if passes[node] and parent in reached:
-            path, likelihood = reached[parent]
-            reached[node] = ((*path, node), likelihood * probs[node])
-    return max(reached.values(), key=lambda item: (len(item[0]), item[1]))[0]
+        if passes[node] and parent in path_to:
+            path_to[node] = (*path_to[parent], node)
+            likelihoods[path_to[node]] = likelihoods[path_to[parent]] * probs[node]
+    return max(likelihoods, key=lambda path: (len(path), likelihoods[path]))
 
 
 class TruncationSampling(SpeculativeRule):
@@ -108,11 +101,11 @@ class TruncationSampling(SpeculativeRule):
     all conditions given; the most likely token always stays.
 
     epsilon, delta: p(token) > min(ε, δ exp(−H(p))), what typical acceptance accepts (η-sampling,
-    Hewitt et al., 2022).
+        Hewitt et al., 2022).
     ratio: p(token) >= ratio · max p, what greedy lenience accepts (min-p).
     top_k: at most so many tokens are as likely or more likely.
     rollback: −log p(token) <= rollback in nats, what BiLD accepts, with p at temperature 1;
-    elsewhere it is as sampled.
+        elsewhere it is as sampled.
 
     Drafts are verified by speculative sampling towards the truncated distribution, so a drafter
     does not change it; the policy has none. Under greedy decoding the most likely token stays, and
@@ -137,14 +130,7 @@ class TruncationSampling(SpeculativeRule):
             )
         for name, value in (("epsilon", epsilon), ("delta", delta), ("ratio", ratio)):
             if value is not None:
-                require_number(
-                    f"truncation's {name}",
-                    value,
-                    0,
-                    1,
-                    above=True,
-                    remedy="smaller keeps more tokens",
-                )
+                require_share(f"truncation's {name}", value, "smaller keeps more tokens")
         if top_k is not None:
             require_whole("truncation's top_k", top_k, 1)
         if rollback is not None:
@@ -214,7 +200,7 @@ class MarginAcceptance(Acceptance):
     accepts_trees = True
 
     def __init__(self, ratio: float) -> None:
-        require_number("MARS's ratio", ratio, 0, 1, above=True, remedy="smaller accepts more")
+        require_share("MARS's ratio", ratio, "smaller accepts more")
         self._ratio = ratio
 
     def lossless(self, sampling: Sampling) -> bool:
@@ -265,6 +251,11 @@ class MarginAcceptance(Acceptance):
         return (
             among_most_likely(p, 2) & (first_logit > 0) & (second_logit > self._ratio * first_logit)
         )
+
+
+def require_share(name: str, value: float, remedy: str) -> None:
+    """Raise UserError unless a rule's number lies in (0, 1]."""
+    require_number(name, value, 0, 1, above=True, remedy=remedy)
 
 
 def typical_threshold(p: PerNode, epsilon: float, delta: float) -> Float[Tensor, " n"]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
@@ -102,29 +103,42 @@ def chat_text(
             " have no effect; leave it out, or correct the name"
         )
     options = {"tokenize": False, "add_generation_prompt": True, "chat_template": template}
+    write = partial(tokenizer.apply_chat_template, **options, **chat.values)
     text, refusal = "", None
     try:
-        text = tokenizer.apply_chat_template(list(messages), **options, **chat.values)
+        text = write(list(messages))
     except (TemplateError, TypeError) as error:
         refusal = error
     if refusal is None and _holds_last(messages, text):
         return text
-    in_parts = [_in_parts(message) for message in messages]
-    # some take the system's content as text alone
-    system_apart = [
-        message if message.get("role") == "system" else parts
-        for message, parts in zip(messages, in_parts, strict=True)
-    ]
-    for partly in (in_parts, system_apart):
-        with suppress(TemplateError, TypeError):  # it takes no parts either
-            text_of_parts = tokenizer.apply_chat_template(partly, **options, **chat.values)
-            if _holds_last(messages, text_of_parts) and not _shows_parts(partly, text_of_parts):
-                return text_of_parts
+    text_of_parts = _written_in_parts(messages, write)
+    if text_of_parts is not None:
+        return text_of_parts
     if refusal is not None:
         raise UserError(
             f"the chat template of {path} refuses these messages: {refusal}; correct them"
         ) from refusal
     return text
+
+
+def _written_in_parts(
+    messages: Sequence[Mapping[str, str]], write: Callable[[list[Any]], str]
+) -> str | None:
+    """The messages as a template writes them whose contents are parts; None where it takes none
+    either.
+    """
+    in_parts = [_in_parts(message) for message in messages]
+    # some take the system's content as text alone
+    system_as_text = [
+        message if message.get("role") == "system" else parts
+        for message, parts in zip(messages, in_parts, strict=True)
+    ]
+    for form in (in_parts, system_as_text):
+        with suppress(TemplateError, TypeError):
+            text = write(form)
+            if _holds_last(messages, text) and not _shows_parts(form, text):
+                return text
+    return None
 
 
 def _holds_last(messages: Sequence[Mapping[str, Any]], text: str) -> bool:
@@ -162,18 +176,18 @@ def answer_in_history(
         messages = [question, {"role": "assistant", "content": text}, question]
         return chat_text(tokenizer, path, messages, chat)
 
-    before, _, after = written(ANSWER).partition(ANSWER)
+    text_before, _, text_after = written(ANSWER).partition(ANSWER)
     try:
         conversation = written(answer)
     except UserError:
         return answer
     # around an empty answer some templates write fewer spaces
-    for start, end in ((before, after), (before.rstrip(), after.lstrip())):
-        around = len(start) + len(end)
-        if around <= len(conversation) and (
-            conversation.startswith(start) and conversation.endswith(end)
-        ):
-            return conversation[len(start) : len(conversation) - len(end)]
+    frames = ((text_before, text_after), (text_before.rstrip(), text_after.lstrip()))
+    for start, end in frames:
+        stop = len(conversation) - len(end)
+        is_framed = conversation.startswith(start) and conversation.endswith(end)
+        if is_framed and len(start) <= stop:
+            return conversation[len(start) : stop]
     return answer
 
 

@@ -113,9 +113,9 @@ class Checkpoint:
     path: a folder, a hub id, toy:large or toy:small.
     revision: a branch, tag or commit on the hub; one that `pins.yaml` pins is read at its commit.
     trust_remote_code: run Python code that comes with the checkpoint; without it such a checkpoint
-    is refused.
+        is refused.
     allow_pickles: where there are no safetensors, read tensors, and nothing else, from pickles
-    (PyTorch's `weights_only`); without it such a checkpoint is refused.
+        (PyTorch's `weights_only`); without it such a checkpoint is refused.
     """
 
     path: str
@@ -297,8 +297,8 @@ class Checkpoint:
     def rows(self) -> int:
         """How many tokens the decoder embeds."""
         # models whose encoder has another vocabulary say so
-        apart = getattr(self.config, "decoder_vocab_size", None)
-        return apart or self.config.get_text_config(decoder=True).vocab_size
+        decoder_rows = getattr(self.config, "decoder_vocab_size", None)
+        return decoder_rows or self.config.get_text_config(decoder=True).vocab_size
 
     @property
     def columns(self) -> int:
@@ -310,9 +310,9 @@ class Checkpoint:
         """How many tokens the encoder embeds; of a decoder-only model, how many a prompt may
         have.
         """
-        apart = getattr(self.config, "src_vocab_size", None)  # FSMT's
-        named = getattr(self.config.get_text_config(encoder=True), "vocab_size", None)
-        return apart or named or self.rows
+        source_rows = getattr(self.config, "src_vocab_size", None)  # FSMT's
+        encoder_rows = getattr(self.config.get_text_config(encoder=True), "vocab_size", None)
+        return source_rows or encoder_rows or self.rows
 
     @cached_property
     def one_vocabulary(self) -> bool:
@@ -428,7 +428,7 @@ class Checkpoint:
         return bool(ids) and ids[-1] in self.end_tokens
 
     def continuation(self, tokens: Sequence[int]) -> str:
-        """What new tokens write behind a prompt, without special tokens.
+        """What new tokens write after a prompt, without special tokens.
 
         Leading spaces are kept.
         """
@@ -458,7 +458,7 @@ class Checkpoint:
 
         Raises UserError if the checkpoint lacks any weight, or has two of one.
         """
-        _ = self.weight_files  # where each is looked for once
+        _ = self.weight_files  # looks for weights that two files store
         with no_progress_bars(), no_conversion_service():
             model, info = self._read(
                 "weights",
@@ -549,11 +549,15 @@ class Checkpoint:
         return [file for file in files if file.is_file()]
 
     def file_stamps(self) -> tuple[FileStamp, ...]:
-        """Of each file here that can be read for the model, as it is now; none for a hub id, whose
-        files never change.
+        """The stamp of each file here that can be read for the model, as it is now; none for a hub
+        id, whose files never change.
         """
         place = Path(self.location)
-        files = [place] if place.is_file() else self._files_read() if self.in_folder else []
+        files: list[Path] = []
+        if place.is_file():
+            files = [place]
+        elif self.in_folder:
+            files = self._files_read()
         return tuple(map(FileStamp.of, files))
 
     @cached_property

@@ -58,7 +58,8 @@ SHORT = 1000  # longer lists, which are of the vocabulary, are passed over
 AGAIN = "download it again, or convert the model anew"
 OTHERWISE = "give the model's folder in Transformers' layout instead"
 
-MODEL_TYPES = {  # of Transformers, for llama.cpp's architectures; Mistral's is llama there
+# Transformers' model type for each architecture of llama.cpp, whose name for Mistral's is llama
+MODEL_TYPES = {
     "llama": ("llama", MODEL_ARCH.LLAMA),
     "qwen2": ("qwen2", MODEL_ARCH.QWEN2),
     "qwen3": ("qwen3", MODEL_ARCH.QWEN3),
@@ -72,7 +73,8 @@ NEEDED = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-# besides; a setting that is neither here nor zero changes the model in a way that nobody here knows
+# settings that are read besides; one that is neither here nor zero changes the model in a way that
+# is not known here
 READ = (
     "attention.head_count_kv attention.key_length attention.value_length attention.sliding_window"
     " attention.sliding_window_pattern rope.dimension_count rope.freq_base rope.freq_base_swa"
@@ -96,12 +98,14 @@ ENDS = "<|im_end|> <|endoftext|> <|eot_id|> <|eom_id|> <|end_of_text|> <end_of_t
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """A tensor of a file. type: how its numbers are packed. shape: in PyTorch's order. start: its
-    first byte.
+    """A tensor of a file.
 
+    type: how its numbers are packed.
+    shape: in PyTorch's order.
+    start: its first byte.
     heads: its rows are those of so many heads, in each of which a row of the first half alternates
-    with one of the second, as llama.cpp rotates them; 0: they are as in Transformers. added: to
-    every number, on the way into the file.
+        with one of the second, as llama.cpp rotates them; 0: they are as in Transformers.
+    added: to every number, on the way into the file.
     dtype: in which rows of a table are read.
     """
 
@@ -128,7 +132,7 @@ class PackedTensor:
             )
         return stored.reshape(shape)
 
-    @torch.inference_mode(False)  # which would hold for this thread alone
+    @torch.inference_mode(False)  # inference mode would hold for this thread alone
     def numbers(self, dtype: torch.dtype) -> Float[Tensor, "*shape"]:
         """What they stand for: computed in float32, a part of the rows at a time, then rounded."""
         blocks, width = self.blocks(), self.shape[-1]
@@ -362,13 +366,7 @@ def configuration(
         raise ValueError(f"its type is {kind}")
     if (parts := values.get("split.count", 0)) > 1:
         raise ValueError(f"it is one of {parts} parts, which llama-gguf-split --merge joins")
-    settings = {
-        key.removeprefix(f"{architecture}."): values[key]
-        for key in values
-        if key.startswith(f"{architecture}.")
-    }
-    if unknown := [key for key, value in settings.items() if key not in {*NEEDED, *READ} and value]:
-        raise ValueError(f"its setting {architecture}.{unknown[0]} is {settings[unknown[0]]}")
+    settings = _architecture_settings(values, architecture)
     layers = len({name.split(".")[1] for name in tensors if name.startswith("blk.")})
     if settings["block_count"] != layers:
         raise ValueError(
@@ -392,6 +390,20 @@ def configuration(
     if FREQUENCIES in tensors:
         _set_llama3_rotation(config, tensors[FREQUENCIES].numbers(torch.float32))
     return config
+
+
+def _architecture_settings(values: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """An architecture's own settings in a file, without the architecture's name before each. Raises
+    ValueError for one that is not known.
+    """
+    prefix = f"{architecture}."
+    settings = {
+        key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)
+    }
+    for key, value in settings.items():
+        if key not in (*NEEDED, *READ) and value:
+            raise ValueError(f"its setting {prefix}{key} is {value}")
+    return settings
 
 
 def _head_width(settings: Mapping[str, Any], architecture: str) -> int:

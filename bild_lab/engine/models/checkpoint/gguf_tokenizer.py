@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file, as llama.cpp reads it.
 
 Sources: src/llama-vocab.cpp of llama.cpp, `llama_vocab::impl::load`. Transformers' own conversion
-of byte-level vocabularies adds its default end token behind the file's, writes special tokens with
+of byte-level vocabularies adds its default end token after the file's, writes special tokens with
 letters beyond ASCII in the alphabet of bytes, where no text matches them, and knows neither which
 rules of splitting words add a start token nor which take whole words first. Its conversion of
 SentencePiece vocabularies puts a space before every text.

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from bild_lab.errors import UserError
 from bild_lab.files import hub_key
 
-_commits: dict[str, str] = {}  # of `commits_read`
+_commits: dict[str, str] = {}  # what `commits_read` returns
 DEFAULT_ENDPOINT = "https://huggingface.co"
 PROBE_TIMEOUT_S = 2.0
 _TRUE_WORDS = {"1", "ON", "YES", "TRUE"}  # the values that huggingface_hub takes as true

@@ -72,7 +72,7 @@ class Pieces:
 
     @cached_property
     def template(self) -> tuple[list[int], list[int]]:
-        """The special tokens that the tokenizer puts before and behind a text."""
+        """The special tokens that the tokenizer puts before and after a text."""
         plain = self.encode("a")
         with_special = self._tokenizer("a", verbose=False)["input_ids"]
         start = len(with_special)  # where the text begins among the special tokens
@@ -90,22 +90,22 @@ class Pieces:
         """What these tokens write; special ones write nothing."""
         return b"".join(self.written.get(token, b"") for token in tokens)
 
-    def tokens(self, text: bytes, behind: bool) -> list[int]:
-        """Tokens that write this text. behind: it continues another text, perhaps within a word or
-        a character.
+    def tokens(self, text: bytes, continues: bool) -> list[int]:
+        """Tokens that write this text. continues: it continues another text, perhaps within a word
+        or a character.
 
         Parts of characters are written with single bytes if there are such tokens, else left out. A
         text that the tokenizer cannot write as it is, such as one that it normalizes, gets the
         tokens of what it makes of it.
         """
         # these bytes end a character
-        body = text.lstrip(bytes(range(0x80, 0xC0))) if behind else text
+        body = text.lstrip(bytes(range(0x80, 0xC0))) if continues else text
         decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
         characters = decoder.decode(body)
         ends, begins = text[: len(text) - len(body)], decoder.getstate()[0]
         return [
             *self._byte_tokens(ends),
-            *self._encoded(characters, behind or bool(ends)),
+            *self._encoded(characters, continues or bool(ends)),
             *self._byte_tokens(begins),
         ]
 
@@ -114,16 +114,16 @@ class Pieces:
         single_bytes = [bytes([byte]) for byte in text]
         return [self.tokens_of[byte] for byte in single_bytes if byte in self.tokens_of]
 
-    def _encoded(self, text: str, behind: bool) -> list[int]:
+    def _encoded(self, text: str, continues: bool) -> list[int]:
         if not text:
             return []
         plain = self.encode(text)
-        if not behind or self._is_written(plain, text):
+        if not continues or self._is_written(plain, text):
             return plain
         # 1. the tokenizer adds the space itself
         if text[0] == " " and self._is_written(without_space := self.encode(text[1:]), text):
             return without_space
-        # 2. the tokens of the text behind another one
+        # 2. the tokens of the text after another one
         for anchor in ANCHORS:
             anchor_tokens = self.encode(anchor)
             both = self.encode(anchor + text)

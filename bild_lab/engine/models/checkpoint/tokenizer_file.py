@@ -37,7 +37,7 @@ def may_be_rebuilt(tokenizer: PreTrainedTokenizerBase) -> bool:
 def cut_alike(tokenizer: PreTrainedTokenizerFast, file_tokenizer: PreTrainedTokenizerFast) -> bool:
     """Whether two tokenizers make the same tokens of a text, and the same text of these tokens.
 
-    The text has all that rules differ in, and words behind special tokens, where some write a space
+    The text has all that rules differ in, and words after special tokens, where some write a space
     that is not there, as in every chat of Llama 2. Special tokens around it count, too.
     """
     specials = dict.fromkeys(filter(None, (file_tokenizer.bos_token, file_tokenizer.eos_token)))

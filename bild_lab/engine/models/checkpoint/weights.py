@@ -58,7 +58,7 @@ class Weights(Mapping[str, Tensor]):
         self.dtype = dtype
         self._device = device
         self._loaded: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
-        # by key: the matrix that a weight is a part of, and its rows there
+        # for each key the matrix that the weight is a part of, and its rows there
         self._joined: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
         self._rows: dict[str, slice] = {}
 

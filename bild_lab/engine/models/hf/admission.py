@@ -9,6 +9,7 @@ logits are compared with those of one forward over the whole text without a cach
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import CachedSession
-from bild_lab.engine.models.hf.positions import max_session_positions, original_context
+from bild_lab.engine.models.hf.positions import (
+    counts_in,
+    max_session_positions,
+    original_context,
+)
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import DraftShape, Rows
 from bild_lab.errors import UserError, first_line
@@ -42,12 +47,12 @@ WINDOWS = (
 AFFORDABLE = {"cuda": 1e13}  # weights times rows of a forward that takes well below a second
 AFFORDABLE_ELSEWHERE = 1e10
 PROMPT = 4
-FED = 12  # rows behind the prompt that the checks feed, without the tree's
+FED = 12  # rows after the prompt that the checks feed, without the tree's
 # the parents of the tree, whose second branch lies far from its place in the text
 PARENTS = (-1, 0, 0, 0, 0, 0, 1, 5)
 LEFT, RIGHT = [0, 1, 6], [0, 5, 7]
 GROWN = 3  # rows of the tree that run in a forward before the others
-TREE = len(RIGHT) + 1  # the deepest branch, and a row behind it
+TREE = len(RIGHT) + 1  # the deepest branch, and a row after it
 
 REMEDIES = {
     TOGETHER: "use policy=vanilla or policy=hf_generate, which draft nothing",
@@ -55,7 +60,7 @@ REMEDIES = {
     KEPT: "use policy=vanilla or policy=hf_generate, which draft nothing",
     BRANCHING: "use a policy that drafts chains, such as speculative or prompt_lookup",
 }
-ELSE = (
+OTHER_REMEDY = (
     "use policy=hf_generate with measure.baseline=hf_generate, which is decoding by Transformers"
     " itself"
 )
@@ -72,9 +77,10 @@ class CheckFailed(Exception):
 class Outcome:
     """What the checks found.
 
-    one_by_one: the session had to run each row in a forward of its own. failed: the check that
-    failed, None if none did. problem: what was wrong then. refused: the session refused the check
-    in words of its own.
+    one_by_one: the session had to run each row in a forward of its own.
+    failed: the check that failed, None if none did.
+    problem: what was wrong then.
+    refused: the session refused the check in words of its own.
     """
 
     one_by_one: bool = False
@@ -88,7 +94,7 @@ class Outcome:
             return f"{name}: {self.problem}"
         return (
             f"a session of {name} ({model_type}) must give the model's own logits, but"
-            f" {self.failed} {self.problem}; {REMEDIES.get(self.failed, ELSE)}"
+            f" {self.failed} {self.problem}; {REMEDIES.get(self.failed, OTHER_REMEDY)}"
         )
 
 
@@ -222,7 +228,7 @@ class SessionCheck:
         yield self._difference(self._session.extend([next_token]).logits, expected[-1:])
 
     def _feed(self, count: int, wrong: int = 0) -> float:
-        """Feed the next rows of the text and some wrong ones behind them, and compare."""
+        """Feed the next rows of the text and some wrong ones after them, and compare."""
         rows = [*self.text[self._fed_count : self._fed_count + count], *self._other_tokens[:wrong]]
         expected = self._expected[self._fed_count : self._fed_count + count]
         self._fed_count += count
@@ -284,32 +290,24 @@ def input_device(module: PreTrainedModel) -> torch.device:
 
 
 def prompt_length(module: PreTrainedModel) -> int:
-    """A prompt long enough that the rows behind it are beyond the windows and the original context,
+    """A prompt long enough that the rows after it are beyond the windows and the original context,
     if affordable.
     """
     config = module.config.get_text_config(decoder=True)
-    behind = FED + TREE
+    # 1. the longest prompt that leaves positions for the rows after it, and time
     max_positions = max_session_positions(module)
-    room = behind + PROMPT if max_positions is None else max(behind + 1, max_positions)
-    short = 1 if module.config.is_encoder_decoder else min(PROMPT, room - behind)
+    longest = math.inf if max_positions is None else max(1, max_positions - FED - TREE)
+    shortest = 1 if module.config.is_encoder_decoder else int(min(PROMPT, longest))
     weights = sum(weight.numel() for weight in module.parameters())
     affordable = AFFORDABLE.get(module.device.type, AFFORDABLE_ELSEWHERE) / weights
-    sizes = {
-        size
-        for name in WINDOWS
-        if isinstance(size := getattr(config, name, None), int) and size > 0
-    }
-    lengths = {size + 2 for size in sizes}
+    # 2. the lengths after which a window, a chunk or the original context ends
+    lengths = {window + 2 for window in counts_in(config, WINDOWS)}
     if (chunk := getattr(config, "attention_chunk_size", None)) is not None:
         lengths.add(chunk * (2 + FED // chunk) - FED - 1)  # the tree's first row ends a chunk
     if (context := original_context(config)) is not None:
         lengths.add(context + 2)
-    fitting = [
-        length
-        for length in lengths
-        if length <= affordable and (max_positions is None or length + behind <= max_positions)
-    ]
-    return max([short, *fitting])
+    fitting = [length for length in lengths if length <= min(affordable, longest)]
+    return max([shortest, *fitting])
 
 
 def source_tokens(module: PreTrainedModel) -> list[int]:
@@ -324,14 +322,10 @@ def plain_tokens(config: PreTrainedConfig, count: int) -> list[int]:
     image.
     """
     described = {**config.to_dict(), **config.get_text_config(decoder=True).to_dict()}
-    named = {
-        name: ids
-        for name, ids in described.items()
-        if name.endswith(("token_id", "token_ids", "token_index"))
-    }
-    special = {
-        token for ids in named.values() for token in (ids if isinstance(ids, list) else [ids])
-    }
+    special: set[int | None] = set()
+    for name, ids in described.items():
+        if name.endswith(("token_id", "token_ids", "token_index")):
+            special |= set(ids) if isinstance(ids, list) else {ids}
     vocabulary = config.get_text_config(decoder=True).vocab_size
     drawn = torch.randint(
         vocabulary, (4 * count + 64,), generator=torch.Generator().manual_seed(0)

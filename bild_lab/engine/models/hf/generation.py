@@ -28,7 +28,7 @@ from bild_lab.engine.models.hf.module_layers import cache_name
 from bild_lab.engine.models.hf.positions import max_session_positions
 
 PADDING = 8  # tokens beside the shorter text
-CHECKED = 4  # new tokens, as padding may be read at the prompt or behind it
+NEW_TOKENS = 4  # that are compared, as padding may be read at the prompt or after it
 
 
 def with_settings(module: PreTrainedModel, settings: GenerationConfig) -> PreTrainedModel:
@@ -48,18 +48,21 @@ def cache_of_its_own(module: PreTrainedModel) -> dict[str, EncoderDecoderCache]:
     return {cache_name(module): EncoderDecoderCache(DynamicCache(), DynamicCache())}
 
 
-class _Given(LogitsProcessor):
-    """Lets the new tokens of every row be given ones, whatever their scores."""
+class _ForcedTokens(LogitsProcessor):
+    """Lets the new tokens of every row be these, whatever their scores. prompt_width: as in
+    `generate`, of every row.
+    """
 
-    def __init__(self, tokens: Sequence[int], width: int) -> None:
-        self._tokens, self._width = tokens, width  # width: of the prompts
+    def __init__(self, tokens: Sequence[int], prompt_width: int) -> None:
+        self._tokens, self._prompt_width = tokens, prompt_width
 
     def __call__(
         self, input_ids: Int[Tensor, "rows n"], scores: Float[Tensor, "rows vocab"]
     ) -> Float[Tensor, "rows vocab"]:
-        chosen = torch.full_like(scores, -torch.inf)
-        chosen[:, self._tokens[input_ids.shape[1] - self._width]] = 0.0
-        return chosen
+        next_token = self._tokens[input_ids.shape[1] - self._prompt_width]
+        forced_scores = torch.full_like(scores, -torch.inf)
+        forced_scores[:, next_token] = 0.0
+        return forced_scores
 
 
 @torch.inference_mode()
@@ -73,12 +76,12 @@ def reads_padding(module: PreTrainedModel, dtype: torch.dtype) -> bool:
     """
     if module.config.is_encoder_decoder:
         sources = source_tokens(module)
-        short, long, new = sources[:2], sources, plain_tokens(module.config, CHECKED)
+        short, long, new = sources[:2], sources, plain_tokens(module.config, NEW_TOKENS)
     else:
         length, room = prompt_length(module), max_session_positions(module)
-        padding = PADDING if room is None else min(PADDING, room - length - CHECKED)
+        padding = PADDING if room is None else min(PADDING, room - length - NEW_TOKENS)
         drawn = plain_tokens(module.config, 2 * length + padding)
-        short, long, new = drawn[:length], drawn[length:], drawn[-CHECKED:]
+        short, long, new = drawn[:length], drawn[length:], drawn[-NEW_TOKENS:]
     alone, together = _logits(module, [short], new), _logits(module, [short, long], new)
     return distance(together, alone, dtype) > tolerance(dtype)
 
@@ -89,17 +92,12 @@ def _logits(
     """The scores of the first row's new tokens, by `generate` over all rows."""
     encoder_decoder = module.config.is_encoder_decoder
     width = max(map(len, rows))
-    gaps = [[0] * (width - len(row)) for row in rows]
-    texts = [
-        ([*row, *gap], [*[1] * len(row), *gap])
-        if encoder_decoder
-        else ([*gap, *row], [*gap, *[1] * len(row)])
-        for row, gap in zip(rows, gaps, strict=True)
-    ]
-    input_ids, attention_mask = (
-        torch.tensor(padded_rows, device=input_device(module))
-        for padded_rows in zip(*texts, strict=True)
-    )
+    input_ids, attention_mask = [], []
+    for row in rows:
+        gap, ones = [0] * (width - len(row)), [1] * len(row)
+        input_ids.append([*row, *gap] if encoder_decoder else [*gap, *row])
+        attention_mask.append([*ones, *gap] if encoder_decoder else [*gap, *ones])
+    device = input_device(module)
     settings = GenerationConfig(
         max_new_tokens=len(new),
         do_sample=False,
@@ -108,12 +106,12 @@ def _logits(
         output_logits=True,
         return_dict_in_generate=True,
     )
-    given = _Given(new, 1 if encoder_decoder else width)
+    forced = _ForcedTokens(new, 1 if encoder_decoder else width)
     options = cache_of_its_own(module) if encoder_decoder else {}
     generated = with_settings(module, settings).generate(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        logits_processor=LogitsProcessorList([given]),
+        input_ids=torch.tensor(input_ids, device=device),
+        attention_mask=torch.tensor(attention_mask, device=device),
+        logits_processor=LogitsProcessorList([forced]),
         **options,
     )
     return torch.stack(generated.logits)[:, 0]

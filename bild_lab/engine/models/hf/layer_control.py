@@ -13,6 +13,7 @@ own branch, and a row sees its own ancestors only.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -53,14 +54,17 @@ def along_branches(rows: PlacedRows, mask_function: Callable[..., Tensor]) -> Ca
 class Plan:
     """What one forward does, in the thread that runs it.
 
-    start: the first cache slot that the rows fill. layers: indices of the layers to run; None: all.
-    states: [m, dim], the input of the first of them; None: the output of the layer before. hidden:
-    after how many layers to collect hidden states, 0 for the embeddings. distances: [m, k], each
-    key's position minus the row's, for T5's position bias; None: those of a chain. branches: of a
-    tree in a decoder-only model; None: a chain. fill: stop each layer once its keys and values are
-    stored. stop: end the forward after the last of the layers, before the head.
-    skipped: blocks that add nothing, in a module with wrapped blocks. outputs: the collected hidden
-    states.
+    start: the first cache slot that the rows fill.
+    layers: indices of the layers to run; None: all.
+    states: [m, dim], the input of the first of them; None: the output of the layer before.
+    hidden: after how many layers to collect hidden states, 0 for the embeddings.
+    distances: [m, k], each key's position minus the row's, for T5's position bias; None: those of a
+        chain.
+    branches: of a tree in a decoder-only model; None: a chain.
+    fill: stop each layer once its keys and values are stored.
+    stop: end the forward after the last of the layers, before the head.
+    skipped: blocks that add nothing, in a module with wrapped blocks.
+    outputs: the collected hidden states.
     """
 
     start: int
@@ -139,14 +143,12 @@ def decoder_layers(module: PreTrainedModel) -> nn.ModuleList | None:
         getattr(text, name, None)
         for name in ("num_hidden_layers", "num_decoder_layers", "decoder_layers")
     }
-    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
-    lists += [
-        grandchild
-        for child in decoder.children()
-        for grandchild in child.children()
-        if isinstance(grandchild, nn.ModuleList)
-    ]
-    return next((module_list for module_list in lists if len(module_list) in depths), None)
+    children = list(decoder.children())
+    grandchildren = itertools.chain.from_iterable(child.children() for child in children)
+    for candidate in (*children, *grandchildren):
+        if isinstance(candidate, nn.ModuleList) and len(candidate) in depths:
+            return candidate
+    return None
 
 
 def wrap_layers(module: PreTrainedModel) -> None:
@@ -155,7 +157,8 @@ def wrap_layers(module: PreTrainedModel) -> None:
     A module that is already wrapped is left unchanged.
     """
     for name in BY_BRANCH:
-        if not hasattr(make_mask := ALL_MASK_ATTENTION_FUNCTIONS[name], "_follows_branches"):
+        make_mask = ALL_MASK_ATTENTION_FUNCTIONS[name]
+        if not hasattr(make_mask, "_follows_branches"):
             ALL_MASK_ATTENTION_FUNCTIONS[name] = _following_branches(make_mask)
     layers = decoder_layers(module)
     if layers is None:
@@ -177,11 +180,10 @@ def blocks_of(layer: nn.Module) -> tuple[list[nn.Module], list[nn.Module]] | Non
     """
     if _relative_attention(layer) is not None:
         return list(layer.layer[:-1]), [layer.layer[-1]]
-    blocks = [
-        [getattr(layer, name) for name in names if hasattr(layer, name)]
-        for names in (ATTENTION, FEED_FORWARD)
-    ]
-    return (blocks[0], blocks[1]) if len(blocks[0]) == len(blocks[1]) == 1 else None
+    attention = [getattr(layer, name) for name in ATTENTION if hasattr(layer, name)]
+    feed_forward = [getattr(layer, name) for name in FEED_FORWARD if hasattr(layer, name)]
+    has_one_of_each = len(attention) == len(feed_forward) == 1
+    return (attention, feed_forward) if has_one_of_each else None
 
 
 def wrap_blocks(module: PreTrainedModel) -> bool:
@@ -192,11 +194,13 @@ def wrap_blocks(module: PreTrainedModel) -> bool:
     layer_blocks = None if layers is None else [blocks_of(layer) for layer in layers]
     if layer_blocks is None or None in layer_blocks:
         return False
-    for index, (layer, blocks) in enumerate(zip(layers, layer_blocks, strict=True)):
-        for blocks_of_kind, is_attention in zip(blocks, (True, False), strict=True):
-            for block in blocks_of_kind:
-                if not isinstance(block.forward, _Skipping):
-                    block.forward = _Skipping(layer, block.forward, index, is_attention)
+    for index, (layer, (attention, feed_forward)) in enumerate(
+        zip(layers, layer_blocks, strict=True)
+    ):
+        for block in (*attention, *feed_forward):
+            if not isinstance(block.forward, _Skipping):
+                is_attention = block in attention
+                block.forward = _Skipping(layer, block.forward, index, is_attention)
     return True
 
 
@@ -239,7 +243,9 @@ class _Skipping(_InPlaceOf):
 
     index: int
     is_attention: bool
-    width: int | None = None  # of a tuple; T5's parts return the residual stream itself
+    # how many values its last answer had, if that was a tuple; T5's parts return the residual
+    # stream itself
+    width: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plan = _plan.get()

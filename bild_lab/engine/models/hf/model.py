@@ -69,14 +69,13 @@ class HuggingFaceModel:
     # on each device, of a model that is spread over several
     parts: ClassVar[dict[str, int] | None] = None
 
-    # those of a decoder of ours, which the module then shares
+    # weights of a decoder of ours, which the module then shares
     lent: Weights | None = field(default=None, init=False)
-    # of the weights, once they are loaded
+    # what policies require of the weights, once they are loaded
     _checks: list[Callable[[PreTrainedModel, str], None]] = field(default_factory=list, init=False)
-    _admitted: DraftShape | None = field(
-        default=None, init=False
-    )  # what its sessions were checked for
-    _one_by_one: bool = field(default=False, init=False)  # whether they must run one row at a time
+    # what its sessions were checked for, and whether they must run one row at a time
+    _admitted: DraftShape | None = field(default=None, init=False)
+    _one_by_one: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         require_float32(self.dtype, self.device)
@@ -198,9 +197,8 @@ class HuggingFaceModel:
     def start(
         self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
     ) -> Session:
-        return processed(
-            open_session(self.module, source, session_options, self._one_by_one, self.bias), source
-        )
+        session = open_session(self.module, source, session_options, self._one_by_one, self.bias)
+        return processed(session, source)
 
     @torch.inference_mode()
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
@@ -216,12 +214,10 @@ class HuggingFaceModel:
             **{cache_name(self.module): cache},
             use_cache=True,
         )
-        parts = (
-            [getattr(layer, name).to(embeddings.device) for layer in cache.layers]
-            for name in ("keys", "values")
-        )
-        keys, values = (torch.cat(tensors) for tensors in parts)
-        return Prefix(keys, values)
+        # a spread model has layers on several devices
+        keys = [layer.keys.to(embeddings.device) for layer in cache.layers]
+        values = [layer.values.to(embeddings.device) for layer in cache.layers]
+        return Prefix(torch.cat(keys), torch.cat(values))
 
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         """The prompt as token ids, with the special tokens of the checkpoint's tokenizer."""
@@ -277,17 +273,16 @@ def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
 
 def same_by_layers(module: PreTrainedModel) -> bool:
     """Whether a few rows give the same logits in one forward and through two ranges of layers."""
-    layers, middle = decoder_depth(module.config), decoder_depth(module.config) // 2
+    depth = decoder_depth(module.config)
+    middle = depth // 2
     tokens, source = probe_tokens(module)
     expected = open_session(module, source).extend(tokens).logits
     session = open_session(module, source)
-    states = session.extend(
-        tokens, OutputSpec(layers=range(middle), hidden=(middle,), logits=0)
-    ).hidden[0]
-    parts = session.extend(
-        Rows(tokens, states=states), OutputSpec(layers=range(middle, layers))
-    ).logits
-    return logits_equal(expected, parts)
+    first_layers = OutputSpec(layers=range(middle), hidden=(middle,), logits=0)
+    (states,) = session.extend(tokens, first_layers).hidden
+    last_layers = OutputSpec(layers=range(middle, depth))
+    logits = session.extend(Rows(tokens, states=states), last_layers).logits
+    return logits_equal(expected, logits)
 
 
 def require_same_by_blocks(module: PreTrainedModel, name: str) -> None:
@@ -295,36 +290,38 @@ def require_same_by_blocks(module: PreTrainedModel, name: str) -> None:
 
     Also runs every block once, after which its form is known.
     """
-    layers, middle = range(decoder_depth(module.config)), decoder_depth(module.config) // 2
-    if told_apart := wrap_blocks(module):
-        tokens, source = probe_tokens(module)
-        without = Skipped(frozenset({middle}), frozenset({middle}))
-        required_outputs = (
-            OutputSpec(),
-            OutputSpec(layers=[at for at in layers if at != middle]),
-            OutputSpec(layers=layers, skipped=without),
-        )
-        scores = [
-            open_session(module, source).extend(tokens, output_spec).logits
-            for output_spec in required_outputs
-        ]
-        told_apart = logits_equal(scores[1], scores[2])
-    if not told_apart:
+    if not wrap_blocks(module) or not same_by_blocks(module):
         raise UserError(
             f"attention and feed-forward of {name} ({module.config.model_type}) cannot be skipped"
             " apart; name whole layers in policy.skipped_layers"
         )
 
 
+def same_by_blocks(module: PreTrainedModel) -> bool:
+    """Whether a few rows give the same logits without a layer, and with that layer but without its
+    blocks. The blocks of the module are wrapped.
+    """
+    layers, middle = range(decoder_depth(module.config)), decoder_depth(module.config) // 2
+    tokens, source = probe_tokens(module)
+
+    def logits(output_spec: OutputSpec) -> Tensor:
+        return open_session(module, source).extend(tokens, output_spec).logits
+
+    logits(OutputSpec())  # every block runs once
+    without_layer = logits(OutputSpec(layers=[layer for layer in layers if layer != middle]))
+    skipped = Skipped(attention=frozenset({middle}), feed_forward=frozenset({middle}))
+    without_blocks = logits(OutputSpec(layers=layers, skipped=skipped))
+    return logits_equal(without_layer, without_blocks)
+
+
 def probe_tokens(module: PreTrainedModel) -> tuple[list[int], Source]:
     """A few tokens to run, and the source of a text that begins with the first."""
-    tokens = [
-        token % module.config.get_text_config(decoder=True).vocab_size for token in (3, 5, 7, 11)
-    ]
+    vocabulary_size = module.config.get_text_config(decoder=True).vocab_size
+    tokens = [token % vocabulary_size for token in (3, 5, 7, 11)]
     device = input_device(module)
-    encoder_ids = (
-        torch.tensor([tokens], device=device) if module.config.is_encoder_decoder else None
-    )
+    encoder_ids = None
+    if module.config.is_encoder_decoder:
+        encoder_ids = torch.tensor([tokens], device=device)
     return tokens, Source(tuple(tokens[:1]), encoder_ids, device)
 
 
@@ -394,6 +391,5 @@ class SpreadModel(HuggingFaceModel):
         """How many parts, mostly layers, are on each device, in memory (cpu) and on disk."""
         # GPUs are numbers there
         places = getattr(self.module, "hf_device_map", {"": self.device}).values()
-        return dict(
-            Counter(f"cuda:{place}" if isinstance(place, int) else str(place) for place in places)
-        )
+        names = [f"cuda:{place}" if isinstance(place, int) else str(place) for place in places]
+        return dict(Counter(names))

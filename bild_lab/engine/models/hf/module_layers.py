@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from bild_lab.engine.models.cached_session import ForwardPass, Layers
+from bild_lab.engine.models.cached_session import ForwardPass, Layers, concatenated_scores
 from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
 from bild_lab.engine.models.checkpoint.vocabulary import biased
 from bild_lab.engine.models.hf.admission import input_device
@@ -47,7 +47,7 @@ class ModuleLayers(Layers):
     """A module's decoder layers and the cache of one sequence. A prefix fills the cache's first
     slots.
 
-    one_by_one: run rows behind the prompt each in a forward of its own, for a recurrent module that
+    one_by_one: run rows after the prompt each in a forward of its own, for a recurrent module that
     begins several rows from an empty state. bias: added to the scores (`head_bias`). Raises
     UserError for a module that takes no cache.
     """
@@ -119,15 +119,14 @@ class ModuleLayers(Layers):
 
     def scored(self, forward_pass: ForwardPass) -> int:
         """Some models of Transformers run their head for all rows."""
-        return (
-            forward_pass.read if self._keeps_logits or not forward_pass.read else forward_pass.count
-        )
+        runs_for_all = forward_pass.read and not self._keeps_logits
+        return forward_pass.count if runs_for_all else forward_pass.read
 
     def memory_of_last_layers(self, layers: int) -> tuple[Tensor, Tensor]:
         last_layers = self._past.cross_attention_cache.layers[-layers:]
-        return torch.cat([layer.keys for layer in last_layers]), torch.cat(
-            [layer.values for layer in last_layers]
-        )
+        keys = torch.cat([layer.keys for layer in last_layers])
+        values = torch.cat([layer.values for layer in last_layers])
+        return keys, values
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         if self._snapshots is not None:
@@ -137,24 +136,23 @@ class ModuleLayers(Layers):
         )
 
     def _run_from_state(self, forward_pass: ForwardPass, snapshots: Snapshots) -> Scores:
-        """Run a chain through layers whose states cannot be cut, behind the rows that have to run
+        """Run a chain through layers whose states cannot be cut, after the rows that have to run
         again.
         """
         if forward_pass.tree is not None or self.reserved:
             raise UserError(NO_BRANCHES.format(self.config.model_type))
         if forward_pass.layers is not None or forward_pass.states is not None:
             raise UserError(NO_SINGLE_LAYERS.format(self.config.model_type))
+        # 1. the rows of each forward
         forwards = self.forwards(forward_pass.start, forward_pass.count)
         repeated_tokens = snapshots.go_back(forward_pass.start)
-        tokens = (
-            forward_pass.tokens
-            if repeated_tokens is None
-            else torch.cat([repeated_tokens, forward_pass.tokens])
-        )
+        tokens = forward_pass.tokens
+        if repeated_tokens is not None:
+            tokens = torch.cat([repeated_tokens, tokens])
+        tokens_by_forward = tokens.split([count for _, count in forwards])
+        # 2. the forwards
         scores_by_forward = []
-        for (start, count), rows in zip(
-            forwards, tokens.split([count for _, count in forwards]), strict=True
-        ):
+        for (start, count), rows in zip(forwards, tokens_by_forward, strict=True):
             snapshots.add(rows)
             part_pass = replace(
                 forward_pass, start=start, tokens=rows, logits=min(count, forward_pass.read)
@@ -164,22 +162,15 @@ class ModuleLayers(Layers):
             inputs = {"position_ids": positions} if "position_ids" in self._inputs else {}
             plan = Plan(start, hidden=forward_pass.hidden, stop=not forward_pass.read)
             scores_by_forward.append(self._run(part_pass, plan, inputs))
-        return Scores(
-            torch.cat([scores.logits for scores in scores_by_forward])[-forward_pass.logits :]
-            if forward_pass.logits
-            else None,
-            (
-                torch.cat([scores.head_input for scores in scores_by_forward])[
-                    -forward_pass.head_input :
-                ]
-                if forward_pass.head_input
-                else None
-            ),
-            tuple(
-                torch.cat(states)[-forward_pass.count :]
-                for states in zip(*(scores.hidden for scores in scores_by_forward), strict=True)
-            ),
-        )
+        # 3. the outputs of the rows that were asked for
+        scores = concatenated_scores(scores_by_forward)
+        logits = head_inputs = None
+        if forward_pass.logits:
+            logits = scores.logits[-forward_pass.logits :]
+        if forward_pass.head_input:
+            head_inputs = scores.head_input[-forward_pass.head_input :]
+        hidden = tuple(states[-forward_pass.count :] for states in scores.hidden)
+        return Scores(logits, head_inputs, hidden)
 
     def _run(self, forward_pass: ForwardPass, plan: Plan, inputs: dict[str, Any]) -> Scores:
         reads_head = head_input(self.module, plan) if forward_pass.head_input else nullcontext([])

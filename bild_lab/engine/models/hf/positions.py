@@ -4,6 +4,8 @@ session.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -16,9 +18,10 @@ POSITIONS = (
     "max_decoder_position_embeddings",
 )
 TABLES = ("pos", "wpe")  # in the name of a table of positions
-# whose modules compute a bias for so many positions, and end with an error behind them
+# model types whose modules compute a bias for so many positions, and fail beyond them, with the
+# field that says how many
 BIASED = {"mpt": "max_seq_len"}
-# a parameter of decoders that predict several tokens at once, and also read the position behind each
+# a parameter of decoders that predict several tokens at once, and also read the position after each
 # row's: ProphetNet's
 AHEAD = "ngram_embeddings"
 OFFSET = 2  # some tables begin with rows for padding
@@ -34,25 +37,26 @@ def learned_positions(module: nn.Module, config: PreTrainedConfig) -> int | None
     config = config.get_text_config(decoder=True)
     if config.model_type in BIASED:
         return getattr(config, BIASED[config.model_type])
-    sizes = {
-        size
-        for name in POSITIONS
-        if isinstance(size := getattr(config, name, None), int) and size > 0
-    }
-    tables = {
-        name: tensor
-        for name, tensor in (*module.named_parameters(), *module.named_buffers())
-        if any(table_name in name for table_name in TABLES) and tensor.ndim == 2
-    }
-    table_sizes = [
-        min(size, table.shape[0] - rows_before_first_position(module, name))
-        for size in sizes
-        for name, table in tables.items()
-        if size <= table.shape[0] <= size + OFFSET
-    ]
+    sizes = counts_in(config, POSITIONS)
+    table_sizes: list[int] = []
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.ndim != 2 or not any(table_name in name for table_name in TABLES):
+            continue
+        rows = tensor.shape[0]
+        table_sizes += [
+            min(size, rows - rows_before_first_position(module, name))
+            for size in sizes
+            if size <= rows <= size + OFFSET
+        ]
     if table_sizes and any(AHEAD in name for name, _ in module.named_parameters()):
         return min(table_sizes) - 1
     return min(table_sizes, default=None)
+
+
+def counts_in(config: PreTrainedConfig, names: Sequence[str]) -> set[int]:
+    """The values of these settings that are whole numbers above 0."""
+    values = [getattr(config, name, None) for name in names]
+    return {value for value in values if isinstance(value, int) and value > 0}
 
 
 def rows_before_first_position(module: nn.Module, table_name: str) -> int:

@@ -46,7 +46,7 @@ class SlotCache(DynamicCache):
         if set(getattr(text, "layer_types", None) or ()) - set(BY_SLOT):
             kinds, options = get_layer_types_and_kwargs(text)
             self.layers = [
-                _layer(kind, layer_options)
+                _empty_layer(kind, layer_options)
                 for kind, layer_options in zip(kinds, options, strict=True)
             ]
 
@@ -64,11 +64,8 @@ class SlotCache(DynamicCache):
         **options: Any,
     ) -> Any:
         plan = current_plan()
-        if (
-            layer_idx < len(self.layers)
-            and _stores_all(layer := self.layers[layer_idx])
-            and layer.is_initialized
-        ):
+        layer = self._layer(layer_idx)
+        if layer is not None and _stores_all(layer) and layer.is_initialized:
             # a prefix was stored before the layers ran: move it to the device of its layer
             keys, values = layer.keys.to(key_states.device), layer.values.to(value_states.device)
             layer.keys, layer.values = keys[..., : plan.start, :], values[..., : plan.start, :]
@@ -88,11 +85,14 @@ class SlotCache(DynamicCache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """How many keys the rows attend to, and the position of the first."""
-        if layer_idx < len(self.layers) and isinstance(
-            layer := self.layers[layer_idx], DynamicSlidingWindowLayer
-        ):
+        layer = self._layer(layer_idx)
+        if isinstance(layer, DynamicSlidingWindowLayer):
             return layer.get_mask_sizes(query_length)
         return current_plan().start + query_length, 0
+
+    def _layer(self, index: int) -> Any:
+        """The cache of a layer; None for one that has stored nothing yet."""
+        return self.layers[index] if index < len(self.layers) else None
 
     def gather(self, start: int, rows: list[int], layers: list[int]) -> None:
         """Move these rows, counted from slot `start`, to slot `start` and the following slots, in
@@ -165,24 +165,21 @@ class Snapshots:
 
     def _state(self) -> list[dict[str, Any]]:
         """What the layers hold, without keys and values that are stored by slot: these are cut."""
-        by_slot = ("keys", "values")
-        return [
-            _copied(
-                {
-                    name: state
-                    for name, state in vars(layer).items()
-                    if name not in by_slot or not _stores_all(layer)
-                }
-            )
-            for layer in self._layers
-        ]
+        states = []
+        for layer in self._layers:
+            state = dict(vars(layer))
+            if _stores_all(layer):
+                for name in ("keys", "values"):
+                    state.pop(name, None)
+            states.append(_copied(state))
+        return states
 
     @property
     def _length(self) -> int:
         return 0 if self._tokens is None else len(self._tokens)
 
 
-def _layer(kind: str, options: dict[str, Any]) -> Any:
+def _empty_layer(kind: str, options: dict[str, Any]) -> Any:
     """A layer's cache. One beside a recurrent state keeps all keys, whatever its window is."""
     if kind in ATTENTION:
         return DynamicLayer()
@@ -201,8 +198,6 @@ def _copied(value: Any) -> Any:
         return value.clone()
     if isinstance(value, list):
         return [_copied(element) for element in value]
-    return (
-        {key: _copied(element) for key, element in value.items()}
-        if isinstance(value, dict)
-        else value
-    )
+    if isinstance(value, dict):
+        return {key: _copied(element) for key, element in value.items()}
+    return value

@@ -5,7 +5,7 @@ a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import Memory, T5Decoder
 from bild_lab.engine.models.placed_rows import PlacedRows
 from bild_lab.engine.sampling import most_likely, pick, precise
-from bild_lab.engine.session import ChainProgress, ChainResult, ChainSpec, on_device
+from bild_lab.engine.session import ChainResult, ChainSpec, on_device, result_of_steps
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)  # other numbers of rows are padded up to the next of these
 # tokens before a window that is drafted as one program; more of them run by themselves
@@ -55,8 +55,10 @@ class WindowProgram:
     All steps run, whatever they draft. Confidences and end tokens are read afterwards, in one
     transfer, and `ChainProgress` says where the chain ended. If neither ends it, nothing is read.
 
-    logits_of: runs rows. rows: how many tokens are fed at most. chain: gives the number of steps,
-    the temperature, and whether distributions at temperature 1 are kept.
+    logits_of: runs rows.
+    rows: how many tokens are fed at most.
+    chain: gives the number of steps, the temperature, and whether distributions at temperature 1
+        are kept.
     """
 
     def __init__(
@@ -111,23 +113,16 @@ class WindowProgram:
             self._uniforms[: chain.steps] = chain.uniforms
         tokens_and_confidences, probs, unscaled_probs = self.run()
         # 2. where the chain ended
-        if chain.threshold is None and not chain.stop_on_eos:
-            draft_tokens, confidences = tokens_and_confidences[: chain.steps].long(), []
-            count = forwards = chain.steps
-        else:
+        if chain.is_read:
             read = tokens_and_confidences.tolist()
             draft_tokens = [int(token) for token in read[: chain.steps]]
-            confidences = read[self.steps :][: chain.steps]
-            progress = ChainProgress.after(chain, draft_tokens, confidences)
-            count, forwards = progress.drafted, progress.forwards
-            draft_tokens = draft_tokens[:count]
-            confidences = [] if chain.threshold is None else confidences[:forwards]
-        # 3. the outputs up to there
-        return ChainResult(
-            tokens=draft_tokens,
-            forwards=forwards,
-            fallback=forwards > count,
-            confidences=confidences,
+            drafted = result_of_steps(chain, draft_tokens, read[self.steps :][: chain.steps])
+        else:
+            drafted = ChainResult(tokens_and_confidences[: chain.steps].long(), chain.steps)
+        # 3. the distributions up to there
+        count = len(drafted.tokens)
+        return replace(
+            drafted,
             probs=None if probs is None else probs[:count],
             unscaled_probs=None if unscaled_probs is None else unscaled_probs[:count],
         )
@@ -162,7 +157,7 @@ class Workspace:
         self.source = source
         self._steps: dict[int, CompiledStep] = {}
         self._windows: dict[tuple[int, float, bool], list[WindowProgram]] = {}
-        self._tables: list[Sequence[Tensor]] = []  # that graphs read
+        self._tables: list[Sequence[Tensor]] = []  # tables that graphs read
         decoder.reach(capacity)
 
     def fits(self, capacity: int, source: int) -> bool:
@@ -220,27 +215,31 @@ class Workspace:
         windows = self._windows.setdefault((rows, chain.temperature, chain.keeps_probs), [])
         # a few steps too many cost less than another capture, which the end of a text would
         # otherwise ask for
-        window = next(
-            (program for program in windows if steps <= program.steps <= min(2 * steps, room)), None
-        )
+        max_steps = min(2 * steps, room)
+        window = next((program for program in windows if steps <= program.steps <= max_steps), None)
         if window is None:
-            shapes = {count: self._inputs(count) for count in {rows, 1}}
-
-            def logits_of(tokens: Tensor, start: Tensor) -> Tensor:
-                step = shapes[tokens.shape[0]]
-                logits, _ = self._compiled(
-                    self._decoder, self.cache, self.memory, tokens, start, step.depth, step.among
-                )
-                return logits
-
-            window = WindowProgram(logits_of, rows, chain, self.cache.keys.device)
-            window.start.fill_(start)
-            with torch._dynamo.config.patch(recompile_limit=COMPILED_SHAPES):
-                window.program()
-            window.run = self._captured(window.program)
+            window = self._compile_window(rows, start, chain)
             windows.append(window)
             self._on_compiled()
         return window.draft(start, tokens, chain)
+
+    def _compile_window(self, rows: int, start: int, chain: ChainSpec) -> WindowProgram:
+        """A program that feeds so many rows, and drafts as many steps as this chain."""
+        shapes = {count: self._inputs(count) for count in {rows, 1}}
+
+        def logits_of(tokens: Tensor, start: Tensor) -> Tensor:
+            step = shapes[tokens.shape[0]]
+            logits, _ = self._compiled(
+                self._decoder, self.cache, self.memory, tokens, start, step.depth, step.among
+            )
+            return logits
+
+        window = WindowProgram(logits_of, rows, chain, self.cache.keys.device)
+        window.start.fill_(start)
+        with torch._dynamo.config.patch(recompile_limit=COMPILED_SHAPES):
+            window.program()
+        window.run = self._captured(window.program)
+        return window
 
     @cached_property
     def _compiled(self) -> Callable[..., Outputs]:

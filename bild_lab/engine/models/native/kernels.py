@@ -20,7 +20,7 @@ from bild_lab.engine.models.native.stack import Stack
 
 GPU_PRECISIONS = (torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)  # the first whose matrix units take bfloat16
-COLUMNS = 16  # of the residual stream, which the Triton kernels sum together
+COLUMNS = 16  # how many columns of the residual stream the Triton kernels sum together
 
 
 def why_no_kernels(

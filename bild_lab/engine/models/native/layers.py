@@ -16,7 +16,12 @@ from transformers import PreTrainedConfig
 
 from bild_lab.engine.batch_scheduler import Batch, PendingOp
 from bild_lab.engine.draft import ROOT, Tree
-from bild_lab.engine.models.cached_session import LONG_PROMPT, ForwardPass, Layers
+from bild_lab.engine.models.cached_session import (
+    LONG_PROMPT,
+    ForwardPass,
+    Layers,
+    concatenated_scores,
+)
 from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import KeyValueCache, joined
 from bild_lab.engine.models.native.compiled import Workspace
@@ -41,7 +46,7 @@ from bild_lab.engine.session import (
     on_device,
 )
 
-SPARE_ROWS = 64  # for the branches of a tree and drafts beyond the length limit
+SPARE_ROWS = 64  # room for the branches of a tree and drafts beyond the length limit
 # in a batch, a longer prompt runs by itself: PyTorch's matrix products depend on their number of
 # rows
 ALONE_ROWS = 64
@@ -98,28 +103,30 @@ class NativeLayers(Layers):
         self._workspace = workspace
         self._batch = batch
         self.supports_draft_vocab = workspace is None  # compiled steps have the whole head
-        capacity = self.reserved + len(source.prompt) + room + SPARE_ROWS
+        # 1. the cache
         if workspace is not None:
             self.cache = workspace.cache
         else:
-            layers, heads, dim = decoder.cache_shape
-            if pool is None:
-                self.cache = KeyValueCache(
-                    (layers, heads, capacity, dim), decoder.embedding.dtype, self.device
-                )
-            else:
-                self.cache = pool.take(capacity)
+            capacity = self.reserved + len(source.prompt) + room + SPARE_ROWS
+            self.cache = self._new_cache(capacity) if pool is None else pool.take(capacity)
             decoder.reach(capacity)  # otherwise the tables could grow while two threads read them
+        # 2. the prefix
         if prefix is not None:
             self.cache.keys[:, :, : self.reserved] = prefix.keys
             self.cache.values[:, :, : self.reserved] = prefix.values
         self.masks = None if prefix is None or prefix.masks is None else prefix.masks.contiguous()
+        # 3. the source
         self.memory: tuple[t5.Memory, ...] = ()
         if source.encoder_ids is not None:
             memory = self._encode_source(packed_encoder, source.encoder_ids[0])
             self.memory = (memory if pool is None else pool.remember(self.cache.place, memory),)
             if workspace is not None:
                 workspace.remember(self.memory)
+
+    def _new_cache(self, capacity: int) -> KeyValueCache:
+        layers, heads, dim = self.decoder.cache_shape
+        shape = (layers, heads, capacity, dim)
+        return KeyValueCache(shape, self.decoder.embedding.dtype, self.device)
 
     def _encode_source(self, encoder: PackedDecoder | None, tokens: Int[Tensor, " s"]) -> t5.Memory:
         if encoder is None:
@@ -322,25 +329,15 @@ def run_rows(text_passes: Sequence[TextPass]) -> list[Scores]:
             skipped=forward_pass.skipped,
         )
     # 3. the head, of the rows that are read
-    if not any(text_pass.read for _, text_pass in text_passes):
-        return _scores(text_passes, None, None, states)
-    rows_read = [
-        last_rows(output, text_pass.read)
-        for output, (_, text_pass) in zip(
-            rows_by_text(x, text_passes, "count"), text_passes, strict=True
-        )
-    ]
-    head_inputs = rows_by_text(decoder.final(joined(rows_read)), text_passes, "read")
-    scored_inputs = joined(
-        [
-            last_rows(head_input, text_pass.logits)
-            for head_input, (_, text_pass) in zip(head_inputs, text_passes, strict=True)
-        ]
-    )
-    logits = None
-    if scored_inputs.shape[0]:
-        scores = decoder.scores(scored_inputs, forward_pass.vocabulary)
-        logits = rows_by_text(scores, text_passes, "logits")
+    logits = head_inputs = None
+    if any(text_pass.read for _, text_pass in text_passes):
+        outputs_read = last_rows_by_text(x, text_passes, "count", "read")
+        head_input = decoder.final(outputs_read)
+        head_inputs = rows_by_text(head_input, text_passes, "read")
+        scored_inputs = last_rows_by_text(head_input, text_passes, "read", "logits")
+        if scored_inputs.shape[0]:
+            scores = decoder.scores(scored_inputs, forward_pass.vocabulary)
+            logits = rows_by_text(scores, text_passes, "logits")
     return _scores(text_passes, logits, head_inputs, states)
 
 
@@ -431,21 +428,6 @@ def split_prompt(forward_pass: ForwardPass, rows: int) -> tuple[ForwardPass, For
     return first_part, second_part
 
 
-def concatenated_scores(parts: Sequence[Scores]) -> Scores:
-    """The outputs of a pass from those of its parts."""
-
-    def concatenated(name: str) -> Tensor | None:
-        tensors = [tensor for scores in parts if (tensor := getattr(scores, name)) is not None]
-        return joined(tensors) if tensors else None
-
-    hidden = zip(*(scores.hidden for scores in parts), strict=True)
-    return Scores(
-        concatenated("logits"),
-        concatenated("head_input"),
-        tuple(joined(states) for states in hidden),
-    )
-
-
 def _scores(
     text_passes: Sequence[TextPass],
     logits: Sequence[Tensor] | None,
@@ -494,6 +476,22 @@ def rows_by_text(
     if len(text_passes) == 1:
         return [rows]
     return rows.split([getattr(text_pass, count_name) for _, text_pass in text_passes])
+
+
+def last_rows_by_text(
+    rows: Tensor, text_passes: Sequence[TextPass], count_name: str, last_name: str
+) -> Tensor:
+    """The last rows of each text, one text after the other. count_name, last_name: the attributes of
+    a pass that say how many rows it has, and how many of them these are.
+    """
+    return joined(
+        [
+            last_rows(text_rows, getattr(text_pass, last_name))
+            for text_rows, (_, text_pass) in zip(
+                rows_by_text(rows, text_passes, count_name), text_passes, strict=True
+            )
+        ]
+    )
 
 
 def last_rows(rows: Tensor, count: int) -> Tensor:

@@ -40,12 +40,13 @@ SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 class Family:
     """How an architecture differs from Llama, apart from what its weights show.
 
-    activation: the configuration's field for the activation. scalar: its field for the number whose
-    inverse square root scales attention; None: the head width. kinds_by_layer: the configuration
-    lists the kind of each layer.
-    zero_centred: norm weights are stored minus 1 and applied in float32. scaled_embedding:
-    embeddings are multiplied by the square root of the hidden size. rotary_by_kind: each kind of
-    layer has its own rotary embedding.
+    activation: the configuration's field for the activation.
+    scalar: its field for the number whose inverse square root scales attention; None: the head
+        width.
+    kinds_by_layer: the configuration lists the kind of each layer.
+    zero_centred: norm weights are stored minus 1 and applied in float32.
+    scaled_embedding: embeddings are multiplied by the square root of the hidden size.
+    rotary_by_kind: each kind of layer has its own rotary embedding.
     """
 
     activation: str = "hidden_act"
@@ -82,18 +83,16 @@ def layer_under(
         return norm_factor(config, weights[f"{prefix}{name}.weight"])
 
     def linear(*names: str, gated: bool = False) -> Weight:
-        matrix, bias = (
-            [f"{prefix}{name}.{kind_of_tensor}" for name in names]
-            for kind_of_tensor in ("weight", "bias")
-        )
-        return Weight(
-            weights.matrix(*matrix), weights.joined(*bias) if bias[0] in weights else None, gated
-        )
+        matrix = weights.matrix(*(f"{prefix}{name}.weight" for name in names))
+        biases = [f"{prefix}{name}.bias" for name in names]
+        bias = weights.joined(*biases) if biases[0] in weights else None
+        return Weight(matrix, bias, gated)
 
-    head_norm, heads = None, (config.num_attention_heads, config.num_key_value_heads)
+    head_norm = None
     if f"{prefix}self_attn.q_norm.weight" in weights:
-        queries, keys = norm("self_attn.q_norm"), norm("self_attn.k_norm")
-        head_norm = torch.cat([queries.expand(heads[0], -1), keys.expand(heads[1], -1)])
+        query_norms = norm("self_attn.q_norm").expand(config.num_attention_heads, -1)
+        key_norms = norm("self_attn.k_norm").expand(config.num_key_value_heads, -1)
+        head_norm = torch.cat([query_norms, key_norms])
     # the norm named post_attention comes before the feed-forward block, unless that has its own
     # norm
     after_attention = norm("post_attention_layernorm")
@@ -130,7 +129,6 @@ class LlamaDecoder(Stack):
             module_weights(module, module.dtype, module.device) if weights is None else weights
         )
         family, kinds = FAMILIES[config.model_type], layer_kinds(config)
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         head_dim = head_width(config)
         embedding = weights.table("model.embed_tokens.weight")
         embedding_scale = 1.0
@@ -138,22 +136,20 @@ class LlamaDecoder(Stack):
             embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=embedding.dtype).item()
         self._kinds = list(dict.fromkeys(kinds))
         self._kind_of = kind_of = [self._kinds.index(kind) for kind in kinds]
-        self._windows = windows = [
-            0 if kind == FULL else sliding_window(config) or 0 for kind in self._kinds
-        ]
+        window = sliding_window(config) or 0
+        self._windows = windows = [0 if kind == FULL else window for kind in self._kinds]
+
+        def layer(index: int) -> Layer:
+            kind = kind_of[index]
+            return layer_under(f"model.layers.{index}.", weights, config, kind, windows[kind])
+
         super().__init__(
-            layers=layers_of(
-                len(kinds),
-                lambda i: layer_under(
-                    f"model.layers.{i}.", weights, config, kind_of[i], windows[kind_of[i]]
-                ),
-                preload,
-            ),
+            layers=layers_of(len(kinds), layer, preload),
             embedding=embedding,
             read_head=reader(lambda: weights.matrix("lm_head.weight"), preload),
             final_norm=norm_factor(config, weights["model.norm.weight"]),
-            heads=heads,
-            kv_heads=kv_heads,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
             head_dim=head_dim,
             hidden=config.intermediate_size,
             activation=ACTIVATIONS[getattr(config, family.activation)],
@@ -275,11 +271,7 @@ def why_not(config: PreTrainedConfig) -> str | None:
         return f"it caps logits softly ({capped[0]})"
     if getattr(config, "use_bidirectional_attention", False):
         return "its rows also see those behind them"
-    changing = [
-        rotation["rope_type"]
-        for rotation in rotations(config)
-        if rotation.get("rope_type") in CHANGING
-    ]
-    return (
-        f"its rotary scaling is {changing[0]}, which changes with the length" if changing else None
-    )
+    for rotation in rotations(config):
+        if rotation.get("rope_type") in CHANGING:
+            return f"its rotary scaling is {rotation['rope_type']}, which changes with the length"
+    return None

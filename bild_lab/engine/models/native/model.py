@@ -46,11 +46,12 @@ class NativeModel:
 
     transformers: the same checkpoint as a module of Transformers, for methods that run that.
     compiled: run steps of fixed shape through torch.compile, and on a GPU as CUDA graphs. Each
-    shape is compiled at its first use. graphs: on a GPU the same graphs of PyTorch's own kernels,
-    which take no compiler; texts of a batch run without.
+        shape is compiled at its first use.
+    graphs: on a GPU the same graphs of PyTorch's own kernels, which take no compiler; texts of a
+        batch run without.
     kernels: run by our C++ on a CPU, by our Triton kernels on a GPU, which also draft a chain or a
-    tree as one program. bits: of the weights, 8 or 4; gguf: a GGUF file's own blocks;
-    None: those of the precision.
+        tree as one program.
+    bits: of the weights, 8 or 4; gguf: a GGUF file's own blocks; None: those of the precision.
     """
 
     fused_drafting = True
@@ -76,8 +77,8 @@ class NativeModel:
         self.device = transformers.device
         self.dtype = transformers.dtype
         self.engine = "kernels" if kernels else "native"
-        self._workspace_steps = 0  # that were compiled so far
-        self._free: list[Workspace] = []
+        self._workspace_steps = 0  # how many steps of workspaces were compiled so far
+        self._free: list[Workspace] = []  # workspaces that no session uses
 
     @property
     def family(self) -> type[Decoder]:
@@ -230,12 +231,12 @@ class NativeModel:
             self.decoder,
             source,
             room,
-            prefix,
-            workspace,
-            self.packed,
-            self.packed_encoder,
-            batch,
-            pool,
+            prefix=prefix,
+            workspace=workspace,
+            packed=self.packed,
+            packed_encoder=self.packed_encoder,
+            batch=batch,
+            pool=pool,
         )
         layers.fused_drafting = self.fused_drafting
         session = CachedSession(layers, source.prompt, session_options.forwards)

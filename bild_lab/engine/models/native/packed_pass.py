@@ -18,9 +18,10 @@ from bild_lab.engine.session import NOTHING, ChainResult, ChainSpec, GrownTree, 
 class SequenceSlice(NamedTuple):
     """A pass's rows of one text: `count` rows at the cache's slots from `start` on.
 
-    scored: for how many of the last rows there are logits. memory: cross-attention keys and values,
-    each [layers heads s dim]. parents: of a tree, whose last rows these are, as in `Tree`; None: a
-    chain. reserved: slots of a prefix.
+    scored: for how many of the last rows there are logits.
+    memory: cross-attention keys and values, each [layers heads s dim].
+    parents: of a tree, whose last rows these are, as in `Tree`; None: a chain.
+    reserved: slots of a prefix.
     """
 
     count: int
@@ -34,10 +35,11 @@ class SequenceSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedScores:
-    """What a pass gives, in float32. logits, head_input: of the scored rows of every text, in
-    order.
+    """What a pass gives, in float32.
 
-    hidden: of every layer that ran, if requested. layers_run: how many, with an exit threshold.
+    logits, head_input: of the scored rows of every text, in order.
+    hidden: of every layer that ran, if requested.
+    layers_run: how many, with an exit threshold.
     """
 
     logits: Float[Tensor, "scored vocab"] | None
@@ -52,8 +54,9 @@ class KernelDecoder(Protocol):
     A row's results are the same to the last bit whatever rows run beside it, of its own text or of
     others: each sum has one order. So the texts of a batch are those of batch 1 in every precision.
 
-    runs_prompts: long prompts too; else PyTorch runs them. least_positions: that the rotations
-    have. captures: how many graphs were made so far, each of which takes time.
+    runs_prompts: long prompts too; else PyTorch runs them.
+    least_positions: that the rotations have.
+    captures: how many graphs were made so far, each of which takes time.
     """
 
     runs_prompts: bool
@@ -95,15 +98,17 @@ class KernelDecoder(Protocol):
     ) -> PackedScores:
         """Run the rows of several texts, one text after the other.
 
-        states: what the first layer reads; None: the tokens' embeddings. masks: embeddings of the
-        token ids beyond the vocabulary, in the precision of the weights. Their rows alone see a
-        prefix. reads: give the head's input too.
-        layers: indices; None: all. fill: only the keys and values of these layers, each from the
-        same states.
-        skipped: blocks that are left out. exit_threshold: one row leaves after the first layer but
-        the last whose output's cosine with its input is larger; the other layers compute only its
-        keys and values, from that output. vocabulary: the tokens that the head scores, all others
-        get −inf; None: all.
+        states: what the first layer reads; None: the tokens' embeddings.
+        masks: embeddings of the token ids beyond the vocabulary, in the precision of the weights.
+            Their rows alone see a prefix.
+        reads: give the head's input too.
+        layers: indices; None: all.
+        fill: only the keys and values of these layers, each from the same states.
+        skipped: blocks that are left out.
+        exit_threshold: one row leaves after the first layer but the last whose output's cosine with
+            its input is larger; the other layers compute only its keys and values, from that
+            output.
+        vocabulary: the tokens that the head scores, all others get −inf; None: all.
         """
 
     def draft(

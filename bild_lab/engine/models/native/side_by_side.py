@@ -153,10 +153,15 @@ class SideBySide:
     """Placed rows of n texts, as `PlacedRows` for one. They are packed one after the other, [m].
 
     Attention sees them padded to [n, widest]. Padded rows see slot 0, and nothing reads them.
-    places: [n], of the texts in the pool. row: [m], where each row is among the n * widest. slots:
-    [m], in its text's cache. text: [m], the text's place in the pool. positions: [n, widest].
+
+    places: [n], of the texts in the pool.
+    row: [m], where each row is among the n * widest.
+    slots: [m], in its text's cache.
+    text: [m], the text's place in the pool.
+    positions: [n, widest].
     visible: [n, widest, stop], each text's own slots alone.
-    key_positions: [n, stop]. row_positions: [m].
+    key_positions: [n, stop].
+    row_positions: [m].
     """
 
     places: Int[Tensor, " n"]
@@ -203,7 +208,7 @@ def side_by_side(
     stop = max(text.stop for text in texts)
     n = len(texts)
     visible = torch.zeros(n, widest, stop, dtype=torch.bool, device=device)
-    visible[:, :, 0] = True  # of padded rows: a softmax over nothing is NaN
+    visible[:, :, 0] = True  # for padded rows: a softmax over nothing is NaN
     positions = torch.zeros(n, widest, dtype=torch.long, device=device)
     keys = torch.arange(stop, device=device).repeat(n, 1)
     row, slots, owner = [], [], []

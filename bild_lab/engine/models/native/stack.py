@@ -55,10 +55,11 @@ class Weight:
 class Layer:
     """One layer's weights. Query, key and value are one matrix, so are gate and up.
 
-    head_norm: of each query and key head. out_norm, feed_out_norm: of what a block adds to the
-    residual stream.
-    cross_norm, cross_query, cross_out: of attention to a source. window: how many positions back a
-    row sees, 0 for all. kind: which of the stack's views its rows have.
+    head_norm: of each query and key head.
+    out_norm, feed_out_norm: of what a block adds to the residual stream.
+    cross_norm, cross_query, cross_out: of attention to a source.
+    window: how many positions back a row sees, 0 for all.
+    kind: which of the stack's views its rows have.
     """
 
     norm: Float[Tensor, " dim"]
@@ -91,11 +92,15 @@ class AttentionView(NamedTuple):
 class Stack:
     """Runs rows through any range of layers. There is no batch axis: one sequence, [m, dim].
 
-    hidden: inner width of the feed-forward. activation: one of ACTIVATIONS. scale: of attention
-    scores. final_scale: of what the head reads. head_bias: added to the head's scores.
+    hidden: inner width of the feed-forward.
+    activation: one of ACTIVATIONS.
+    scale: of attention scores.
+    final_scale: of what the head reads.
+    head_bias: added to the head's scores.
     distance_bias: added to a score by the query's position minus the key's, the last for all
-    beyond. bidirectional: an encoder, whose rows see all others; its distance_bias begins with the
-    key that is farthest ahead.
+        beyond.
+    bidirectional: an encoder, whose rows see all others; its distance_bias begins with the key that
+        is farthest ahead.
     """
 
     layers: Sequence[Layer]
@@ -189,19 +194,20 @@ class Stack:
         """Store only the keys and values of these layers, with x, [m, dim], as the input of each
         layer.
         """
-        views, width = self.views(rows, layers, masked=False), self.heads * self.head_dim
+        views = self.views(rows, layers, masked=False)
+        query_width = self.heads * self.head_dim
         for index in layers:
             layer = self.layers[index]
             normed = normalize(x, layer.norm, self.epsilon)
             matrix, bias = layer.qkv.matrix, layer.qkv.bias
             if isinstance(matrix, Tensor):
-                both = linear(normed, matrix[width:], None if bias is None else bias[width:])
+                own_bias = None if bias is None else bias[query_width:]
+                keys_values = linear(normed, matrix[query_width:], own_bias)
             else:
-                both = layer.qkv(normed)[:, width:]
-            keys, values = both.view(rows.count, 2, self.kv_heads, self.head_dim).unbind(1)
-            cache.write(
-                index, rows, self._turned(keys, layer, views[layer.kind], self.heads), values
-            )
+                keys_values = layer.qkv(normed)[:, query_width:]
+            keys, values = keys_values.view(rows.count, 2, self.kv_heads, self.head_dim).unbind(1)
+            keys = self._turned(keys, layer, views[layer.kind], first_head=self.heads)
+            cache.write(index, rows, keys, values)
 
     def final(self, x: Float[Tensor, "m dim"]) -> Float[Tensor, "m dim"]:
         """The head's input: the last layer's output after the final norm, scaled in T5 v1.0."""
@@ -272,10 +278,9 @@ class Stack:
 
 def numbers_of(matrix: Tensor | tuple[Any, ...], dtype: torch.dtype) -> Float[Tensor, "out in"]:
     """A matrix as in `Weight`, unpacked."""
-    parts = matrix if isinstance(matrix, tuple) else (matrix,)
+    matrices = matrix if isinstance(matrix, tuple) else (matrix,)
     numbers = [
-        matrix_part if isinstance(matrix_part, Tensor) else matrix_part.numbers(dtype)
-        for matrix_part in parts
+        stored if isinstance(stored, Tensor) else stored.numbers(dtype) for stored in matrices
     ]
     return numbers[0] if len(numbers) == 1 else cat(numbers)
 
@@ -288,15 +293,24 @@ def product(
     """A linear layer's outputs. matrix: as in `Weight`."""
     if isinstance(matrix, Tensor):  # the hot path
         return linear(x, matrix, bias)
-    if any(hasattr(part, "product") for part in matrix):
-        out = cat([product_of(x, part) for part in matrix], -1)
+    if any(is_rounded(stored) for stored in matrix):
+        out = cat([product_of(x, stored) for stored in matrix], -1)
         return out if bias is None else out + bias
     return linear(x, numbers_of(matrix, x.dtype), bias)
 
 
-def product_of(x: Float[Tensor, "m in"], part: Any) -> Float[Tensor, "m out"]:
-    """The outputs of one part of a matrix, which may be rounded."""
-    return part.product(x) if hasattr(part, "product") else linear(x, numbers_of(part, x.dtype))
+def product_of(x: Float[Tensor, "m in"], stored: Any) -> Float[Tensor, "m out"]:
+    """The outputs of one of the matrices that lie one after the other in a `Weight`."""
+    if is_rounded(stored):
+        return stored.product(x)
+    return linear(x, numbers_of(stored, x.dtype))
+
+
+def is_rounded(stored: Any) -> bool:
+    """Whether this matrix of a `Weight` has a product of its own, as `QuantizedMatrix` and
+    `BlockMatrix` do.
+    """
+    return hasattr(stored, "product")
 
 
 def layers_of(count: int, make: Callable[[int], Layer], preload: bool) -> Sequence[Layer]:

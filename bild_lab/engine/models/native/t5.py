@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,8 +26,9 @@ from bild_lab.engine.models.native.stack import (
 from bild_lab.engine.models.placed_rows import PlacedRows
 
 MODEL_TYPES = ("t5", "mt5")
-BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # which all layers share
-# as `stack.py` names them
+# the relative position bias, which all layers share
+BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+# the configurations' activations as `stack.py` names them
 ACTIVATIONS = {"relu": "relu", "gelu_new": "gelu_tanh", "gelu": "gelu", "silu": "silu"}
 
 
@@ -63,57 +65,55 @@ class T5Decoder(Stack):
         weights = (
             module_weights(module, module.dtype, module.device) if weights is None else weights
         )
-        # both are `shared` in most checkpoints; those that train them apart store each
         embedding = weights["decoder.embed_tokens.weight"]
-        source_embedding = weights["encoder.embed_tokens.weight"]
-        if torch.equal(embedding, source_embedding):  # stored twice
-            source_embedding = embedding
-        gated = config.is_gated_act
         # the bias is constant from there on
         self._farthest = config.relative_attention_max_distance
         back = -torch.arange(self._farthest + 1, device=embedding.device)
-        around = torch.arange(-self._farthest, self._farthest + 1, device=embedding.device)
-        shared = {
-            "heads": config.num_heads,
-            "kv_heads": config.num_heads,
-            "head_dim": config.d_kv,
-            "hidden": config.d_ff,
-            "activation": ACTIVATIONS[config.dense_act_fn],
-            "epsilon": config.layer_norm_epsilon,
-        }
-        blocks = range(config.num_decoder_layers)
+        gated = config.is_gated_act
         super().__init__(
-            **shared,
+            **shared_sizes(config),
             embedding=embedding,
             layers=layers_of(
-                len(blocks), lambda i: t5_layer(weights, f"decoder.block.{i}.", gated), preload
+                config.num_decoder_layers,
+                lambda i: t5_layer(weights, f"decoder.block.{i}.", gated),
+                preload,
             ),
             read_head=reader(lambda: weights["lm_head.weight"], preload),
             final_norm=weights["decoder.final_layer_norm.weight"],
             final_scale=head_scale(config),
             distance_bias=relative_bias(module.decoder, weights[f"decoder.{BIAS}"], back),
         )
-        parts = [
-            f"decoder.block.{i}.layer.1.EncDecAttention.{name}.weight"
-            for i in blocks
-            for name in "kv"
-        ]
+        around = torch.arange(-self._farthest, self._farthest + 1, device=embedding.device)
         self._bias_around = relative_bias(module.encoder, weights[f"encoder.{BIAS}"], around)
-        self.encoder = Stack(
-            **shared,
-            embedding=source_embedding,
+        self.encoder = self._encoder(weights, preload)
+        # bias of one row over all keys before it, for any position
+        self._backward = self.distance_bias[:, :0]
+
+    def _encoder(self, weights: Weights, preload: bool) -> Stack:
+        """The encoder, whose head is the cross-attention's keys and values of all decoder layers."""
+        config = self.config
+        gated = config.is_gated_act
+        # both embeddings are `shared` in most checkpoints; those that train them apart store each
+        embedding = weights["encoder.embed_tokens.weight"]
+        if torch.equal(self.embedding, embedding):  # stored twice
+            embedding = self.embedding
+        head_parts = []
+        for i in range(config.num_decoder_layers):
+            attention = f"decoder.block.{i}.layer.1.EncDecAttention"
+            head_parts += [f"{attention}.k.weight", f"{attention}.v.weight"]
+        return Stack(
+            **shared_sizes(config),
+            embedding=embedding,
             layers=layers_of(
                 config.num_layers,
                 lambda i: t5_layer(weights, f"encoder.block.{i}.", gated),
                 preload,
             ),
-            read_head=reader(lambda: weights.joined(*parts), preload),
+            read_head=reader(lambda: weights.joined(*head_parts), preload),
             final_norm=weights["encoder.final_layer_norm.weight"],
             distance_bias=self._bias_around.flip(1),
             bidirectional=True,
         )
-        # bias of one row over all keys before it, for any position
-        self._backward = self.distance_bias[:, :0]
 
     def encode(self, tokens: Int[Tensor, " s"]) -> Memory:
         """Run the encoder, and compute every decoder layer's cross-attention keys and values from
@@ -132,19 +132,17 @@ class T5Decoder(Stack):
 
     def memory(self, keys_values: Float[Tensor, "s features"]) -> Memory:
         """The cross-attention keys and values of all layers, in order, as a memory."""
-        both = keys_values.view(-1, len(self.layers), 2, self.heads, self.head_dim).permute(
-            2, 1, 3, 0, 4
-        )
-        both = both.to(self.embedding.dtype).contiguous()  # [2, layers, heads, s, head_dim]
-        return Memory(both[0], both[1])
+        by_row = keys_values.view(-1, len(self.layers), 2, self.heads, self.head_dim)
+        by_kind = by_row.permute(2, 1, 3, 0, 4)  # [2, layers, heads, s, head_dim]
+        keys, values = by_kind.to(self.embedding.dtype).contiguous()
+        return Memory(keys, values)
 
     def empty_memory(self, source: int) -> Memory:
         """An unused memory for at most `source` encoder tokens."""
         layers, heads, dim = self.cache_shape
         keys = self.embedding.new_zeros(layers, heads, source, dim)
-        return Memory(
-            keys, keys.clone(), torch.zeros(1, 1, source, dtype=torch.bool, device=keys.device)
-        )
+        visible = torch.zeros(1, 1, source, dtype=torch.bool, device=keys.device)
+        return Memory(keys, keys.clone(), visible)
 
     def reach(self, positions: int) -> None:
         """Compute the bias of one row over at least this many keys, unless it exists.
@@ -175,6 +173,18 @@ class T5Decoder(Stack):
             keys = torch.arange(rows.stop, device=rows.positions.device)
         distance = (rows.positions[..., None] - keys[..., None, :]).clamp(0, self._farthest)
         return self.distance_bias[:, distance].masked_fill(~rows.visible, float("-inf"))
+
+
+def shared_sizes(config: PreTrainedConfig) -> dict[str, Any]:
+    """What encoder and decoder have in common, as `Stack` takes it."""
+    return {
+        "heads": config.num_heads,
+        "kv_heads": config.num_heads,
+        "head_dim": config.d_kv,
+        "hidden": config.d_ff,
+        "activation": ACTIVATIONS[config.dense_act_fn],
+        "epsilon": config.layer_norm_epsilon,
+    }
 
 
 def relative_bias(

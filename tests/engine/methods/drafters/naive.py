@@ -12,7 +12,7 @@ from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
 from bild_lab.engine.draft import ROOT
-from bild_lab.engine.methods.eagle.module import APART, EAGLE, JOINED, Eagle
+from bild_lab.engine.methods.eagle.module import EAGLE, JOINT_NORM, LAYER_NORMS, Eagle
 from bild_lab.engine.methods.eagle.static_trees import named_nodes
 from bild_lab.engine.methods.speculative.draft_tree import grow_tree
 from bild_lab.engine.sampling import Sampling
@@ -45,9 +45,9 @@ def fused(eagle: Eagle, states: Tensor) -> Tensor:
     config = eagle.config
     if config.variant == EAGLE:
         return states
-    if config.state_norm == JOINED:
+    if config.state_norm == JOINT_NORM:
         states = norm(states, eagle.input_norm)
-    elif config.state_norm == APART:
+    elif config.state_norm == LAYER_NORMS:
         parts = zip(states.split(config.target_size), eagle.fc_norm, strict=True)
         states = torch.cat([norm(part, weight) for part, weight in parts])
     return eagle.fc(states)

@@ -20,6 +20,7 @@ from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
+from tests.engine.loops import NEVER
 from tests.engine.methods.modules.oracle import (
     Step,
     algorithm_1,
@@ -28,7 +29,6 @@ from tests.engine.methods.modules.oracle import (
 )
 from tests.engine.methods.modules.tiny import misled, random_adapter
 from tests.engine.methods.speculative.exact import TARGET, outcomes, sampled, targets
-from tests.engine.test_decode import NEVER
 from tests.policies import in_memory
 from tests.stubs import StubModel, uncached
 from tests.tiny import START, VOCABULARY, tiny_llama
@@ -100,7 +100,7 @@ def copying() -> StubModel:
     return StubModel(next_logits)
 
 
-def test_no_probe_is_run_for_tokens_behind_the_length_limit() -> None:
+def test_no_probe_is_run_for_tokens_after_the_length_limit() -> None:
     model = copying()
     checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=10))
     target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"))
@@ -164,7 +164,7 @@ def masked_table(tokens: list[int]) -> Tensor:
 @pytest.mark.parametrize("markov", ["without", "right", "wrong"])
 @pytest.mark.parametrize("decoding", DECODINGS)
 @torch.no_grad()
-def test_sampled_texts_have_exactly_the_targets_law(
+def test_sampled_texts_have_exactly_the_targets_distribution(
     decoding: str, markov: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that can happen in three tokens, by the whole loop; also with a Markov head that is told

@@ -33,9 +33,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_policy, knob_values, resolved_policy
 from bild_lab.lab.store.hashing import named_files
-from tests.engine.methods.drafters.naive import eagle_behind, grown, texts_before
-from tests.engine.methods.modules.tiny import files_of, random_eagle
-from tests.engine.test_decode import (
+from tests.engine.loops import (
     FAMILIES,
     NEVER,
     TreeDrafter,
@@ -46,6 +44,8 @@ from tests.engine.test_decode import (
     longer_than,
     random_pair,
 )
+from tests.engine.methods.drafters.naive import eagle_behind, grown, texts_before
+from tests.engine.methods.modules.tiny import files_of, random_eagle
 from tests.policies import in_memory, load
 from tests.sessions import rounds_of
 from tests.stubs import SESSION, ModuleModel, StubModel, uncached
@@ -109,22 +109,22 @@ def test_an_inner_drafter_of_trees_is_refused() -> None:
         SpeculativeDrafter(StubModel(copying(1)), TreeDrafter([]), 3)
 
 
-def test_the_inner_drafter_is_told_what_the_middle_model_said_and_what_to_forget() -> None:
-    told: list[object] = []
+def test_the_inner_drafter_observes_what_the_middle_model_chose_and_what_to_forget() -> None:
+    observed: list[object] = []
 
     class Noting(ModelDrafter):
         def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-            told.append(scores.logits.argmax(-1).tolist())
+            observed.append(scores.logits.argmax(-1).tolist())
 
         def rollback(self, length: int) -> None:
-            told.append(length)
+            observed.append(length)
 
     middle, small = StubModel(copying(1)), StubModel(copying(1))
     drafter = SpeculativeDrafter(middle, Noting(small, 2), 3)
     drafter = drafter.start(Request(Source((0,)), Limits(1, 20)), SESSION)
     drafter.propose([0])
     drafter.rollback(2)
-    assert told == [[1, 2, 3], 2]
+    assert observed == [[1, 2, 3], 2]
 
 
 def test_inner_drafts_stay_within_the_positions_that_the_models_have() -> None:
@@ -148,7 +148,7 @@ REQUEST = Request(Source((0,)), Limits(1, 50))
 
 
 class Fixed(Drafter):
-    """Drafts a chain of so many tokens, and notes what it is told."""
+    """Drafts a chain of so many tokens, and notes what it observes."""
 
     drafts_trees = False
 
@@ -158,22 +158,22 @@ class Fixed(Drafter):
         required_outputs: OutputSpec = ALL_LOGITS,
         gives: frozenset[str] = frozenset(),
     ) -> None:
-        self._sizes, self.told = list(sizes), []
+        self._sizes, self.observed = list(sizes), []
         self.required_outputs, self.gives = required_outputs, gives
 
     def propose(self, tokens: list[int]) -> Draft:
         return Draft(torch.full((self._sizes.pop(0),), 5), calls=1)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        self.told.append("own")
+        self.observed.append("own")
 
     def observe_other(
         self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict
     ) -> None:
-        self.told.append("other")
+        self.observed.append("other")
 
     def rollback(self, length: int) -> None:
-        self.told.append(length)
+        self.observed.append(length)
 
 
 def test_the_second_is_asked_where_the_first_drafts_too_little() -> None:
@@ -187,9 +187,9 @@ def test_the_second_is_asked_where_the_first_drafts_too_little() -> None:
         hybrid.observe(draft, Scores(None), Verdict(tuple(range(accepted)), 1))
     assert found == [(3, 1, False), (7, 2, True), (2, 1, False)]
     # what stands of its drafts, and where one was dropped
-    assert first.told == ["own", 3, 4, "other", "own", 6]
+    assert first.observed == ["own", 3, 4, "other", "own", 6]
     # where it is not asked, how much of the text stands
-    assert second.told == [0, "other", "own", 4, 4, "other"]
+    assert second.observed == [0, "other", "own", 4, 4, "other"]
 
 
 def test_a_draft_that_was_drawn_is_verified_however_short_it_is() -> None:

@@ -16,10 +16,10 @@ from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import OutputSpec, Rows, TreeSpec
 from bild_lab.engine.trace import Trace
+from tests.engine.loops import NEVER, autoregressive, finished
 from tests.engine.methods.drafters.naive import drafted, eagle_behind, grown, texts_before
 from tests.engine.methods.modules.tiny import random_eagle
 from tests.engine.models.test_states import ENCODED
-from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory
 from tests.stubs import uncached
 from tests.tiny import PAD, START, tiny_llama, tiny_t5

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.request import Limits
 from tests.policies import load
 
 TREES = (
@@ -29,14 +28,14 @@ TREES = (
 def test_parents_on_the_host_are_those_of_the_device(
     policy: str, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fitting, seen = Limits.fitting, []
+    up_to_depth, seen = Draft.up_to_depth, []
 
-    def looking(limits: Limits, draft: Draft, tokens: list[int]) -> Draft:
+    def looking(draft: Draft, depth: int) -> Draft:
         if draft.parents is not None:
             assert list(draft.known_parents) == draft.parents.tolist()
             seen.append(draft)
-        return fitting(limits, draft, tokens)
+        return up_to_depth(draft, depth)
 
-    monkeypatch.setattr(Limits, "fitting", looking)
+    monkeypatch.setattr(Draft, "up_to_depth", looking)
     load(checkpoints, "llama", policy).generate("w5 w9 w30 w12", 12)
     assert any(len(draft) for draft in seen)

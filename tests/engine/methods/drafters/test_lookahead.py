@@ -123,7 +123,7 @@ def decode(target: StubModel, drafter: object, limits: Limits, trace: Trace) -> 
     )
 
 
-def test_no_row_stands_behind_the_last_position_of_the_models() -> None:
+def test_no_row_runs_after_the_last_position_of_the_models() -> None:
     rows: list[int] = []
 
     def noting(tokens: list[int]) -> Tensor:

@@ -18,8 +18,8 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.cost import total_cost
+from tests.engine.loops import NEVER, autoregressive, finished
 from tests.engine.methods.modules.tiny import random_heads
-from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory
 from tests.sessions import needs_kernels
 from tests.stubs import uncached

@@ -24,7 +24,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.session import DEFAULT_OPTIONS, ChainResult, ChainSpec, Scores, SessionOptions
 from bild_lab.errors import UserError
-from tests.engine.test_decode import decode
+from tests.engine.loops import decode
 from tests.policies import in_memory
 from tests.stubs import SESSION, NextLogits, StubModel, StubSession
 from tests.tiny import START, TINY
@@ -107,7 +107,7 @@ def test_a_greedy_chain_ends_with_the_window_the_text_or_an_end_token() -> None:
     assert reads_none.propose([0]).token_list == [1, 2, 3, END, 0, 1]
 
 
-def test_rows_that_stand_are_not_fed_again() -> None:
+def test_rows_that_stay_are_not_fed_again() -> None:
     model = Programmed()
     drafter = begun(request_of(), 3, model=model)
     assert model.started == (drafter._request.source, 20, SESSION.forwards)
@@ -138,7 +138,7 @@ def test_a_sampled_chain_has_what_each_token_was_drawn_from_and_by() -> None:
     assert len({tuple(each.uniforms.tolist()) for each in others}) > 1
 
 
-def test_a_chain_ends_before_a_token_that_the_model_is_not_sure_of() -> None:
+def test_a_chain_ends_before_a_token_of_low_confidence() -> None:
     draft = begun(request_of(), 9, 0.45).propose([0])
     assert draft.token_list == [1, 2] and draft.calls == 3
     assert draft.stats == {"fallback": True, "confidence": pytest.approx((0.6, 0.5, 0.4))}
@@ -284,14 +284,14 @@ def test_the_window_is_the_one_that_pays_most_at_the_rate_seen_of_late() -> None
     assert len(set(sizes)) > 5, sizes
 
 
-def test_the_window_grows_to_its_limit_while_everything_stands() -> None:
+def test_the_window_grows_to_its_limit_while_everything_is_accepted() -> None:
     window = AdaptiveWindow(cost_ratio=0.1, max_window=6, prior=0.4, memory=0.5)
     agreeing = saying((0, 1))
     # the last, as much as there is room
     assert drafted(agreeing, agreeing, window, 40) == [2, 4, 6, 6, 6, 6, 4]
 
 
-def test_where_nothing_stands_one_token_is_drafted_in_every_eighth_round() -> None:
+def test_where_nothing_is_accepted_one_token_is_drafted_in_every_eighth_round() -> None:
     window = AdaptiveWindow(cost_ratio=0.3, max_window=6, prior=0.7, memory=0.5)
     rounds = drafted(saying((0, 1)), saying((0, 2)), window, 2 + 2 * PROBE_ROUNDS)
     assert PROBE_ROUNDS == 8

@@ -14,7 +14,7 @@ from bild_lab.engine.methods.early_exit.views import EarlyExit
 from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter, grow_tree
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import GrownTree, Scores, Session, TreeSpec
+from bild_lab.engine.session import GrownTree, Model, Scores, Session, TreeSpec
 from bild_lab.errors import UserError
 from tests.policies import in_memory
 from tests.sessions import needs_kernels
@@ -127,6 +127,40 @@ def test_the_cache_keeps_the_accepted_branch(window: int) -> None:
         drafter.observe(draft, Scores(torch.zeros(1, VOCABULARY)), Verdict((), 5))
 
 
+def rounds_of_trees(family: str, model: Model, sampling: Sampling) -> list[tuple[object, ...]]:
+    """What a model drafts in four rounds of each of eight texts, of which a branch is accepted: tokens,
+    parents, calls, and every forward so far.
+    """
+    source = source_of(family, [5, 9, 12])
+    rounds: list[tuple[object, ...]] = []
+    for seed in range(8):
+        ends = frozenset([3 + 3 * seed, 4 + seed])
+        request = Request(source, Limits(len(source.prompt), 40, ends), sampling)
+        drafter = ModelTreeDrafter(
+            model,
+            nodes=4 + seed,
+            window=1 + seed % 5,
+            width=1 + seed % 4,
+            children=1 + seed % 3,
+            min_prob=0.01 * seed,
+            stop=None if seed % 2 else 0.3,
+        )
+        session = in_memory(TINY[family](1), "kernels").start(source, 40)
+        drafter = drafter.start(request, session)
+        text = list(source.prompt)
+        for _ in range(4):
+            draft = drafter.propose(text)
+            ran = [(forward.rows, forward.cached, forward.scored) for forward in session.forwards]
+            rounds.append((draft.token_list, draft.parent_list, draft.calls, ran))
+            last_branch = [len(draft) - 1]
+            while (parent := draft.parent_list[last_branch[0]]) != ROOT:
+                last_branch.insert(0, parent)
+            verdict = Verdict(tuple(last_branch[: 1 + seed % 4]), 3 + seed)
+            drafter.observe(draft, Scores(None), verdict)
+            text += verdict.tokens(draft)
+    return rounds
+
+
 @pytest.mark.fast("qwen3-sampled")
 @needs_kernels
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
@@ -135,50 +169,18 @@ def test_a_tree_in_one_program_is_that_of_the_loop(
     family: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = in_memory(TINY[family](1), "kernels")
-    source = source_of(family, [5, 9, 12])
+    session_class = type(model.start(source_of(family, [5, 9, 12]), 40))
+    program, programs = session_class.grow, []
 
-    def drafts() -> list[tuple[object, ...]]:
-        found: list[tuple[object, ...]] = []
-        for seed in range(8):
-            request = Request(
-                source,
-                Limits(len(source.prompt), 40, frozenset([3 + 3 * seed, 4 + seed])),
-                sampling,
-            )
-            stop = None if seed % 2 else 0.3
-            drafter = ModelTreeDrafter(
-                model, 4 + seed, 1 + seed % 5, 1 + seed % 4, 1 + seed % 3, 0.01 * seed, stop
-            )
-            session = in_memory(TINY[family](1), "kernels").start(source, 40)
-            drafter = drafter.start(request, session)
-            text = list(source.prompt)
-            for _ in range(4):
-                draft = drafter.propose(text)
-                ran = [
-                    (forward.rows, forward.cached, forward.scored) for forward in session.forwards
-                ]
-                found.append((draft.token_list, draft.parent_list, draft.calls, ran))
-                path = [len(draft) - 1]
-                while (above := draft.parent_list[path[0]]) != ROOT:
-                    path.insert(0, above)
-                drafter.observe(draft, Scores(None), Verdict(tuple(path[: 1 + seed % 4]), 3 + seed))
-                text += [*(draft.token_list[node] for node in path[: 1 + seed % 4]), 3 + seed]
-        return found
+    def counted(session: Session, *request: object) -> GrownTree | None:
+        programs.append(request)
+        return program(session, *request)
 
-    programs = 0
-
-    def counted(session: Session, *asked: object) -> GrownTree | None:
-        nonlocal programs
-        programs += 1
-        return program(session, *asked)
-
-    kind = type(model.start(source, 40))
-    program = kind.grow
-    monkeypatch.setattr(kind, "grow", counted)
-    in_one = drafts()
-    assert programs == len(in_one)
-    monkeypatch.setattr(kind, "grow", lambda *_: None)
-    assert in_one == drafts()
+    monkeypatch.setattr(session_class, "grow", counted)
+    by_programs = rounds_of_trees(family, model, sampling)
+    assert len(programs) == len(by_programs)
+    monkeypatch.setattr(session_class, "grow", lambda *_: None)
+    assert by_programs == rounds_of_trees(family, model, sampling)
 
 
 def test_a_program_is_given_the_requests_limits_and_how_it_chooses_tokens() -> None:
@@ -210,7 +212,7 @@ def test_a_program_is_given_the_requests_limits_and_how_it_chooses_tokens() -> N
     ]
 
 
-def test_tokens_without_a_chance_are_not_drafted_and_a_leaf_at_the_threshold_is_sure() -> None:
+def test_tokens_without_a_chance_are_not_drafted_and_a_leaf_at_the_threshold_is_confident() -> None:
     even = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
     tree_spec = TreeSpec(nodes=20, depth=1, width=9, children=3, end_tokens=frozenset())
     tree = grow_tree(StubModel(lambda _: even).start(Source((0,)), 20), [0], tree_spec, WARM)
@@ -225,7 +227,7 @@ def test_tokens_without_a_chance_are_not_drafted_and_a_leaf_at_the_threshold_is_
         assert len(tree.tokens) == count
 
 
-def test_a_leaf_with_just_the_least_chance_grows_on() -> None:
+def test_a_leaf_with_just_min_prob_grows_on() -> None:
     even = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
     for least, levels in ((0.25, 3), (0.2500001, 2)):
         tree_spec = TreeSpec(
@@ -252,7 +254,7 @@ def test_a_draft_model_starts_beside_the_target_and_forgets_what_the_text_lost()
     assert drafter._session.length == 1
 
 
-def test_a_leaf_is_sure_as_the_fallback_threshold_says() -> None:
+def test_a_leaf_is_confident_by_the_fallback_threshold() -> None:
     drafters = [
         ModelTreeDrafter(StubModel(table(0)), 9, 4, 2, 2, 0.1, stop) for stop in (None, 0.4)
     ]

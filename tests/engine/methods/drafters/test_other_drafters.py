@@ -16,7 +16,8 @@ from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.methods.candidate_trees import CandidateNode, ProbedTree
 from bild_lab.engine.methods.candidates import CandidateDrafter, named_trees
 from bild_lab.engine.methods.lookup.prompt_lookup import PromptLookup
-from bild_lab.engine.methods.lookup.suffix import ROOT, SuffixAutomaton, SuffixDrafter
+from bild_lab.engine.methods.lookup.suffix import SuffixDrafter
+from bild_lab.engine.methods.lookup.suffix_automaton import EMPTY, SuffixAutomaton
 from bild_lab.engine.methods.lookup.token_recycling import TokenRecycling
 from bild_lab.engine.methods.speculative.combined_drafters import (
     HybridDrafter,
@@ -80,25 +81,27 @@ def test_a_drafters_model_is_given_the_targets_session_for_what_it_can_read_ther
 
 
 def test_a_hybrid_passes_on_what_another_drafter_did() -> None:
-    told: list[object] = []
+    observed: list[object] = []
 
     class Noting(PromptLookup):
         def observe_other(self, *round: object) -> None:
-            told.append(round)
+            observed.append(round)
 
         def rollback(self, length: int) -> None:
-            told.append(length)
+            observed.append(length)
 
         def prepare(self, request: Request) -> None:
-            told.append(request)
+            observed.append(request)
 
     hybrid = HybridDrafter(Noting(TARGET, 2, 2), Noting(TARGET, 2, 2), 1)
     other = ([0, 3], Draft(torch.tensor([5])), Scores(None), Verdict((0,), 7))
     hybrid.observe_other(*other)
     hybrid.rollback(3)
-    assert all(one is each for round in told[:2] for one, each in zip(round, other, strict=True))
+    assert all(
+        one is each for round in observed[:2] for one, each in zip(round, other, strict=True)
+    )
     hybrid.prepare(request := request_of(0))
-    assert told[2:] == [3, 3, request, request]
+    assert observed[2:] == [3, 3, request, request]
 
 
 def scores(*rows: int) -> Scores:
@@ -111,7 +114,7 @@ def test_token_recycling_learns_from_the_rows_that_another_drafted() -> None:
     drafter.observe_other([0, 3], Draft(torch.tensor([5])), scores(5, 6), Verdict((0,), 6))
     assert [drafter.propose([0, token]).token_list for token in (3, 5, 4)] == [[5], [6], []]
     drafter = drafter.start(request_of(0), SESSION)
-    # each text begins anew, unless it is told to keep
+    # each text begins anew, unless it is to keep
     assert drafter.propose([0, 3]).token_list == []
 
 
@@ -145,7 +148,7 @@ def test_a_corpus_is_read_without_special_tokens(tmp_path: Path) -> None:
     target = SimpleNamespace(device=torch.device("cpu"), checkpoint=checkpoint)
     drafter = SuffixDrafter(target, 8, 4, 0.0, corpus=str(tmp_path))
     drafter = drafter.start(request_of(0), SESSION)
-    assert drafter._automaton.follow[ROOT].keys() == {0, 3, 4, 5, 6, -1, -2}
+    assert drafter._automaton.follow[EMPTY].keys() == {0, 3, 4, 5, 6, -1, -2}
     assert [drafter.propose([0, token]).token_list for token in (3, 4)] == [[4], []]
 
 
@@ -155,10 +158,10 @@ def test_nothing_is_matched_across_boundaries() -> None:
         automaton.extend([1])
         automaton.end_text()
         # no suffix that ends in a boundary occurs elsewhere
-        assert automaton.links[automaton.whole] == ROOT
+        assert automaton.links[automaton.whole] == EMPTY
     automaton.cut(3)
     automaton.end_text()
-    assert automaton.links[automaton.whole] == ROOT
+    assert automaton.links[automaton.whole] == EMPTY
 
 
 class Known(CandidateDrafter):

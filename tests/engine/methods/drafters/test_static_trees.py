@@ -19,12 +19,13 @@ from bild_lab.engine.methods.candidate_trees import (
     branch_nodes,
     trees_to_content,
 )
-from bild_lab.engine.methods.eagle.drafter import EagleDrafter, states_of_text
+from bild_lab.engine.methods.eagle.drafter import EagleDrafter
 from bild_lab.engine.methods.eagle.module import EAGLE
 from bild_lab.engine.methods.eagle.static_trees import StaticTree, named_nodes
 from bild_lab.engine.methods.speculative.block_verification import BlockVerification
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.speculative.typical_acceptance import TypicalAcceptance
+from bild_lab.engine.methods.state_layers import states_of_text
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request, Source
 from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Rows, Scores, Session, as_rows

@@ -14,13 +14,8 @@ import torch
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Verdict
-from bild_lab.engine.methods.lookup.suffix import (
-    ROOT,
-    SuffixAutomaton,
-    SuffixDrafter,
-    corpus_files,
-    give_back,
-)
+from bild_lab.engine.methods.lookup.suffix import SuffixDrafter, corpus_files, give_back
+from bild_lab.engine.methods.lookup.suffix_automaton import EMPTY, SuffixAutomaton
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Scores
@@ -41,7 +36,7 @@ def ends_of(piece: Sequence[int], whole: Sequence[int]) -> list[int]:
 
 
 def state_of(automaton: SuffixAutomaton, piece: Sequence[int]) -> int | None:
-    state: int | None = ROOT
+    state: int | None = EMPTY
     for token in piece:
         state = None if state is None else automaton.follow[state].get(token)
     return state

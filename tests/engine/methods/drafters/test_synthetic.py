@@ -21,11 +21,11 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.timing import TimingOptions, time_methods, traced_pass
 from bild_lab.lab.schema.statistics import acceptance_by_position
-from tests.engine.test_decode import FAMILIES, copying, decode, random_pair
+from tests.engine.loops import FAMILIES, copying, decode, random_pair
 from tests.stubs import StubModel, StubSession
 
 
-def test_at_rate_one_every_draft_stands_and_at_rate_zero_none() -> None:
+def test_at_rate_one_every_draft_is_accepted_and_at_rate_zero_none() -> None:
     target = StubModel(copying(1))
     for rate, calls, stood in ((1.0, 3, [4, 4, 4]), (0.0, 15, [0] * 15)):
         tokens, trace = decode(
@@ -38,7 +38,9 @@ def test_at_rate_one_every_draft_stands_and_at_rate_zero_none() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
-def test_drafts_stand_with_the_chosen_probability_wherever_they_are_in_a_draft(rate: float) -> None:
+def test_drafted_tokens_are_accepted_with_the_chosen_probability_wherever_they_are_in_a_draft(
+    rate: float,
+) -> None:
     target = StubModel(copying(1))
     method = DraftThenVerify(target, SyntheticDrafter(target, rate, 5), ExactMatch())
     rounds: list[tuple[int, int]] = []
@@ -64,7 +66,7 @@ def test_the_same_prompt_has_the_same_rounds_and_another_prompt_others() -> None
     assert rounds[0] == rounds[1] != rounds[2]
 
 
-def test_what_stands_at_one_rate_stands_at_every_higher_one() -> None:
+def test_what_is_accepted_at_one_rate_is_accepted_at_every_higher_one() -> None:
     target = StubModel(copying(1))
     standing: set[int] = set()
     for rate in (0.2, 0.4, 0.6, 0.8):

@@ -51,7 +51,7 @@ def branches(draft: Draft) -> set[tuple[int, ...]]:
     return set(found)
 
 
-def test_nothing_is_drafted_behind_a_token_that_was_not_read() -> None:
+def test_nothing_is_drafted_after_a_token_that_was_not_read() -> None:
     assert len(recycling().propose([3])) == 0
 
 

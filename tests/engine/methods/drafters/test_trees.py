@@ -33,8 +33,8 @@ from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from tests.engine.loops import NEVER, autoregressive, finished
 from tests.engine.methods.modules.tiny import random_adapter, random_heads
-from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory
 from tests.stubs import uncached
 from tests.tiny import START, tiny_llama
@@ -142,7 +142,7 @@ def test_the_target_runs_a_row_for_the_last_token_every_node_and_every_probe() -
     assert [tree.rows for tree in trees_by_depth(efficient_tree, (2, 1))] == [1, 3, 4]
 
 
-def test_trees_without_nodes_use_no_candidates_and_ask_for_no_probes_unless_told() -> None:
+def test_trees_without_nodes_use_no_candidates_and_have_probes_only_if_asked_for() -> None:
     assert TokenTrees(trees_by_depth(full_tree, ()), 40, CPU).width == 0
     trees = TokenTrees(trees_by_depth(efficient_tree, (1,), 2), 40, CPU)
     assert (trees.layout(1).probes, trees.layout(1, 1).probes.tolist()) == (None, [40, 40])

@@ -24,9 +24,9 @@ from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from tests.engine.loops import NEVER, autoregressive, finished
 from tests.engine.methods.drafters.naive import norm, texts_before, turned
 from tests.engine.methods.modules.tiny import random_dflash, save_package_model, write_dflash
-from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory, load
 from tests.stubs import uncached
 from tests.tiny import START, tiny_llama

@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bild_lab.engine.methods.eagle.module import (
-    APART,
     EAGLE,
     EAGLE3,
-    JOINED,
+    JOINT_NORM,
+    LAYER_NORMS,
     STATE_NORMS,
     Eagle,
     read_eagle,
@@ -84,8 +84,8 @@ def scores(eagle: Eagle, bias: torch.Tensor | None = None) -> torch.Tensor:
         (EAGLE, {}),
         (EAGLE, {"bias": (True, True), "embeds": True}),
         (EAGLE3, {}),
-        (EAGLE3, {"state_norm": JOINED, "embeds": True}),
-        (EAGLE3, {"state_norm": APART, "feeds_normed": True}),
+        (EAGLE3, {"state_norm": JOINT_NORM, "embeds": True}),
+        (EAGLE3, {"state_norm": LAYER_NORMS, "feeds_normed": True}),
         (EAGLE3, {"head_norms": True, "normed_residual": True, "bias": (True, True)}),
     ],
 )
@@ -99,19 +99,26 @@ def test_each_form_of_the_layer_scores_as_it_is_defined(variant: str, form: dict
         torch.testing.assert_close(found[pairs - 1], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("norm", [None, JOINED, APART])
+@pytest.mark.parametrize("norm", [None, JOINT_NORM, LAYER_NORMS])
 def test_the_configuration_says_what_the_releases_read_in_it(
     norm: str | None, tmp_path: Path
 ) -> None:
     fusion_alone = random_eagle(EAGLE, MODEL.config, bias=(True, False))
     fusion_alone.save(tmp_path / "eagle")
     assert json.loads((tmp_path / "eagle/config.json").read_text())["bias"] is True
-    form = {"normed_residual": norm is None, "feeds_normed": norm == APART, "state_norm": norm}
+    form = {
+        "normed_residual": norm is None,
+        "feeds_normed": norm == LAYER_NORMS,
+        "state_norm": norm,
+    }
     random_eagle(EAGLE3, MODEL.config, known=20, **form).save(tmp_path / "eagle3")
     written = json.loads((tmp_path / "eagle3/config.json").read_text())
     assert written["norm_before_residual"] is (norm is None)
-    assert written["norm_output"] is (norm == APART)
-    assert [flag in written for flag in STATE_NORMS.values()] == [norm == JOINED, norm == APART]
+    assert written["norm_output"] is (norm == LAYER_NORMS)
+    assert [flag in written for flag in STATE_NORMS.values()] == [
+        norm == JOINT_NORM,
+        norm == LAYER_NORMS,
+    ]
 
 
 @pytest.mark.parametrize("variant", [EAGLE, EAGLE3])

@@ -22,9 +22,9 @@ from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from tests.engine.loops import NEVER, autoregressive, finished
 from tests.engine.methods.modules.oracle import uncached_masks
 from tests.engine.methods.modules.tiny import misled, random_adapter, random_heads
-from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory
 from tests.sessions import needs_kernels
 from tests.stubs import uncached
@@ -116,7 +116,7 @@ def test_each_candidate_is_likely_after_its_parent(
 
 
 @pytest.mark.parametrize("policy", ["medusa", "bita"])
-def test_a_head_that_is_told_the_wrong_token_drafts_others_and_changes_no_text(
+def test_a_head_that_gets_the_wrong_token_drafts_others_and_changes_no_text(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     misled(monkeypatch)

@@ -35,9 +35,9 @@ from bild_lab.engine.models.hf.slot_cache import SlotCache
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from tests.engine.loops import NEVER, autoregressive, finished
 from tests.engine.methods.drafters.naive import texts_before
 from tests.engine.methods.modules.tiny import write_mtp
-from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory, load
 from tests.stubs import uncached
 from tests.tiny import DECODER_SIZES, START, tiny_llama, tiny_tokenizer
@@ -315,7 +315,7 @@ def test_layers_on_the_hub_are_read_at_the_commit_of_their_configuration(
 def test_each_layer_has_a_kind_where_a_configuration_names_none() -> None:
     config = copy.deepcopy(CONFIGS["qwen3.5"])
     config.mlp_layer_types = ["dense", "dense"]
-    mtp._describe(config, 3)
+    mtp._describe_layers(config, 3)
     described = config.get_mtp_config()
     assert described.layer_types == ["full_attention"] * 3
     assert described.mlp_layer_types == ["sparse"] * 3  # experts, whatever the first layers have

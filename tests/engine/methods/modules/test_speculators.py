@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bild_lab.engine.methods.eagle.module import (
-    APART,
     AUX_LAYERS,
     EAGLE3,
-    JOINED,
+    JOINT_NORM,
+    LAYER_NORMS,
     STATE_NORMS,
     Eagle,
     read_eagle,
@@ -41,8 +41,8 @@ NORMS = {
 @pytest.mark.parametrize(
     "others",
     [
-        {"state_norm": JOINED},
-        {"state_norm": APART, "feeds_normed": True},
+        {"state_norm": JOINT_NORM},
+        {"state_norm": LAYER_NORMS, "feeds_normed": True},
         {"head_norms": True, "normed_residual": True},
     ],
 )
@@ -84,7 +84,7 @@ def test_fields_that_are_not_known_are_refused(layer: dict, message: str, tmp_pa
         read_eagle(tmp_path, 3)
 
 
-@pytest.mark.parametrize("norm", [JOINED, APART])
+@pytest.mark.parametrize("norm", [JOINT_NORM, LAYER_NORMS])
 def test_a_norm_that_the_configuration_denies_is_refused(norm: str, tmp_path: Path) -> None:
     random_eagle(EAGLE3, MODEL.config, known=KNOWN, state_norm=norm).save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -24,13 +24,13 @@ from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.cost import total_cost
 from bild_lab.lab.measure.prediction import pipeline_log
+from tests.engine.loops import NEVER
 from tests.engine.methods.ppd.runs import compute_of_runs, latency_of_runs
 from tests.policies import FAMILIES, in_memory
 from tests.tiny import VOCABULARY, source_of, tiny_llama, tiny_t5
 
 DEPTH = 5
 EXITS = (3, 4)
-NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
 
 
 @pytest.fixture(scope="module", params=["native", "hf"])

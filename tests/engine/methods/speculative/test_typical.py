@@ -116,7 +116,7 @@ def test_how_likely_a_path_is_depends_on_all_of_its_nodes() -> None:
     assert longest_path([ROOT, ROOT, 0, 1], [0.5, 0.9, 0.8, 0.6], [1, 1, 1, 1]) == (1, 3)
 
 
-def test_a_node_below_one_that_falls_does_not_stand() -> None:
+def test_a_node_below_a_rejected_one_is_not_accepted() -> None:
     draft = Draft(torch.tensor([0, 1, 2, 2, 3, 0]), TREE)
     logits = tree_logits(root=[1.0, 0.0, 0.0, 0.0], n0=[0.0, 0.0, 0.0, 1.0])
     assert TypicalAcceptance(0.1, 0.5)(draft, logits, GREEDY) == Verdict((0,), 3)

@@ -37,8 +37,8 @@ FLAGS = (
     "-fPIC",
     "-Wno-psabi",
 )
-LEAST_GCC = 12  # for the vector extensions
-# what gives a number, 0 if it could run
+LEAST_GCC = 12  # the first with the vector extensions
+# functions that return a number, 0 if they could run
 CHECKED = ("run", "draft_chains", "grow_trees", "draft_by_parents")
 PRECISIONS = (torch.float32, torch.bfloat16)
 
@@ -103,11 +103,17 @@ def library() -> ctypes.CDLL:
 def _compiled() -> Path:
     """The library's file, named by everything that decides its content."""
     compiler, runtime = _compiler(), _openmp()
-    seen = processor("model name", "flags", "Features")  # by the compiler
+    seen_by_compiler = processor("model name", "flags", "Features")
     sources = [
         file.read_text(encoding="utf-8") for file in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))
     ]
-    decisive = (*sources, " ".join(FLAGS), _answer(compiler, "--version"), str(runtime), seen)
+    decisive = (
+        *sources,
+        " ".join(FLAGS),
+        _answer(compiler, "--version"),
+        str(runtime),
+        seen_by_compiler,
+    )
     name = hashlib.sha256("\0".join(decisive).encode()).hexdigest()[:16]
     folder = cache_folder() / "kernels"
     path = folder / f"{name}.so"

@@ -82,10 +82,10 @@ class PackedDecoder:
 
     def __init__(self, stack: Stack, bits: int | None) -> None:
         self._bits = bits
-        self._stack = stack  # whose head a draft vocabulary reads
+        self._stack = stack  # a draft vocabulary reads its head
         self._library = library()
         self._memory = PointedMemory()
-        self.panels: list[Tensor] = []  # of every matrix
+        self.panels: list[Tensor] = []  # the packed weights of every matrix
         # 1. the layers, each of which may be read from its file
         trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda spare: None)
         layers = (c.Layer * len(stack.layers))()
@@ -466,8 +466,10 @@ class PackedDecoder:
 class PackedHeads:
     """Medusa's heads by the kernels.
 
-    blocks: [heads, layers, dim, dim]. biases: [heads, layers, dim]. outputs: of each head, or one
-    that all heads share; or the target's decoder, whose matrix to the vocabulary all heads share.
+    blocks: [heads, layers, dim, dim].
+    biases: [heads, layers, dim].
+    outputs: of each head, or one that all heads share; or the target's decoder, whose matrix to the
+        vocabulary all heads share.
     bias: of each output, of matrices.
     """
 

@@ -24,7 +24,8 @@ from bild_lab.errors import UserError
 
 LANES, PANEL = 16, 32  # columns of a vector, and of a panel of weights
 BLOCK = 32  # inputs that share a scale, where weights are quantized
-OFFSETS = {8: 128, 4: 8}  # by bits: what is added to a signed number, so that all count from 0
+# what is added to a signed number of so many bits, so that all count from 0
+OFFSETS = {8: 128, 4: 8}
 CHUNK = 256 * PANEL  # rows that are quantized at a time, so that few are in float32
 PLAIN = 0  # the type of a matrix whose numbers are not in blocks
 
@@ -33,8 +34,9 @@ class PackedMatrix(NamedTuple):
     """A linear layer for the kernels.
 
     matrix: the structure that the kernels read. It holds addresses alone: whoever keeps it must
-    keep the two other fields as long. panels: the packed weights. references: what else the
-    structure points to.
+        keep the two other fields as long.
+    panels: the packed weights.
+    references: what else the structure points to.
     """
 
     matrix: Matrix
@@ -200,7 +202,7 @@ def blocks_of_panels(
     # scales: [panels, blocks, scales, output]
     fields = [scale.view(-1, PANEL, *scale.shape[1:]).permute(0, 2, 3, 1) for scale in scales]
     for values, bits in numbers:
-        runs = values.shape[1] // block_count // BLOCK  # of 32 inputs in a block
+        runs = values.shape[1] // block_count // BLOCK  # how many times 32 inputs a block has
         words = _in_words(values.view(-1, 2, LANES, block_count, runs, BLOCK), bits)
         # numbers: [panels, blocks, 32 inputs, half, words, output]
         fields.append(words.permute(0, 3, 4, 1, 5, 2))

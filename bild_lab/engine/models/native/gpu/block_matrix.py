@@ -34,13 +34,13 @@ class BlockMatrix:
     """A matrix, [out, in], of whole numbers with scales, as GGML's types have them.
 
     type: Q8_0, Q4_0, Q4_K or Q6_K.
-    packed: the numbers, signed, in [out, in] bytes; of four bits, [out, in / 2]: a byte has an input
-    of a pair's first group in its lower bits, and of the second in the others.
+    packed: the numbers, signed, in [out, in] bytes; of four bits, [out, in / 2]: a byte has an
+        input of a pair's first group in its lower bits, and of the second in the others.
     scales: [out, pairs], padded with zeros. Q8_0 and Q4_0: two of float16, the first group's in the
-    lower half. Q6_K: four signed bytes, one for each 16 inputs. Q4_K: four bytes, the scales of both
-    groups, then their minima.
-    block_scales: [out, blocks] words, which multiply the scales: two of float16, for Q4_K the second
-    of the minima.
+        lower half. Q6_K: four signed bytes, one for each 16 inputs. Q4_K: four bytes, the scales of
+        both groups, then their minima.
+    block_scales: [out, blocks] words, which multiply the scales: two of float16, for Q4_K the
+        second of the minima.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class BlockMatrix:
         """A tensor of a GGUF file, with the numbers and scales that it has there."""
         outputs, block_bytes = tensor.shape[0], GGML_QUANT_SIZES[tensor.type][1]
         blocks = torch.from_numpy(tensor.blocks()).view(-1, block_bytes)
-        scales, parts = scales_and_numbers(blocks, tensor.type)
-        numbers = torch.zeros_like(parts[0][0]).flatten(1)
+        scales, bit_groups = scales_and_numbers(blocks, tensor.type)
+        numbers = torch.zeros_like(bit_groups[0][0]).flatten(1)
         first_bit = 0
-        for values, bits in parts:  # the lowest first
+        for values, bits in bit_groups:  # the lowest first
             numbers |= values.flatten(1) << first_bit
             first_bit += bits
         # what counts from 0 wraps around to what is signed
@@ -80,9 +80,9 @@ class BlockMatrix:
         if tensor.type not in NESTED:
             (steps,), block_scales = scales, None
         elif tensor.type == Type.Q4_K:
-            scale, least, *steps = scales
-            steps = torch.cat([each.view(-1, 4, 2) for each in steps], 2)
-            block_scales = torch.cat([scale, least], 1)
+            scale, minimum, *steps = scales
+            steps = torch.cat([group_steps.view(-1, 4, 2) for group_steps in steps], 2)
+            block_scales = torch.cat([scale, minimum], 1)
         else:
             scale, steps = scales
             block_scales = torch.cat([scale, torch.zeros_like(scale)], 1)
@@ -138,10 +138,10 @@ class BlockMatrix:
     def _exact_numbers(self) -> Float[Tensor, "out in"]:
         """What the numbers stand for, in float32."""
         outputs, inputs = self.shape
-        whole = self.packed
+        signed = self.packed
         if self.type in FOUR_BITS:
-            by_pair = whole.unflatten(1, (-1, 1, GROUP))
-            whole = torch.cat([by_pair << 4 >> 4, by_pair >> 4], 2)
+            by_pair = signed.unflatten(1, (-1, 1, GROUP))
+            signed = torch.cat([by_pair << 4 >> 4, by_pair >> 4], 2)
         words = self.scales[:, : inputs // PAIR].contiguous()
         minima = None
         if self.block_scales is None:
@@ -154,7 +154,7 @@ class BlockMatrix:
             if self.type == Type.Q4_K:
                 scales, minima = scales[:, :, :2], steps[:, :, 2:] * of_pairs[:, :, 1:]
         scales = scales.reshape(outputs, -1, 1)
-        values = whole.reshape(outputs, scales.shape[1], -1).float()
+        values = signed.reshape(outputs, scales.shape[1], -1).float()
         if minima is None:
             values *= scales
         else:
@@ -184,35 +184,36 @@ def in_blocks(
     if isinstance(matrix, Tensor):
         return matrix
     if matrix[0].shape[1] % PAIR:
-        return torch.cat([numbers_of(part, dtype).to(device) for part in matrix])
-    parts = [
-        part if isinstance(part, Tensor) else BlockMatrix.stored(part, device) for part in matrix
+        return torch.cat([numbers_of(stored, dtype).to(device) for stored in matrix])
+    matrices = [
+        stored if isinstance(stored, Tensor) else BlockMatrix.stored(stored, device)
+        for stored in matrix
     ]
-    return tuple(joined(list(group)) for _, group in groupby(parts, type_of))
+    return tuple(joined(list(group)) for _, group in groupby(matrices, type_of))
 
 
 def bytes_of(matrix: Tensor | tuple[Tensor | BlockMatrix, ...]) -> int:
     """matrix: as `Weight` holds it."""
-    return sum(part.nbytes for part in (matrix if isinstance(matrix, tuple) else (matrix,)))
+    matrices = matrix if isinstance(matrix, tuple) else (matrix,)
+    return sum(stored.nbytes for stored in matrices)
 
 
 def type_of(matrix: Tensor | BlockMatrix) -> int:
     return PLAIN if isinstance(matrix, Tensor) else matrix.type
 
 
-def joined(parts: Sequence[Tensor] | Sequence[BlockMatrix]) -> Tensor | BlockMatrix:
+def joined(matrices: Sequence[Tensor] | Sequence[BlockMatrix]) -> Tensor | BlockMatrix:
     """Matrices of one type, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts)
-    of_blocks = None
-    if parts[0].block_scales is not None:
-        of_blocks = torch.cat([part.block_scales for part in parts])
-    packed, scales = (
-        torch.cat([getattr(part, name) for part in parts]) for name in ("packed", "scales")
-    )
-    return BlockMatrix(parts[0].type, packed, scales, of_blocks)
+    if len(matrices) == 1:
+        return matrices[0]
+    if isinstance(matrices[0], Tensor):
+        return torch.cat(matrices)
+    block_scales = None
+    if matrices[0].block_scales is not None:
+        block_scales = torch.cat([matrix.block_scales for matrix in matrices])
+    packed = torch.cat([matrix.packed for matrix in matrices])
+    scales = torch.cat([matrix.scales for matrix in matrices])
+    return BlockMatrix(matrices[0].type, packed, scales, block_scales)
 
 
 class ProductWeights(NamedTuple):
@@ -241,15 +242,22 @@ class ProductWeights(NamedTuple):
     @classmethod
     def parts(cls, matrix: Tensor | tuple[Tensor | BlockMatrix, ...]) -> Iterator[ProductWeights]:
         """Each part of a matrix, which is as `Weight` holds it."""
-        first = 0
-        for part in matrix if isinstance(matrix, tuple) else (matrix,):
-            outputs = part.shape[0]
-            if isinstance(part, Tensor):
-                yield cls(part, part, part, PLAIN, first, outputs)
+        first_output = 0
+        for stored in matrix if isinstance(matrix, tuple) else (matrix,):
+            outputs = stored.shape[0]
+            if isinstance(stored, Tensor):
+                yield cls(stored, stored, stored, PLAIN, first_output, outputs)
             else:
-                of_blocks = part.scales if part.block_scales is None else part.block_scales
-                yield cls(part.packed, part.scales, of_blocks, int(part.type), first, outputs)
-            first += outputs
+                block_scales = stored.scales if stored.block_scales is None else stored.block_scales
+                yield cls(
+                    stored.packed,
+                    stored.scales,
+                    block_scales,
+                    int(stored.type),
+                    first_output,
+                    outputs,
+                )
+            first_output += outputs
 
     @classmethod
     def whole(cls, matrix: Tensor | tuple[Tensor | BlockMatrix, ...]) -> ProductWeights:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,16 +27,17 @@ from bild_lab.engine.models.native.gpu.programs import (
 from bild_lab.engine.models.native.gpu.rows import choose
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.sampling import pick
-from bild_lab.engine.session import ChainProgress, ChainResult, ChainSpec
+from bild_lab.engine.session import ChainResult, ChainSpec, result_of_steps
 
 
 @dataclass(frozen=True)
 class ChainShape:
     """What decides a program: programs of one shape share a CUDA graph.
 
-    first, step: of the forward of the fed rows, and of those after it. texts, steps: how many at
-    most; a place without a chain is as one that has ended. temperature, keeps_probs: as in
-    `ChainSpec`. keeps_states: return the rows' states after the last layer that ran.
+    first, step: of the forward of the fed rows, and of those after it.
+    texts, steps: how many at most; a place without a chain is as one that has ended.
+    temperature, keeps_probs: as in `ChainSpec`.
+    keeps_states: return the rows' states after the last layer that ran.
     """
 
     first: PassShape
@@ -85,7 +86,7 @@ class KeptStates:
         )
 
     def later(self, steps: int, texts: int) -> Float[Tensor, "later texts dim"]:
-        """Of the forwards after the first, in a program of so many steps and texts."""
+        """Where the forwards after the first write, in a program of so many steps and texts."""
         shape = (steps - 1, texts, self.first.shape[1])
         return self._later[: math.prod(shape)].view(shape)
 
@@ -121,7 +122,7 @@ class ChainTables:
         rules[0, :count] = [chain.steps for chain in chains]
         rules[1, :count] = [chain.threshold is not None for chain in chains]
         thresholds.view(np.float64)[:count] = [chain.threshold or 0.0 for chain in chains]
-        ends = [chain.end_tokens if is_read(chain) else () for chain in chains]
+        ends = [chain.end_tokens if chain.is_read else () for chain in chains]
         write_end_tokens(end_tokens, ends)
         for index, chain in enumerate(chains):
             if chain.uniforms is not None:
@@ -235,11 +236,11 @@ class ChainPrograms:
 
             def draw() -> None:
                 torch.softmax(logits / temperature, -1, out=probs)
-                chosen, picked = pick(probs, uniforms), tables.picked[:texts]
+                columns, picked = pick(probs, uniforms), tables.picked[:texts]
                 if head.tokens is None:
-                    torch.add(chosen, 0, out=picked)
+                    torch.add(columns, 0, out=picked)
                 else:
-                    torch.index_select(head.tokens, 0, chosen, out=picked)
+                    torch.index_select(head.tokens, 0, columns, out=picked)
 
             launches.append(draw)
         launches.append(self._choose(program, step, head, scores))
@@ -283,27 +284,24 @@ class ChainPrograms:
     ) -> list[ChainResult]:
         """What each chain drafted, up to its end; one transfer to the host."""
         tables = self._tables
-        reads = any(is_read(chain) for chain in chains)
+        reads = any(chain.is_read for chain in chains)
         if reads:
             all_tokens, all_confidences = tables.read(max(chain.steps for chain in chains))
         results, first_row = [], 0
         for index, (text, chain) in enumerate(zip(texts, chains, strict=True)):
+            steps = slice(chain.steps)
             if reads:
-                drafted = all_tokens[: chain.steps, index].tolist()
-                confidences = all_confidences[: chain.steps, index].tolist()
-                progress = ChainProgress.after(chain, drafted, confidences)
-                count, forwards = progress.drafted, progress.forwards
-                tokens: Any = drafted[:count]
-                confidences = [] if chain.threshold is None else confidences[:forwards]
+                drafted = result_of_steps(
+                    chain,
+                    all_tokens[steps, index].tolist(),
+                    all_confidences[steps, index].tolist(),
+                )
             else:
-                tokens, confidences = tables.tokens[: chain.steps, index].clone(), []
-                count = forwards = chain.steps
+                drafted = ChainResult(tables.tokens[steps, index].clone(), chain.steps)
+            count, forwards = len(drafted.tokens), drafted.forwards
             results.append(
-                ChainResult(
-                    tokens=tokens,
-                    forwards=forwards,
-                    fallback=forwards > count,
-                    confidences=confidences,
+                replace(
+                    drafted,
                     probs=self._probs(tables.probs, program, index, count, chain.temperature > 0),
                     unscaled_probs=self._probs(
                         tables.unscaled_probs, program, index, count, chain.keeps_probs
@@ -327,10 +325,10 @@ class ChainPrograms:
         program: ChainShape,
         index: int,
         count: int,
-        kept: bool,
+        is_kept: bool,
     ) -> Float[Tensor, "n vocab"] | None:
         """The distributions of a chain's drafted tokens, if they are kept."""
-        if not kept:
+        if not is_kept:
             return None
         heads = self._plan.heads
         head = heads.of(program.step.vocabulary)
@@ -343,9 +341,9 @@ class ChainPrograms:
         """The states of a text's rows that ran, if they are kept."""
         if not program.keeps_states:
             return None
-        first = self._states.first[first_row : first_row + text.count]
-        later = self._states.later(program.steps, program.texts)[: forwards - 1, index]
-        return torch.cat([first, later])
+        fed_states = self._states.first[first_row : first_row + text.count]
+        drafted_states = self._states.later(program.steps, program.texts)[: forwards - 1, index]
+        return torch.cat([fed_states, drafted_states])
 
 
 def has_program(tokens: Sequence[int], chain: ChainSpec) -> bool:
@@ -355,11 +353,3 @@ def has_program(tokens: Sequence[int], chain: ChainSpec) -> bool:
         and chain.steps <= MAX_STEPS
         and len(chain.end_tokens) <= MAX_END_TOKENS
     )
-
-
-def is_read(chain: ChainSpec) -> bool:
-    """Whether the host reads the chain's tokens, so that the chain may end before its last step.
-
-    Of a chain that nobody reads every step counts as drafted, with its distribution, so all run.
-    """
-    return chain.threshold is not None or chain.stop_on_eos

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.models.cached_session import concatenated
 from bild_lab.engine.models.native.gpu.block_matrix import bytes_of
 from bild_lab.engine.models.native.gpu.chains import ChainPrograms
 from bild_lab.engine.models.native.gpu.graphs import GraphCache
@@ -56,14 +57,13 @@ class TritonDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights that a token's forward reads, of keys and values none."""
-        in_layers = sum(
-            bytes_of(weight.matrix)
-            for layer in self.stack.layers
-            for field in fields(layer)
-            if isinstance(weight := getattr(layer, field.name), Weight)
-        )
-        return in_layers + bytes_of(self.stack.head)
+        """The size of all weights that a token's forward reads, without keys and values."""
+        total = bytes_of(self.stack.head)
+        for layer in self.stack.layers:
+            members = [getattr(layer, field.name) for field in fields(layer)]
+            weights = [member for member in members if isinstance(member, Weight)]
+            total += sum(bytes_of(weight.matrix) for weight in weights)
+        return total
 
     @property
     def captures(self) -> int:
@@ -108,7 +108,7 @@ class TritonDecoder:
         """
         if exit_threshold is not None and tokens.shape[0] != 1:
             raise ValueError(f"one row leaves early, not {tokens.shape[0]}")
-        parts = []
+        scores_by_forward = []
         start = 0
         with self._alone():
             if exit_threshold is not None:
@@ -124,20 +124,18 @@ class TritonDecoder:
                 vocabulary=vocabulary,
                 exits=exit_threshold is not None,
             )
-            for part in forwards_of(texts):
-                count = sum(text.count for text in part)
-                part_states = None if states is None else states[start : start + count]
-                parts.append(
-                    self._forward(shape, tokens[start : start + count], part, part_states, reads)
-                )
-                start += count
-        if len(parts) == 1:
-            return parts[0]
+            for slices in forwards_of(texts):
+                rows = slice(start, start + sum(text.count for text in slices))
+                row_states = None if states is None else states[rows]
+                scores = self._forward(shape, tokens[rows], slices, row_states, reads)
+                scores_by_forward.append(scores)
+                start = rows.stop
+        if len(scores_by_forward) == 1:
+            return scores_by_forward[0]
         return PackedScores(
-            *(
-                joined_tensors([getattr(part, name) for part in parts], axis)
-                for name, axis in (("logits", 0), ("head_input", 0), ("hidden", 1))
-            )
+            logits=concatenated([scores.logits for scores in scores_by_forward]),
+            head_input=concatenated([scores.head_input for scores in scores_by_forward]),
+            hidden=concatenated([scores.hidden for scores in scores_by_forward], axis=1),
         )
 
     def draft(
@@ -228,35 +226,33 @@ class TritonDecoder:
 
 def forwards_of(texts: Sequence[SequenceSlice]) -> Iterator[list[SequenceSlice]]:
     """The texts' rows in order, in as few forwards as have room for them."""
-    part: list[SequenceSlice] = []
+    slices: list[SequenceSlice] = []
     free = MAX_ROWS
     for text in texts:
-        rest = text
-        while rest.count:
+        remaining = text
+        while remaining.count:
             if not free:
-                yield part
-                part, free = [], MAX_ROWS
-            first, rest = cut_slice(rest, min(rest.count, free))
-            part.append(first)
-            free -= first.count
-    if part:
-        yield part
+                yield slices
+                slices, free = [], MAX_ROWS
+            fitting, remaining = cut_slice(remaining, min(remaining.count, free))
+            slices.append(fitting)
+            free -= fitting.count
+    if slices:
+        yield slices
 
 
 def cut_slice(text: SequenceSlice, count: int) -> tuple[SequenceSlice, SequenceSlice]:
     """The first `count` rows of a text's, and those after them."""
-    after = text.count - count
+    later_count = text.count - count
     parents = text.parents
     if parents is not None:
         if parents.shape[0] > MAX_TREE:
             raise ValueError(f"a tree has {parents.shape[0]} rows, and the kernels see {MAX_TREE}")
-        parents = parents[: parents.shape[0] - after]
-    first = text._replace(count=count, scored=max(0, text.scored - after), parents=parents)
-    second = text._replace(count=after, start=text.start + count, scored=min(text.scored, after))
-    return first, second
-
-
-def joined_tensors(tensors: Sequence[Tensor | None], axis: int) -> Tensor | None:
-    """These tensors as one, those that are missing left out; None without any."""
-    present = [tensor for tensor in tensors if tensor is not None]
-    return torch.cat(present, axis) if present else None
+        parents = parents[: parents.shape[0] - later_count]
+    first_rows = text._replace(
+        count=count, scored=max(0, text.scored - later_count), parents=parents
+    )
+    later_rows = text._replace(
+        count=later_count, start=text.start + count, scored=min(text.scored, later_count)
+    )
+    return first_rows, later_rows

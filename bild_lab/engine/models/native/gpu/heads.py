@@ -51,7 +51,7 @@ class ScoreBuffers:
 
     @property
     def warps(self) -> int:
-        """Of a kernel that compares them."""
+        """How many warps a kernel that compares the tiles has."""
         return 16 if self.tiles > 1024 else 4
 
     @classmethod

@@ -28,9 +28,12 @@ class PassInputs:
     """The tables of one forward. All numbers are int64.
 
     row_table: [4, MAX_ROWS], each row's token, slot, position and text; a row without a slot is
-    padding. text_table: [MAX_ROWS, fields]. tile_table: [tiles, 3], as in `attend`: of the texts'
-    queries, and from line `max_tiles` on of the rows of trees. scored_rows: [MAX_ROWS]. paths:
-    [MAX_ROWS, MAX_TREE], of the rows of trees, as in `attend`.
+        padding.
+    text_table: [MAX_ROWS, fields].
+    tile_table: [tiles, 3], as in `attend`: of the texts' queries, and from line `max_tiles` on of
+        the rows of trees.
+    scored_rows: [MAX_ROWS].
+    paths: [MAX_ROWS, MAX_TREE], of the rows of trees, as in `attend`.
     """
 
     def __init__(self, queries_per_key: int, device: torch.device) -> None:

@@ -53,12 +53,16 @@ HALF_RANGE = 16.0  # what the scaled stream is divided by in float16, whose larg
 class PassShape(NamedTuple):
     """What decides the kernels of a forward: forwards of one shape share a CUDA graph.
 
-    rows, scored, tiles: how many at most. chunks, source_chunks: of CHUNK slots, which attention
-    covers at most. tree_chunks: those among them that have rows of a tree, 0 without one. layers:
-    indices. from_states: the stream begins with states, not tokens. has_prefix: of any text. masks:
-    the address of the prefix's. fill, hidden, skipped,
-    vocabulary: as in `KernelDecoder.run`. stoppable: the forward does nothing once no chain is
-    running, and no tree. exits: its one row may leave early.
+    rows, scored, tiles: how many at most.
+    chunks, source_chunks: of CHUNK slots, which attention covers at most.
+    tree_chunks: those among them that have rows of a tree, 0 without one.
+    layers: indices.
+    from_states: the stream begins with states, not tokens.
+    has_prefix: of any text.
+    masks: the address of the prefix's.
+    fill, hidden, skipped, vocabulary: as in `KernelDecoder.run`.
+    stoppable: the forward does nothing once no chain is running, and no tree.
+    exits: its one row may leave early.
     """
 
     rows: int
@@ -288,7 +292,7 @@ class ForwardPlan:
             inner=zeros(MAX_ROWS, stack.hidden, dtype=self.dtype),
             states=zeros(MAX_ROWS, self.dim),
             hidden=zeros(len(stack.layers), MAX_ROWS, self.dim),
-            # the last tile of a product may reach behind its outputs
+            # the last tile of a product may reach beyond its outputs
             scratch=zeros(scratch_parts * MAX_ROWS * (widest + 256)),
             tickets=zeros(
                 max(MAX_ROWS // 8 * (widest // 16 + 1), MAX_ROWS * stack.heads),

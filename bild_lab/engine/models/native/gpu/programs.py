@@ -67,17 +67,19 @@ def draft_by_kind(
     """What each text drafts, in programs of texts of one kind.
 
     kinds: of each text; None has no program, so None is what it drafts. That is the text's own
-    matter: whoever stands beside it has a program all the same. counts: how many rows each text has
-    in a forward. draft: drafts for some texts by one program, given each column for them. columns:
-    what it takes of each text.
+        matter: whoever stands beside it has a program all the same.
+    counts: how many rows each text has in a forward.
+    draft: drafts for some texts by one program, given each column for them.
+    columns: what it takes of each text.
     """
     results: list[Drafted | None] = [None] * len(kinds)
     for kind in dict.fromkeys(kinds):
         if kind is None:
             continue
-        places = [place for place, other in enumerate(kinds) if other == kind]
-        for part in parts_of([counts[place] for place in places]):
-            together = [[column[place] for place in places[part]] for column in columns]
-            for place, drafted in zip(places[part], draft(*together), strict=True):
+        same_kind = [place for place, text_kind in enumerate(kinds) if text_kind == kind]
+        for part in parts_of([counts[place] for place in same_kind]):
+            places = same_kind[part]
+            inputs = [[column[place] for place in places] for column in columns]
+            for place, drafted in zip(places, draft(*inputs), strict=True):
                 results[place] = drafted
     return results

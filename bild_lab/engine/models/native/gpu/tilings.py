@@ -24,10 +24,14 @@ RESIDENT_NUMBERS = 9_000_000
 class Tiling(NamedTuple):
     """A cut of one matrix product, [outputs, inputs].
 
-    block_n: outputs of a program. block_k, ways: inputs of one step are `ways` blocks; with more
-    than one each is summed by itself. warps: of a program. stages: buffers of a pipeline. split:
-    parts of the inputs, each a program of its own. resident: a program loads all its weights before
-    it waits for the kernel before, so `ways * block_k * split` covers the inputs.
+    block_n: outputs of a program.
+    block_k, ways: inputs of one step are `ways` blocks; with more than one each is summed by
+        itself.
+    warps: of a program.
+    stages: buffers of a pipeline.
+    split: parts of the inputs, each a program of its own.
+    resident: a program loads all its weights before it waits for the kernel before, so `ways *
+        block_k * split` covers the inputs.
     """
 
     block_n: int
@@ -44,7 +48,7 @@ class Tiling(NamedTuple):
         return 16 if self.ways == 1 else 8
 
     def divides(self, inputs: int) -> bool:
-        """Whether no step reaches behind the inputs."""
+        """Whether no step reaches beyond the inputs."""
         step = self.block_k * self.ways
         return step * self.split == inputs if self.resident else inputs % step == 0
 
