@@ -7,7 +7,7 @@ import hashlib
 import os
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +19,7 @@ import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HTTPError
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -77,6 +78,9 @@ HUB_REMEDY = (
     "check its name, its revision and your access (`hf auth login`), repeat the command where a"
     " download broke off, or give a local folder in Hugging Face layout with safetensors weights"
 )
+IN_A_LAYER = re.compile(r"\.\d+(\.|$)")  # a module's name, of or within a numbered one
+# in files of the first T5s: of the distances between the decoder and its source, which none reads
+UNREAD_BIAS = "EncDecAttention.relative_attention_bias.weight"
 TOKENIZER_FILE = re.compile(r"token|vocab|tekken|\.model$")
 # a training's log files: times and paths, no effect on the weights
 ACCOUNTS = ("README.md", "metrics.json")
@@ -475,7 +479,26 @@ class Checkpoint:
                 f"the checkpoint {self.path} lacks {len(missing)} of its model's weights,"
                 f" {missing[0]} first; it may be truncated or belong to another architecture"
             )
+        if lost := [
+            name for name in without_place(info["unexpected_keys"], model) if self._is_set(name)
+        ]:
+            raise UserError(
+                f"the checkpoint {self.path} has {len(lost)} weights that its layers have no place"
+                f" for, as its config.json describes them, {lost[0]} first, and would decode without"
+                " them; give the config.json that belongs to the weights"
+            )
         return model
+
+    def _is_set(self, name: str) -> bool:
+        """Whether a stored weight has a value other than 0: some tools store biases of 0 for layers
+        without any.
+        """
+        stored = self.weight_files
+        return (
+            stored is None
+            or name not in stored.shapes
+            or bool(stored.read(name, torch.float32).any())
+        )
 
     def weightless(self) -> PreTrainedModel:
         """The architecture on the meta device, without weights, for checks before they load.
@@ -684,6 +707,27 @@ def _token_ids(prompt: Sequence[Any]) -> list[int]:
         raise UserError(
             f"token ids must be whole numbers, got {prompt!r:.80}; give a text, or a list of texts"
         ) from error
+
+
+def without_place(names: Collection[str], model: nn.Module) -> list[str]:
+    """Of stored weights that a model does not have those of its own layers, in the order of the
+    alphabet: a bias of a layer without one, and a layer inside another one.
+
+    Others change no text: modules beside the model, such as those that predict further tokens,
+    buffers of older versions, and scales of a quantized cache.
+    """
+    modules = dict(model.named_modules())
+
+    def belongs(name: str) -> bool:
+        if name.endswith(UNREAD_BIAS):
+            return False
+        layer, _, kind = name.rpartition(".")
+        if layer in modules:
+            return kind == "bias" and hasattr(modules[layer], "weight")
+        around = layer.rpartition(".")[0]
+        return kind == "weight" and around in modules and IN_A_LAYER.search(around) is not None
+
+    return sorted(filter(belongs, names))
 
 
 def root_cause(error: BaseException) -> str:
