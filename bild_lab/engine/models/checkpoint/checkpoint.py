@@ -37,7 +37,12 @@ from transformers import (
 from transformers import __version__ as transformers_version
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from bild_lab.engine.models.checkpoint.chat import ChatSettings, chat_text, lacks_special_tokens
+from bild_lab.engine.models.checkpoint.chat import (
+    ChatSettings,
+    chat_text,
+    end_of_answer,
+    lacks_special_tokens,
+)
 from bild_lab.engine.models.checkpoint.hub import (
     hub_problem,
     no_conversion_service,
@@ -371,6 +376,28 @@ class Checkpoint:
             if ids is not None:
                 return frozenset([ids] if isinstance(ids, int) else ids)
         return frozenset()
+
+    @cached_property
+    def _unknown_end(self) -> str | None:
+        """The special token that the chat template writes behind an answer, if it is no end token."""
+        if self.tokenizer.chat_template is None:
+            return None
+        behind = end_of_answer(self.tokenizer, self.path, ChatSettings()).lstrip()
+        ids = self.tokenizer(behind, verbose=False, add_special_tokens=False)["input_ids"]
+        pieces = {token: piece for piece, token in self.silent_special_tokens.items()}
+        return pieces.get(ids[0]) if ids and ids[0] not in self.end_tokens else None
+
+    def warn_of_unknown_end(self, stop: Sequence[str]) -> None:
+        """Warn, for texts in the checkpoint's own chat template, where answers end with a token that
+        is no end token and none of these stop strings.
+        """
+        if self._unknown_end not in (None, *stop):
+            warn_once(
+                f"{self.path}: its chat template ends an answer with {self._unknown_end}, which is no"
+                " end token, so that texts go on behind their answers; set"
+                f" decoding.stop=['{self._unknown_end}'], or add its id to eos_token_id in"
+                " generation_config.json"
+            )
 
     @property
     def decoder_start(self) -> int:
