@@ -37,7 +37,13 @@ from bild_lab.lab.metrics.text_metrics import (
     metric_named,
     needs_references,
 )
-from bild_lab.lab.metrics.writing import BY_SCRIPT, References, Writing, last_number
+from bild_lab.lab.metrics.writing import (
+    BY_SCRIPT,
+    References,
+    Writing,
+    ends_within_a_number,
+    last_number,
+)
 from bild_lab.lab.schema.numbers import POINTS_SCALE, NonInferiority, Quality, scale_of
 
 NO_REFERENCE = ("",)  # what a metric of tokens gets
@@ -179,13 +185,26 @@ def require_references(metric: str, references: References, writing: Writing) ->
                 f"{metric}: the reference of example {index} is empty; leave it out of the data, or"
                 " choose dataset.metric=exact_match, by which an empty text can be right"
             )
-        if metric == NUMERIC and all(
-            last_number(text, writing.decimal_comma) is None for text in example_references
-        ):
+        if metric == NUMERIC:
+            _require_number(index, example_references, writing.decimal_comma)
+
+
+def _require_number(index: int, references: Sequence[str], decimal_comma: bool) -> None:
+    """Raise UserError for references that hold no number, and for one whose last number is only a
+    part of what is meant: the 4 of 3/4 would be right for 1/4, too.
+    """
+    remedy = "leave it out of the data, or choose dataset.metric=exact_match"
+    if all(last_number(text, decimal_comma) is None for text in references):
+        raise UserError(
+            f"{NUMERIC}: the reference of example {index} holds no number, got"
+            f" {references[0]!r:.60}; {remedy}"
+        )
+    for text in references:
+        if ends_within_a_number(text, decimal_comma):
             raise UserError(
-                f"{metric}: the reference of example {index} holds no number, got"
-                f" {example_references[0]!r:.60}; leave it out of the data, or choose"
-                " dataset.metric=exact_match"
+                f"{NUMERIC}: the reference of example {index} ends within a fraction, a ratio or a"
+                f" power, of which the last number alone would count, got {text[-60:]!r}; write a"
+                f" decimal number, {remedy}"
             )
 
 

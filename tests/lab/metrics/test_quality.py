@@ -283,6 +283,11 @@ def test_values_of_examples_that_were_stored_judge_as_the_texts_did() -> None:
         ("exact_match", (), "exact_match: example 2 has no references"),
         ("rouge", ("", " \n"), "rouge: the reference of example 2 is empty"),
         ("numeric", ("none",), "numeric: the reference of example 2 holds no number, got 'none'"),
+        (
+            "numeric",
+            ("5", "so 3/4"),
+            "example 2 ends within a fraction, a ratio or a power.*'so 3/4'",
+        ),
     ],
 )
 def test_a_reference_that_no_text_can_reach_is_found_before_decoding(
