@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from bild_lab.engine.models.checkpoint.chat import END_OF_THOUGHT
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics.bootstrap import (
     MetricSums,
@@ -485,7 +486,9 @@ def metric_sums(
     run_code: bool,
     writing: Writing = BY_SCRIPT,
 ) -> MetricSums:
-    """The metric of these outputs. Raises UserError as `score` does."""
+    """The metric of these outputs. Of a model that thinks before it answers a reference is compared
+    with the answer alone. Raises UserError as `score` does.
+    """
     definition = metric_named(metric)
     if not predictions:
         raise UserError(f"{metric} needs at least one prediction, got none; check dataset.limit")
@@ -500,7 +503,18 @@ def metric_sums(
             )
     if definition.runs_code:
         require_permission(run_code)
+    if needs_references(metric):
+        predictions = list(map(_answer_of, predictions, references))
     return definition.of(predictions, references, writing)
+
+
+def _answer_of(text: str, references: Sequence[str]) -> str:
+    """A text without what a model thought before its answer, unless a reference holds thoughts, too.
+    Thoughts that the length limit cut are the whole text.
+    """
+    if any(END_OF_THOUGHT in reference for reference in references):
+        return text
+    return text.rpartition(END_OF_THOUGHT)[2]
 
 
 def p_value(differences: Float[np.ndarray, " resamples"], observed: float) -> float:
