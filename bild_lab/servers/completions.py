@@ -21,6 +21,7 @@ from uuid import uuid4
 
 import httpx
 
+from bild_lab.engine.models.checkpoint.chat import END_OF_THOUGHT
 from bild_lab.engine.trace import ReportedRounds
 from bild_lab.errors import UserError
 from bild_lab.servers.acceptance_reports import over_all_forwards, reported_rounds
@@ -40,8 +41,9 @@ EXTENSIONS = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-# where the text of a piece is: of completions, of a chat, and of what a model thinks before it
-TEXTS = ("text", "content", "reasoning_content", "reasoning")
+# where the text of a piece is: of completions and of a chat; and what a model thinks before it,
+# which may come in one piece with the first of it
+TEXTS, THOUGHTS = ("text", "content"), ("reasoning_content", "reasoning")
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -63,17 +65,21 @@ class ServerAnswer:
     token_ids: None if the server gave some of the text without them. pieces_s: the seconds since
     the request was sent at which each piece of the text came; a piece is one or several tokens.
     later_tokens: how many ids came in the pieces after the first.
+    thinking: whether what came last is thought, which a server tells apart from the text.
     finish_reason: STOPPED or AT_LENGTH. prompt_tokens, completion_tokens: how many the server read
-    and wrote; None if it does not tell. model: its name for what answered.
+    and wrote; None if it does not tell. kept_tokens: how many of those read it had kept from earlier
+    requests, as far as it tells. model: its name for what answered.
     """
 
     text: str = ""
+    thinking: bool = False
     token_ids: list[int] | None = field(default_factory=list)
     pieces_s: list[float] = field(default_factory=list)
     later_tokens: int = 0
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    kept_tokens: int = 0
     model: str | None = None
     rounds: ReportedRounds | None = None
 
@@ -260,13 +266,22 @@ def _take(answer: ServerAnswer, event: Mapping[str, Any], now_s: float) -> None:
     if choice.get("index"):
         raise RequestError("several texts came, but one was asked for; correct policy.body")
     written = choice.get("delta") or choice
-    piece = next((written[name] for name in TEXTS if written.get(name)), "")
+    thought, text = (
+        next((written[name] for name in names if written.get(name)), "")
+        for names in (THOUGHTS, TEXTS)
+    )
+    piece = thought + text
     token_ids = _token_ids(choice)
     if answer.pieces_s:
         answer.later_tokens += len(token_ids or ())
     if piece or token_ids:
         answer.pieces_s.append(now_s)
-    answer.text += piece
+    answer.text += thought
+    answer.thinking = answer.thinking or bool(thought)
+    if text and answer.thinking:  # the mark between them, which such servers leave out
+        answer.text += END_OF_THOUGHT
+        answer.thinking = False
+    answer.text += text
     if piece and token_ids is None:
         answer.token_ids = None
     elif answer.token_ids is not None:
@@ -276,6 +291,9 @@ def _take(answer: ServerAnswer, event: Mapping[str, Any], now_s: float) -> None:
     if event.get("usage"):
         answer.prompt_tokens = _counted(event["usage"], "prompt_tokens")
         answer.completion_tokens = _counted(event["usage"], "completion_tokens")
+        details = event["usage"].get("prompt_tokens_details")
+        kept = details.get("cached_tokens") if isinstance(details, Mapping) else None
+        answer.kept_tokens = kept if type(kept) is int else 0
     answer.rounds = reported_rounds(event) or answer.rounds
 
 

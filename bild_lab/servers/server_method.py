@@ -16,8 +16,8 @@ from bild_lab.engine.models.device import dtype_name
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
-from bild_lab.engine.trace import EngineReport, Trace
-from bild_lab.errors import UserError, require_finite, require_flag, require_whole
+from bild_lab.engine.trace import EngineReport, Trace, until_end
+from bild_lab.errors import UserError, require_finite, require_flag, require_whole, warn_once
 from bild_lab.servers.completions import (
     EXTENSIONS,
     STOPPED,
@@ -95,9 +95,10 @@ class Server:
         self.arrival_rate = arrival_rate
         self.target, self.url, self.launch = target, url, launch
         self.precision = precision or dtype_name(target.dtype)
-        self._model, self._chat, self._body = model, chat, dict(body or {})
+        self._model, self.chat, self._body = model, chat, dict(body or {})
         self._stall_s, self._attempts, self._key_variable = stall_s, attempts, key_variable
         self._answered, self._answering_model = False, None
+        self._kept_tokens = 0  # of all prompts
 
     @classmethod
     def baseline_knobs(cls, knobs: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -153,7 +154,7 @@ class Server:
             attempt += 1
             started = time.perf_counter()
             try:
-                answer = self._client.complete(self._request_body(request), self._chat)
+                answer = self._client.complete(self._request_body(request), self.chat)
             except RequestError as failure:
                 error = self._without_key(str(failure))
                 if attempt < self._attempts:
@@ -187,15 +188,40 @@ class Server:
             trace.report = replace(trace.report, error=str(error))
             return prompt
         self._answered, self._answering_model = True, answer.model
+        self._note_kept(answer)
         return self._tokens(request, answer)
+
+    def _note_kept(self, answer: ServerAnswer) -> None:
+        """Count, and say once, that a prompt was not read anew."""
+        self._kept_tokens += answer.kept_tokens
+        if answer.kept_tokens:
+            warn_once(
+                f"the server at {self.url} did not read prompts anew, but took tokens from what it"
+                " keeps of earlier ones, so that texts begin sooner than those of new prompts; switch"
+                " its cache of prompts off"
+            )
+
+    def _note_count(self, told: int | None, found: int) -> None:
+        """Say once that a text had other tokens, by more than its end and 1 %. told: how many the
+        server counts; found: how many the target's tokenizer makes of the text.
+        """
+        if told is not None and abs(told - found) > 1 + told // 100:
+            warn_once(
+                f"the server at {self.url} gives no token ids, and counts other tokens in a text than"
+                " the tokenizer of pair.target makes of it, by which tokens and their seconds are"
+                " told here; compare seconds of whole texts, or take a server that gives ids"
+            )
 
     def about(self) -> dict[str, Any]:
         """What answered: for a result's environment. refused: the fields that the server does not
-        take, such as those that switch its cache of prompts off.
+        take, such as those that switch its cache of prompts off. kept_tokens: how many tokens of
+        prompts it took from there nevertheless.
         """
         facts = {"url": self.url, "model": self._served_model, "version": self._client.version()}
         if refused := [name for name in EXTENSIONS if name not in self._client.extensions]:
             facts["refused"] = refused
+        if self._kept_tokens:
+            facts["kept_tokens"] = self._kept_tokens
         return {**facts, "launch": self.launch} if self.launch else facts
 
     def log(self) -> str | None:
@@ -252,7 +278,7 @@ class Server:
         """The request in OpenAI's fields, with `top_k` as vLLM, SGLang and llama-server have it."""
         limits, sampling = request.limits, request.sampling
         prompt = list(request.source.prompt)
-        if self._chat:
+        if self.chat:
             text = self.target.checkpoint.tokenizer.decode(prompt, skip_special_tokens=True)
             prompt_fields = {"messages": [{"role": "user", "content": text}]}
         else:
@@ -274,8 +300,16 @@ class Server:
 
     def _require_same_model(self, request: Request, answer: ServerAnswer) -> None:
         """Raise UserError for a server that read another number of tokens than were sent, gave a
-        token that the target does not have, or names another model than before.
+        token that the target does not have or tokens behind an end token, or names another model
+        than before.
         """
+        tokens = answer.token_ids or []
+        if behind := len(tokens) - until_end(tokens, request.limits.end_tokens):
+            raise UserError(
+                f"the server at {self.url} wrote {behind} tokens behind an end token of the target,"
+                " which its seconds hold and its text does not; leave ignore_eos out of policy.body,"
+                " or give the server the end tokens of the target's generation_config.json"
+            )
         rows = self.target.checkpoint.rows
         if max(answer.token_ids or (), default=0) >= rows:
             raise UserError(
@@ -288,7 +322,7 @@ class Server:
                 f" {self._answering_model}: it serves another model by now"
             )
         sent = len(request.source.prompt)
-        if not self._chat and answer.prompt_tokens not in (None, sent):
+        if not self.chat and answer.prompt_tokens not in (None, sent):
             raise UserError(
                 f"the server at {self.url} read {answer.prompt_tokens} tokens of a prompt of {sent}:"
                 " it changes prompts, or serves another model than pair.target"
@@ -306,6 +340,8 @@ class Server:
         else:
             if isinstance(content, str):
                 content = checkpoint.tokenizer.encode(content, add_special_tokens=False)
+                if limits.stop is None:  # whose tokens a server may count
+                    self._note_count(answer.completion_tokens, len(content))
             tokens = limits.append(prompt, content)
             ends_itself = not cut and limits.stop is None
             if ends_itself and not limits.reached(tokens) and limits.end_tokens:

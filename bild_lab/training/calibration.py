@@ -78,6 +78,8 @@ class CalibrationJob:
         require_no_languages(self.target.checkpoint)
         if self.stop:
             StopStrings(self.stop, self.target.checkpoint)  # refuses
+        if self.dataset.has_own_template and launched().is_main:
+            self.target.checkpoint.warn_of_unknown_end(self.stop)
 
     @cached_property
     def plan(self) -> dict[str, Any]:

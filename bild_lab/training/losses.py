@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import UserError
@@ -122,7 +123,8 @@ class LayerLoss:
 
 
 def shared_head(model: PreTrainedModel) -> Head:
-    """The final norm and the head, for hidden states of any decoder layer.
+    """The final norm and the head, for hidden states of any decoder layer, and what is behind the
+    head.
 
     Raises UserError for an architecture whose norm and head are not known.
     """
@@ -137,4 +139,21 @@ def shared_head(model: PreTrainedModel) -> Head:
             "a loss over several layers works for T5, mT5 and decoders shaped like Llama's, got "
             f"{model.config.model_type}; use train.loss=last"
         )
-    return lambda hidden: model.lm_head(norm(hidden))
+    return lambda hidden: scores_of(model, norm(hidden))
+
+
+def scores_of(
+    model: PreTrainedModel, normed: Float[Tensor, "batch n dim"]
+) -> Float[Tensor, "batch n vocab"]:
+    """What a decoder's head makes of its normed states, and the model of that, such as a part of it
+    (Granite), or as much of it as a cap leaves (Gemma 2): each model's own forward says what.
+    """
+    decoder, ran = model.base_model, MoeModelOutputWithPast(last_hidden_state=normed)
+    own_forward = vars(decoder).get("forward")  # of tools that wrap it, as Accelerate does
+    decoder.forward = lambda *_, **__: ran
+    try:
+        return model(inputs_embeds=normed, use_cache=False).logits
+    finally:
+        del decoder.forward
+        if own_forward is not None:
+            decoder.forward = own_forward

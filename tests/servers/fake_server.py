@@ -28,6 +28,7 @@ from typing import Any
 
 import bild_lab
 from bild_lab.lab.point.decoder import Decoder
+from tests.tiny import END
 
 MODEL = "tiny"
 DRAFTED = 3  # tokens of a made-up draft, of which two are accepted
@@ -85,9 +86,11 @@ class FakeServer:
         tokens = [] if fault == "no text" else list(generation.token_ids)
         ended = len(tokens) < body["max_tokens"]
         if fault == "other text":
-            tokens = [tokens[0] + 1 if tokens[0] < 38 else 10, *tokens[1:]]
+            tokens = [10 if tokens[0] != 10 else 11, *tokens[1:]]
         if fault == "other vocabulary":
             tokens = [50_000, *tokens[1:]]
+        if fault == "no end":
+            tokens = [*tokens[:-3], END, *tokens[-2:]]
         emitted = 0
         pieces = range(0, len(tokens), PIECE)
         first, piece, *_, last = (event for event in self.objects if event.get("choices"))
@@ -108,14 +111,16 @@ class FakeServer:
             yield event
         last = deepcopy(last)
         self._fill(last["choices"][0], body, "", [])
+        ended = ended or fault == "other count"
         last["choices"][0]["finish_reason"] = "stop" if ended else "length"
         if fault == "aborted":
             last["choices"][0]["finish_reason"] = "abort"
         read = len(body.get("prompt", ()))
         counted = Counted(
             prompt=1 if fault == "other prompt" else read + (fault == "longer prompt"),
-            tokens=len(tokens),
+            tokens=len(tokens) - 3 if fault == "other count" else len(tokens),
             steps=len(pieces),
+            kept=read - 1 if fault == "kept prompt" else 0,
         )
         for event in (last, *self.trailing):
             filled = counted.filled(event)
@@ -153,11 +158,14 @@ class FakeServer:
 
 @dataclass
 class Counted:
-    """What a server counts of a text: tokens of the prompt and of the text, steps."""
+    """What a server counts of a text: tokens of the prompt and of the text, steps; and those of the
+    prompt that it had kept from earlier requests.
+    """
 
     prompt: int
     tokens: int
     steps: int
+    kept: int = 0
 
     def filled(self, event: dict[str, Any]) -> dict[str, Any]:
         """An engine's object with these numbers where it has such."""
@@ -170,6 +178,8 @@ class Counted:
                 "completion_tokens": self.tokens,
                 "total_tokens": total,
             }
+            if self.kept:
+                event["usage"]["prompt_tokens_details"] = {"cached_tokens": self.kept}
         if "metrics" in event:
             event["metrics"]["speculative_decoding"] |= {
                 "acceptance_histogram": [0, 0, self.steps, 0],

@@ -79,12 +79,12 @@ def test_tokens_after_the_first_piece_are_those_of_later_pieces() -> None:
 
 
 def test_what_a_model_thinks_before_it_answers_is_text_too() -> None:
-    """Its tokens are counted and timed like all others."""
+    """Its tokens are counted and timed like all others; a mark ends them, as the model wrote it."""
     thoughts = ({"role": "assistant"}, {"reasoning_content": "a"}, {"reasoning": "b"})
     pieces = [event(text=None, token_ids=None, delta=delta) for delta in thoughts]
     last = event(text=None, token_ids=None, delta={"content": "c"}, finish_reason="stop")
     answer = answered(*pieces, last, END)
-    assert (answer.text, len(answer.pieces_s)) == ("abc", 3)
+    assert (answer.text, len(answer.pieces_s)) == ("ab</think>c", 3)
 
 
 LENGTH = {"finish_reason": "length"}

@@ -86,3 +86,50 @@ def test_forwards_without_a_draft_count() -> None:
     assert over_all_forwards(rounds, 20).verifications == 17
     assert over_all_forwards(rounds, 5).verifications == 3  # accepted tokens were cut
     assert over_all_forwards(rounds, None) == rounds
+
+
+def chunk(**delta: str) -> dict[str, Any]:
+    return {"model": "tiny", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize("together", [False, True])
+def test_thoughts_come_before_the_answer_with_the_mark_between_them(
+    name: str, together: bool
+) -> None:
+    """vLLM writes both into one piece where a draft spans the end of a thought. Planted: the thought
+    of such a piece was lost, and thoughts could not be told from the answer.
+    """
+    pieces = [chunk(role="assistant", content=""), chunk(**{name: "Is it"})]
+    if together:
+        pieces.append(chunk(**{name: " 8?"}, content="It is"))
+    else:
+        pieces += [chunk(**{name: " 8?"}), chunk(content="It is")]
+    end = {"choices": [{"index": 0, "delta": {"content": " 7"}, "finish_reason": "stop"}]}
+    answer = answered([*pieces, end, "[DONE]"])
+    assert answer.text == "Is it 8?</think>It is 7"
+    assert len(answer.pieces_s) == (3 if together else 4)
+
+
+def test_a_text_without_thoughts_or_of_thoughts_alone_has_no_mark() -> None:
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
+    assert answered([chunk(content="It"), chunk(content=" is"), end, "[DONE]"]).text == "It is"
+    assert answered([chunk(reasoning="Is it"), chunk(reasoning=" 8"), end, "[DONE]"]).text == (
+        "Is it 8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("details", "kept"),
+    [
+        ({"cached_tokens": 3}, 3),
+        ({"cached_tokens": 0}, 0),
+        ({"cached_tokens": None}, 0),
+        (None, 0),
+        ([], 0),
+    ],
+)
+def test_tokens_of_a_prompt_that_a_server_had_kept_are_counted(details: Any, kept: int) -> None:
+    *events, usage, end = dialogue("plain")
+    usage["usage"]["prompt_tokens_details"] = details
+    assert answered([*events, usage, end]).kept_tokens == kept

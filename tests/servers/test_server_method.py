@@ -10,7 +10,7 @@ import pytest
 
 import bild_lab
 from bild_lab.engine.trace import EngineReport, ReportedRounds, Trace
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, warn_once
 from bild_lab.lab.measure.summary import counts, stream_summary
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.point.decoder import Decoder
@@ -267,6 +267,7 @@ def test_what_cannot_be_asked_is_refused(knobs: dict, message: str) -> None:
         ("other prompt", "read 1 tokens of a prompt of"),
         ("longer prompt", "read 7 tokens of a prompt of 6"),  # as one with a second start token
         ("other vocabulary", "gave token 50000, and pair.target has 40"),
+        ("no end", "wrote 2 tokens behind an end token"),  # as with ignore_eos
     ],
 )
 def test_a_server_of_another_model_is_refused(fault: str, message: str) -> None:
@@ -275,6 +276,39 @@ def test_a_server_of_another_model_is_refused(fault: str, message: str) -> None:
         pytest.raises(UserError, match=message),
     ):
         asking(url).generate(PROMPT, LIMIT)
+
+
+@pytest.mark.parametrize("fault", ["kept prompt", None])
+def test_tokens_that_a_server_keeps_of_earlier_prompts_are_told(
+    fault: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Planted: a server that keeps prompts whatever it is asked, and begins a text the sooner."""
+    warn_once.cache_clear()
+    with serving(FakeServer(vanilla(), "plain", fault=fault)) as url:
+        decoder = asking(url)
+        prompts = [PROMPT, "w5 w9"]
+        lengths = [len(decoder.request(prompt, LIMIT).source.prompt) for prompt in prompts]
+        for prompt in prompts:
+            decoder.generate(prompt, LIMIT)
+        facts = decoder.method.about()
+    if fault is None:
+        assert "kept_tokens" not in facts and not caplog.text
+    else:
+        assert facts["kept_tokens"] == sum(lengths) - 2
+        assert caplog.text.count("did not read prompts anew") == 1
+
+
+@pytest.mark.parametrize("fault", ["other count", None])
+def test_a_text_of_other_tokens_than_the_server_counts_is_told(
+    fault: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Planted: words of which the tokenizer makes more tokens than the model wrote."""
+    warn_once.cache_clear()
+    with serving(FakeServer(vanilla(), "plain", fault=fault)) as url:
+        decoder = asking(url, baseline_body={})
+        for _ in range(2):
+            decoder.generate(PROMPT, LIMIT)
+    assert caplog.text.count("counts other tokens") == (fault is not None)
 
 
 def test_processors_that_no_server_would_know_are_refused() -> None:

@@ -233,6 +233,22 @@ def test_what_would_be_left_out_or_compared_unequally_is_refused(
         point_of("http://127.0.0.1:9/v1", *words)
 
 
+@pytest.mark.parametrize("template", ["template=chat", "template=vicuna_short"])
+def test_a_prompt_gets_no_chat_template_of_the_server_around_another_one(
+    point_of: Callable[..., Point], template: str
+) -> None:
+    """Planted: the text of one template as the question of another, without its special tokens."""
+    words = ["policy.baseline_url=http://127.0.0.1:8/v1", "policy.chat=true"]
+    assert point_of("http://127.0.0.1:9/v1", *words).decoders["method"].method.chat
+    with pytest.raises(UserError, match="around each prompt, which has one already"):
+        point_of("http://127.0.0.1:9/v1", *words, template)
+    with pytest.raises(UserError, match="holds the turns before it, got dataset.turns=2"):
+        point_of("http://127.0.0.1:9/v1", *words, "dataset.turns=2", "dataset.metric=agreement")
+    words[-1] = "policy.chat=false"
+    if template != "template=chat":  # which the tokenizer here has not
+        assert point_of("http://127.0.0.1:9/v1", *words, template)
+
+
 @pytest.mark.parametrize("word", ["measure.certify=true", "dataset.metric=log_probability"])
 def test_what_needs_the_target_is_refused_beside_another_server(
     point_of: Callable[..., Point], word: str

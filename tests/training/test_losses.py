@@ -17,6 +17,7 @@ from transformers import (
 
 from bild_lab.errors import UserError
 from bild_lab.training.losses import LayerLoss, layer_weights
+from tests import tiny_architectures
 from tests.tiny import tiny_llama, tiny_t5
 
 LABELS = torch.tensor([[7, 8, 9, 1], [5, 1, -100, -100]])
@@ -122,6 +123,19 @@ def test_an_inner_layers_loss_is_that_of_the_model_cut_there(name: str, kind: st
     average = sum(weights[layer] * wanted[layer] for layer in weights)
     assert float(loss(outputs, labels_of(model))) == pytest.approx(average, abs=1e-5)
     assert len(set(wanted.values())) == len(weights)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["granite", "cohere", "gemma2"])
+def test_what_a_model_makes_of_its_heads_scores_holds_after_every_layer(name: str) -> None:
+    """A part of them in a Granite and a Cohere, and no more than a cap in a Gemma 2."""
+    model = tiny_architectures.build(name)
+    model.config.logits_scaling, model.config.final_logit_softcapping = 8.0, 1.0
+    model.get_output_embeddings().weight.data *= 30
+    loss = LayerLoss(model, {1: 0.5, 4: 0.5}, 0.0, bfloat16=False)
+    sums = loss.sums(forward(model, output_hidden_states=True), labels_of(model))
+    assert float(sums[1]) / 6 == pytest.approx(literal_loss(cut(model, 1)), abs=1e-4)
+    assert float(sums[4]) / 6 == pytest.approx(literal_loss(model), abs=1e-4)
 
 
 @torch.no_grad()

@@ -326,6 +326,10 @@ def _wrong_fields(
         "block_size": not is_count(values.get("block_size"), 1 + first_row),
         "draft_vocab_size": not is_count(draft_vocabulary) or has_other_head,
         "sample_from_anchor": not is_switch(values.get("sample_from_anchor")),
+        # of Domino's: each row predicts the place after it, and a head of its own corrects it
+        "projector_type": values.get("projector_type") not in (None, DFLASH),
+        "shift_label": values.get("shift_label") not in (None, False),
+        "aux_hidden_state_scales": values.get("aux_hidden_state_scales") is not None,
         "sliding_window_non_causal": not is_switch(values.get("sliding_window_non_causal")),
         "base": not isinstance(values.get("base") or {}, Mapping),
     }

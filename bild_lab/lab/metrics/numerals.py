@@ -44,6 +44,10 @@ _WITH_COMMA = re.compile(
     f"(?:(?P<grouped>{_GROUPED})|(?P<point>{_COMMAS}|{_ONE_POINT})|(?P<comma>{_COMMA_DECIMALS}))"
     f"{_EXPONENT}"
 )
+# what stands before a number that is only a part of one: of a fraction, a ratio, a time or a power
+_PART_OF_A_NUMBER = re.compile(
+    r"(?:\d\s*/\s*|\d:|(?:\^|\*\*)\s*[{(]?\s*|\\[dt]?frac\s*\{[^{}]*\}\s*\{\s*)$"
+)
 
 
 def last_number(text: str, decimal_comma: bool = False) -> Decimal | None:
@@ -54,9 +58,26 @@ def last_number(text: str, decimal_comma: bool = False) -> Decimal | None:
     what is not, "1,234" and "1,5", decimal_comma decides: whether commas come before decimals, and
     points or spaces between thousands. 1.5e3 is one number; a fraction is two, and so is 2 × 10^3.
     """
+    number = _last_match(text, decimal_comma)
+    return None if number is None else _value(number)
+
+
+def ends_within_a_number(text: str, decimal_comma: bool = False) -> bool:
+    """Whether the last number in a text is a part of what is meant: the 4 of 3/4, the 3 of 10^3, the
+    1 of 1½, the 3 of 3万.
+    """
+    number = _last_match(text, decimal_comma)
+    if number is None:
+        return False
+    before, after = number.string[: number.start()], number.string[number.end() :]
+    is_factor = after != "" and unicodedata.numeric(after[0], None) is not None
+    return is_factor or _PART_OF_A_NUMBER.search(before) is not None
+
+
+def _last_match(text: str, decimal_comma: bool) -> re.Match[str] | None:
     pattern = _WITH_COMMA if decimal_comma else _WITH_POINT
     numbers = [match for match in pattern.finditer(_plain(text)) if match[0]]
-    return _value(numbers[-1]) if numbers else None
+    return numbers[-1] if numbers else None
 
 
 def _plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Run one program and say whether it ended well: python -I -S -B program_worker.py, which
+"""Run one program and say whether it ended well: python -P -s -S -B program_worker.py, which
 `programs` starts.
 
 Standard input is a JSON object: the program, a token, the limits. The token is written back if the

@@ -7,10 +7,14 @@ a file (`program_worker`). That keeps a program from harm by accident. It does n
 reading what the user can read, from using the processor until its time is over, from deceiving its
 own tests, or from breaking out on purpose: run code that somebody may have meant to do harm in a
 virtual machine.
+
+Programs have Python's own modules alone. Hashes have one seed, so that a program whose result hangs
+on the order of a set passes in every process or in none.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import secrets
@@ -19,23 +23,25 @@ import sys
 import tempfile
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
-from bild_lab.errors import UserError
+from bild_lab.engine.models.checkpoint.chat import END_OF_THOUGHT
+from bild_lab.errors import UserError, warn_once
 
 ANSWER = "{answer}"  # where a reference, a program with its tests, has the place of the answer
 CPU_S = 10
 CLOCK_S = 30.0
 MEMORY_BYTES = 2**31
 
+# a ValueError for a null character, the last two for what is nested too deeply
+UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 # one of which fits where a right answer would
 _TRIED_ANSWERS = ("", "pass", "    pass", "\n    pass\n", "0")
 
 _WORKER = Path(__file__).with_name("program_worker.py")
-_END_OF_THOUGHT = "</think>"
 # a line that begins or ends a block of code: its indentation, its marks, and what it says of the
 # code
 _FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})([^`\r\n]*)\r?\n?", re.MULTILINE)
@@ -69,7 +75,22 @@ def passes(answers: Sequence[str], references: Sequence[Sequence[str]]) -> list[
     _require_running()
     # more at once would wait for each other while their clocks run
     with ThreadPoolExecutor(usable_cores()) as pool:
-        return [100.0 * ended for ended in pool.map(ends_well, programs)]
+        ended = list(pool.map(ends_well, programs))
+    _warn_of_missing_modules(
+        program for program, well in zip(programs, ended, strict=True) if not well
+    )
+    return [100.0 * well for well in ended]
+
+
+def _warn_of_missing_modules(failed_programs: Iterable[str]) -> None:
+    """Warn of programs that failed, and would elsewhere have modules that they lack here."""
+    lacking = [modules for modules in map(_missing_modules, failed_programs) if modules]
+    if lacking:
+        names = ", ".join(sorted({name for modules in lacking for name in modules}))
+        warn_once(
+            "pass_at_1: programs here have Python's own modules alone; wrong answers that import"
+            f" {names}: {len(lacking)}"
+        )
 
 
 def _parts(index: int, references: Sequence[str]) -> tuple[str, str]:
@@ -103,15 +124,43 @@ def require_programs(references: Sequence[Sequence[str]]) -> None:
     """
     for index, example_references in enumerate(references):
         program_head, program_tail = _parts(index, example_references)
-        problems = [
-            _syntax_problem(program_head + answer + program_tail) for answer in _TRIED_ANSWERS
-        ]
+        tried = [program_head + answer + program_tail for answer in _TRIED_ANSWERS]
+        problems = list(map(_syntax_problem, tried))
         if all(problems):
             raise UserError(
                 f"pass_at_1: the program of example {index} is no Python around any answer"
                 f" ({problems[0]}); correct its columns or dataset.reference_template"
             )
+        if modules := _missing_modules(tried[problems.index("")]):
+            raise UserError(
+                f"pass_at_1: the program of example {index} imports {modules[0]} around the answer,"
+                " and programs here have Python's own modules alone, so that every answer would"
+                " fail; leave such rows out of the data"
+            )
     _require_running()
+
+
+def _missing_modules(program: str) -> list[str]:
+    """The modules that a program imports and that are not Python's own, in the order of the alphabet;
+    none that it may do without, as within `try`, and none of what cannot be parsed.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parts: list[ast.AST] = [ast.parse(program)]
+    except UNREADABLE:
+        return []
+    imported = set()
+    while parts:
+        part = parts.pop()
+        if isinstance(part, ast.Try | ast.TryStar):
+            continue
+        parts += ast.iter_child_nodes(part)
+        if isinstance(part, ast.Import):
+            imported |= {name.name.partition(".")[0] for name in part.names}
+        elif isinstance(part, ast.ImportFrom) and part.module and not part.level:
+            imported.add(part.module.partition(".")[0])
+    return sorted(imported - sys.stdlib_module_names)
 
 
 def _syntax_problem(program: str) -> str:
@@ -120,8 +169,7 @@ def _syntax_problem(program: str) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(_future_first(program), "program", "exec", dont_inherit=True)
-    # a ValueError for a null character, the last two for what is nested too deeply
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except UNREADABLE as error:
         return str(error) or type(error).__name__
     return ""
 
@@ -158,7 +206,7 @@ def code_of(answer: str, program_head: str = "") -> str:
     behind the head counts, else the first that compiles, else the first. Code outside all blocks
     comes before them: an answer that is code alone, or the end of a block that the prompt began.
     """
-    answer = answer.rpartition(_END_OF_THOUGHT)[2]
+    answer = answer.rpartition(END_OF_THOUGHT)[2]
     for code in (answer, _block_begun_by_the_prompt(answer)):
         if _is_code(code, program_head):
             return code
@@ -245,12 +293,12 @@ def ends_well(program: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         try:
             ended = subprocess.run(
-                [sys.executable, "-I", "-S", "-B", str(_WORKER)],
+                [sys.executable, "-P", "-s", "-S", "-B", str(_WORKER)],
                 input=json.dumps(request).encode(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 timeout=CLOCK_S,
-                env={},
+                env={"PYTHONHASHSEED": "0"},
                 cwd=folder,
                 start_new_session=True,
             )

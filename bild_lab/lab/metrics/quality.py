@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from bild_lab.engine.models.checkpoint.chat import END_OF_THOUGHT
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics.bootstrap import (
     MetricSums,
@@ -22,7 +23,7 @@ from bild_lab.lab.metrics.bootstrap import (
 )
 from bild_lab.lab.metrics.external_metrics import TRIED_EXAMPLES
 from bild_lab.lab.metrics.non_inferiority import non_inferiority
-from bild_lab.lab.metrics.numerals import last_number
+from bild_lab.lab.metrics.numerals import ends_within_a_number, last_number
 from bild_lab.lab.metrics.programs import require_permission, require_programs
 from bild_lab.lab.metrics.proportions import (
     are_right_or_wrong,
@@ -180,13 +181,26 @@ def require_references(metric: str, references: References, writing: Writing) ->
                 f"{metric}: the reference of example {index} is empty; leave it out of the data, or"
                 " choose dataset.metric=exact_match, by which an empty text can be right"
             )
-        if metric == NUMERIC and all(
-            last_number(text, writing.decimal_comma) is None for text in example_references
-        ):
+        if metric == NUMERIC:
+            _require_number(index, example_references, writing.decimal_comma)
+
+
+def _require_number(index: int, references: Sequence[str], decimal_comma: bool) -> None:
+    """Raise UserError for references that hold no number, and for one whose last number is only a
+    part of what is meant: the 4 of 3/4 would be right for 1/4, too.
+    """
+    remedy = "leave it out of the data, or choose dataset.metric=exact_match"
+    if all(last_number(text, decimal_comma) is None for text in references):
+        raise UserError(
+            f"{NUMERIC}: the reference of example {index} holds no number, got"
+            f" {references[0]!r:.60}; {remedy}"
+        )
+    for text in references:
+        if ends_within_a_number(text, decimal_comma):
             raise UserError(
-                f"{metric}: the reference of example {index} holds no number, got"
-                f" {example_references[0]!r:.60}; leave it out of the data, or choose"
-                " dataset.metric=exact_match"
+                f"{NUMERIC}: the reference of example {index} ends within a fraction, a ratio or a"
+                f" power, of which the last number alone would count, got {text[-60:]!r}; write a"
+                f" decimal number, {remedy}"
             )
 
 
@@ -467,7 +481,9 @@ def metric_sums(
     run_code: bool,
     writing: Writing = BY_SCRIPT,
 ) -> MetricSums:
-    """The metric of these outputs. Raises UserError as `score` does."""
+    """The metric of these outputs. Of a model that thinks before it answers a reference is compared
+    with the answer alone. Raises UserError as `score` does.
+    """
     definition = metric_named(metric)
     if not predictions:
         raise UserError(f"{metric} needs at least one prediction, got none; check dataset.limit")
@@ -482,7 +498,18 @@ def metric_sums(
             )
     if definition.runs_code:
         require_permission(run_code)
+    if needs_references(metric):
+        predictions = list(map(_answer_of, predictions, references))
     return definition.of(predictions, references, writing)
+
+
+def _answer_of(text: str, references: Sequence[str]) -> str:
+    """A text without what a model thought before its answer, unless a reference holds thoughts, too.
+    Thoughts that the length limit cut are the whole text.
+    """
+    if any(END_OF_THOUGHT in reference for reference in references):
+        return text
+    return text.rpartition(END_OF_THOUGHT)[2]
 
 
 def p_value(differences: Float[np.ndarray, " resamples"], observed: float) -> float:

@@ -19,7 +19,7 @@ from bild_lab.engine.batch_decoding import (
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.logits_processors import Processors
 from bild_lab.engine.methods.hf_generation import require_plain
-from bild_lab.engine.models.checkpoint.chat import ChatSettings
+from bild_lab.engine.models.checkpoint.chat import ChatSettings, CompleteText
 from bild_lab.engine.models.checkpoint.checkpoint import Prompt
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint, evaluation_mode
 from bild_lab.engine.models.checkpoint.weight_files import in_folder
@@ -188,9 +188,12 @@ class Decoder:
             require_whole("max_source_tokens", max_source_tokens, 1)
         sampling = sampling or Sampling()
         self.require_sampling(sampling)
+        in_own_template = is_chat(prompt) or isinstance(prompt, CompleteText)
         source = self._source(prompt, max_source_tokens)
         positions = self._require_positions(source, max_new_tokens)
         checkpoint, strings = self.target.checkpoint, self.stop if stop is None else tuple(stop)
+        if in_own_template:
+            checkpoint.warn_of_unknown_end(strings)
         stops = StopStrings(strings, checkpoint) if strings else None
         if stops and not ends_at_stop_strings(self.method):
             raise UserError(KNOWS_NO_STOP.format(self.method.engine))

@@ -14,7 +14,7 @@ from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.config.compose import compose_policy, knob_values, require_keys, resolved_policy
 from bild_lab.lab.config.policies import describe_decoder, policy_label, require_policy
 from bild_lab.lab.config.schemas import TOP_LEVEL, DecodingSpec, MeasureSpec
-from bild_lab.lab.data.dataset_spec import for_model
+from bild_lab.lab.data.dataset_spec import DatasetSpec, Template, for_model
 from bild_lab.lab.data.examples import cached_examples
 from bild_lab.lab.data.prompts import Example, cut_sources
 from bild_lab.lab.metrics.external_metrics import EVALUATE, script_of
@@ -194,6 +194,7 @@ def _decoders(
         resolved_policies[BASELINE], decoders[BASELINE] = _usual_baseline(specs)
     for decoder in decoders.values():
         _require_decodable(decoder, specs)
+        _require_one_template(decoder, specs.dataset)
     _require_same_arrivals(decoders)
     return resolved_policies, decoders
 
@@ -209,6 +210,27 @@ def _require_decodable(decoder: Decoder, specs: Specs) -> None:
         raise UserError(
             "policy.arrival_rate is of the requests of a batch, got runtime.batch=1; set"
             " runtime.batch=N, the most that may be on their way at once"
+        )
+
+
+def _require_one_template(decoder: Decoder, dataset: DatasetSpec) -> None:
+    """Raise UserError where a server would write its chat template around prompts that have one, or
+    around a whole conversation as one question.
+    """
+    method = decoder.method
+    if not isinstance(method, Served) or not method.chat:
+        return
+    if dataset.chat_template != (Template.first_turn,):
+        raise UserError(
+            "policy.chat=true has the server write its own chat template around each prompt, which"
+            " has one already, of template=NAME or dataset.chat_template; leave that out, or set"
+            " policy.chat=false"
+        )
+    if dataset.turns != 1:
+        raise UserError(
+            "policy.chat=true sends a prompt as one question, and that of a later turn holds the"
+            f" turns before it, got dataset.turns={dataset.turns}; set dataset.turns=1, or"
+            " policy.chat=false and a chat template"
         )
 
 

@@ -347,6 +347,116 @@ def test_contents_are_written_as_a_template_takes_them(
     assert chat_text(tokenizer, "it", messages, chat) == written
 
 
+LEADING_SYSTEM = (
+    "{% for one in messages %}{% if one['role'] != 'system' or loop.first %}"
+    "{{ one['content'].split('</think>')[-1] + ' ' }}{% endif %}{% endfor %}w8"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "roles", "left_out"),
+    [
+        (LEADING_SYSTEM, ["system", "user", "system", "user"], "message 3 of 4, from the system"),
+        (LEADING_SYSTEM, ["system", "user", "assistant", "user"], None),
+        (
+            f"{SYSTEM_APART}".replace("{{ one['content'] + ' ' }}", ""),
+            ["system", "user"],
+            "message 1 of 2",
+        ),
+        (SYSTEM_APART, ["system", "user"], None),
+        # written otherwise, but written
+        (
+            "{% for one in messages %}{{ one['content'] | upper }} {% endfor %}w8",
+            ["system", "user"],
+            None,
+        ),
+    ],
+)
+def test_a_message_that_a_template_leaves_out_is_named(
+    template: str,
+    roles: list[str],
+    left_out: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As gpt-oss's template leaves out a system's message behind the first. Planted: without a word."""
+    warn_once.cache_clear()
+    tokenizer = Checkpoint(str(save(tiny_llama(0), tmp_path / "llama"))).tokenizer
+    tokenizer.chat_template = template
+    contents = ["w5 w6", "w7", "<think>w9</think>w10", "w11"]
+    messages = [
+        {"role": role, "content": text} for role, text in zip(roles, contents, strict=False)
+    ]
+    chat_text(tokenizer, "it", messages, ChatSettings())
+    if left_out is None:
+        assert not caplog.text
+    else:
+        assert f"its chat template leaves out {left_out}" in " ".join(caplog.text.split())
+
+
+@pytest.mark.parametrize(
+    ("condition", "value", "refused"),
+    [
+        ("thinking", "false", True),
+        ("thinking", "No", True),
+        ("thinking", False, False),
+        ("thinking", "true", False),
+        ("thinking == 'none'", "none", False),  # a text that the template knows
+        ("thinking == 'high'", "none", False),
+    ],
+)
+def test_a_text_that_a_template_takes_for_its_contrary_is_refused(
+    condition: str, value: object, refused: bool, tmp_path: Path
+) -> None:
+    """Planted: enable_thinking='false', a text and so true, made the model think."""
+    tokenizer = Checkpoint(str(save(tiny_llama(0), tmp_path / "llama"))).tokenizer
+    tokenizer.chat_template = (
+        f"{{% if {condition} %}}w4 {{% endif %}}{{{{ messages[0]['content'] }}}} w8"
+    )
+    messages, chat = [{"role": "user", "content": "w7"}], ChatSettings(values={"thinking": value})
+    if refused:
+        with pytest.raises(UserError, match=f"takes the text thinking='{value}' for true"):
+            chat_text(tokenizer, "it", messages, chat)
+    else:
+        assert chat_text(tokenizer, "it", messages, chat).endswith("w7 w8")
+
+
+TURNS = "{% for one in messages %}{{ one['content'] }}ENDS{% endfor %}{% if add_generation_prompt %}w8{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("ends", "stop", "told"),
+    [
+        (" w9", None, True),
+        ("w9 </s>", None, True),  # the model ends a turn with the first of them
+        ("w9", "w9", False),
+        (" </s>", None, False),
+        (" w10", None, False),  # no special token
+        ("", None, False),
+        ("{% if loop.last %}</s>{% else %}w9{% endif %}", None, False),
+    ],
+)
+def test_an_answers_end_that_is_no_end_token_is_named(
+    ends: str, stop: str | None, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of chat models whose generation_config.json kept the end token of their base. Planted: texts
+    that go on behind their answers to the length limit.
+    """
+    warn_once.cache_clear()
+    folder = save(tiny_llama(0), tmp_path / "llama")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["w9"]})
+    tokenizer.chat_template = TURNS.replace("ENDS", ends)
+    tokenizer.save_pretrained(folder)
+    decoder = load(str(folder), policy="vanilla", stop=stop)
+    decoder.request("w5", 4)
+    assert not caplog.text  # no chat
+    for prompt in ([{"role": "user", "content": "w5"}], CompleteText("w5 w8")):
+        decoder.request(prompt, 4)
+    wanted = "ends an answer with w9, which is no end token"
+    assert " ".join(caplog.text.split()).count(wanted) == told
+
+
 @pytest.mark.parametrize("content", ["w7", "", [{"type": "text", "text": "w7"}]])
 def test_messages_that_a_template_refuses_are_refused_in_its_words(
     content: object, tmp_path: Path

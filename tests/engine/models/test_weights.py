@@ -259,3 +259,48 @@ def test_generate_beside_our_decoder_has_no_second_copy_of_the_weights(
     inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if family == "t5" else {})}
     own = model.checkpoint.weights(torch.bfloat16)
     torch.testing.assert_close(module(**inputs).logits, own(**inputs).logits, atol=0.1, rtol=0.02)
+
+
+EXTRA = {
+    "bias": "model.layers.1.self_attn.q_proj.bias",
+    "adapter": "model.layers.0.mlp.up_proj.lora_A.weight",
+    "norm": "model.layers.0.self_attn.q_norm.weight",
+    "head": "lm_head.bias",
+}
+BESIDE = (
+    "model.layers.2.self_attn.q_proj.weight",  # a layer that predicts further tokens
+    "mtp.fc.weight",
+    "model.layers.0.self_attn.rotary_emb.inv_freq",
+    "model.layers.0.self_attn.bias",
+    "model.layers.0.self_attn.k_proj.k_scale",
+)
+
+
+@pytest.mark.parametrize("engine", ["auto", "hf"])
+@pytest.mark.parametrize("kind", EXTRA)
+def test_weights_that_layers_have_no_place_for_are_refused(
+    kind: str, engine: str, tmp_path: Path
+) -> None:
+    """Planted: biases, norms and adapters that Transformers leaves out as config.json does not name
+    them, without a word.
+    """
+    save(TINY["llama"](3), tmp_path)
+    weights = load_file(tmp_path / ONE_FILE)
+    save_file(weights | {EXTRA[kind]: torch.ones(32)}, tmp_path / ONE_FILE)
+    decoder = bild_lab.load(str(tmp_path), policy="vanilla", engine=engine)
+    with pytest.raises(UserError, match=f"no place for.*{EXTRA[kind]} first"):
+        decoder.generate("w5", 2)
+
+
+@pytest.mark.parametrize("extra", [*BESIDE, "zeros"])
+def test_weights_beside_the_layers_and_biases_of_zero_change_nothing(
+    extra: str, tmp_path: Path
+) -> None:
+    save(TINY["llama"](3), tmp_path)
+    expected = bild_lab.load(str(tmp_path), policy="vanilla").generate("w5 w9", 8).token_ids
+    weights = load_file(tmp_path / ONE_FILE)
+    added = {extra: torch.ones(32)}
+    if extra == "zeros":  # as quantizers store them
+        added = {EXTRA["bias"]: torch.zeros(32)}
+    save_file(weights | added, tmp_path / ONE_FILE)
+    assert bild_lab.load(str(tmp_path), policy="vanilla").generate("w5 w9", 8).token_ids == expected

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from bild_lab.lab.metrics.numerals import last_number, same_number
+from bild_lab.lab.metrics.numerals import ends_within_a_number, last_number, same_number
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.metrics.writing import Writing
 
@@ -95,6 +95,35 @@ def test_a_number_that_is_not_clear_is_read_as_the_language_writes_it(
 ) -> None:
     assert last_number(text) == Decimal(with_point)
     assert last_number(text, decimal_comma=True) == Decimal(with_comma)
+
+
+@pytest.mark.parametrize(
+    ("text", "within"),
+    [
+        ("3/4", True),
+        ("x = -12 / 35.", True),
+        (r"$\frac{3}{4}$", True),
+        (r"\boxed{\dfrac{3}{14}}", True),
+        ("2 × 10^3", True),
+        ("2 * 10**-3", True),
+        ("10^{12}", True),
+        ("2:3", True),
+        ("at 10:30", True),
+        ("10² m", True),
+        ("1½ cups", True),
+        ("3万", True),
+        # planted: numbers of their own
+        ("16/2=<<16/2=8>>8 in all\n#### 18", False),
+        ("Step 2: 18", False),
+        ("and/or 18", False),
+        ("half (1/2) of 36 is 18", False),
+        ("1,234.5", False),
+        ("none", False),
+    ],
+)
+def test_a_part_of_a_number_is_told_from_a_number(text: str, within: bool) -> None:
+    assert ends_within_a_number(text) is within
+    assert ends_within_a_number(text, decimal_comma=True) is within
 
 
 def test_a_language_with_a_decimal_comma_is_known_by_its_code() -> None:

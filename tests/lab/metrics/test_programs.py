@@ -11,7 +11,7 @@ from time import sleep
 import pytest
 
 from bild_lab.engine.models import device
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, warn_once
 from bild_lab.lab.metrics import programs
 from bild_lab.lab.metrics.programs import code_of, ends_well, passes
 from bild_lab.lab.metrics.quality import Scoring, score
@@ -279,6 +279,63 @@ def test_humanevals_own_solutions_pass_and_no_others() -> None:
     bodies = [f"```\n{textwrap.dedent(solution)}```" for solution in solutions]
     assert passes(whole, references) == passes(bodies, references) == [100] * 164
     assert sum(passes(["    return None\n"] * 164, references)) == 0
+
+
+IMPORTING = "import numpy as np\n" + TESTED
+
+
+@pytest.mark.parametrize(
+    ("program", "module"),
+    [
+        (IMPORTING, "numpy"),
+        (
+            f"from math import inf\n{TESTED}from pandas.testing import assert_frame_equal\n",
+            "pandas",
+        ),
+        ("def double(x):\n    import numpy\n{answer}\n\nassert double(2) == 4\n", "numpy"),
+        # planted: what a program may do without, its own modules, and none by a name
+        (f"try:\n    import numpy\nexcept ImportError:\n    numpy = None\n{TESTED}", None),
+        (f"import os.path, typing\nfrom collections import abc\n{TESTED}", None),
+        (f"{TESTED}assert 'import numpy'\n", None),
+    ],
+)
+def test_tests_that_import_what_programs_do_not_have_are_refused_before_decoding(
+    program: str, module: str | None
+) -> None:
+    """Planted: pass@1 of 0 for every answer, as of HumanEval+ and MBPP+, whose tests import numpy."""
+    scoring = Scoring(("pass_at_1",), run_code=True)
+    if module is None:
+        assert scoring.fitted([[program]]).metrics == ("pass_at_1",)
+        assert passes(["    return 2 * x"], [[program]]) == [100]
+        return
+    with pytest.raises(
+        UserError, match=f"the program of example 1 imports {module} around the answer"
+    ):
+        scoring.fitted([[TESTED], [program]])
+
+
+def test_wrong_answers_that_import_what_programs_do_not_have_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    warn_once.cache_clear()
+    answers = [
+        "    import numpy\n    return 2 * x",
+        "    return 3 * x",
+        "    import math\n    return x",
+    ]
+    assert passes(answers, [[TESTED]] * 3) == [0, 0, 0]
+    assert "wrong answers that import numpy: 1" in caplog.text
+    caplog.clear()
+    nested = "    return 3 * " + "(" * 500 + "x" + ")" * 500  # too deep to be read
+    assert passes(["    return 2 * x", nested, "    return 2 *"], [[TESTED]] * 3) == [100, 0, 0]
+    assert not caplog.text
+
+
+def test_a_program_has_one_order_of_sets_in_every_process() -> None:
+    """Planted: a seed of hashes for each process, by which the same text passed and failed."""
+    first = "int(next(iter({f'{number}' for number in range(50)})))"
+    passed = {ends_well(f"assert {first} % 2  # process {process}") for process in range(12)}
+    assert len(passed) == 1
 
 
 def test_a_program_that_is_no_python_around_any_answer_is_refused_before_decoding() -> None:

@@ -283,6 +283,11 @@ def test_values_of_examples_that_were_stored_judge_as_the_texts_did() -> None:
         ("exact_match", (), "exact_match: example 2 has no references"),
         ("rouge", ("", " \n"), "rouge: the reference of example 2 is empty"),
         ("numeric", ("none",), "numeric: the reference of example 2 holds no number, got 'none'"),
+        (
+            "numeric",
+            ("5", "so 3/4"),
+            "example 2 ends within a fraction, a ratio or a power.*'so 3/4'",
+        ),
     ],
 )
 def test_a_reference_that_no_text_can_reach_is_found_before_decoding(
@@ -293,6 +298,45 @@ def test_a_reference_that_no_text_can_reach_is_found_before_decoding(
     assert scoring.fitted(references).writing.kind == "English"
     with pytest.raises(UserError, match=message):
         scoring.fitted([*references, last])
+
+
+THINKING = "<think>\nIs it 3 dogs?\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    "metric", ["exact_match", "rouge1", "bleu", "chrf", "numeric", "judged.by"]
+)
+def test_an_answer_is_scored_without_what_the_model_thought_before_it(
+    metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: thoughts as a part of the answer, by which a right one is a wrong one."""
+    (tmp_path / "judged.py").write_text(
+        "def by(text, references):\n    return text in references\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    answers, references = (
+        ["There are 7 cats and 2 birds"] * 2,
+        [["There are 7 cats and 2 birds"]] * 2,
+    )
+    thought = [THINKING + answer for answer in answers]
+    assert score(metric, thought, references).value == pytest.approx(100)
+    # the template may have begun the thoughts
+    assert score(metric, [text.removeprefix("<think>") for text in thought], references).value == (
+        pytest.approx(100)
+    )
+    cut = [text.partition("</think>")[0] for text in thought]  # thoughts alone, which count
+    assert score(metric, cut, references).value < 50
+    if metric != "numeric":  # a reference that thinks is one of both
+        both = [[text] for text in thought]
+        assert score(metric, thought, both).value == pytest.approx(100)
+        assert score(metric, answers, both).value < 100
+
+
+def test_agreement_is_of_thoughts_and_answers() -> None:
+    scoring = Scoring(("agreement",))
+    texts = [THINKING + "7", "Is it 8?</think>7"]
+    judged = scoring.score_outputs(texts, [THINKING + "7", "Is it 9?</think>7"], [(), ()], seed=0)
+    assert judged["agreement"].score.value == 50
 
 
 def test_an_empty_reference_is_one_for_exact_match_and_no_matter_to_agreement() -> None:

@@ -7,22 +7,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, warn_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Message = Mapping[str, Any]  # "role" and "content"
 # the day that a template is told, unless another is chosen: the same prompts every day
 DATE = "2026-01-01"
 # a call of Transformers' function in a template
 TODAY = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")
 # texts of a conversation in which an answer is looked at
 QUESTION, ANSWER = "question", "{answer}"
+END_OF_THOUGHT = "</think>"  # how models end what they think before an answer
+DENIALS = ("false", "no", "off", "0", "none", "null")  # texts that a template may take for true
 RESERVED = ("messages", "conversation", "tokenize", "add_generation_prompt", "chat_template")
 
 
@@ -79,14 +81,32 @@ def chat_text(
     path: str,
     messages: Sequence[Mapping[str, str]],
     chat: ChatSettings,
+    answered: bool = False,
 ) -> str:
-    """The messages as the tokenizer's template writes them, up to where the answer begins.
+    """The messages as the tokenizer's template writes them, up to where the answer begins; answered:
+    the last one is the answer, and the text goes on to its end.
 
     Templates of models that also read images may take a content as parts alone, and write nothing of
-    a text. path: of the checkpoint, for messages. Raises UserError for several templates of which
-    none is the default, for a value that the template does not name, and for messages that it
-    refuses.
+    a text. path: of the checkpoint, for messages. Warns of messages that are left out. Raises
+    UserError for several templates of which none is the default, for a value that the template does
+    not name, or takes for its contrary, and for messages that it refuses.
     """
+    template = _template(tokenizer, path, chat)
+
+    def write(form: Sequence[Message], values: Mapping[str, Any] = chat.values) -> str:
+        options = {"tokenize": False, "add_generation_prompt": not answered}
+        return tokenizer.apply_chat_template(
+            list(form), chat_template=template, **options, **values
+        )
+
+    _require_understood(path, messages, chat, write)
+    form, text = _written(path, messages, write)
+    _warn_of_left_out(path, form, text, write)
+    return text
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, path: str, chat: ChatSettings) -> str:
+    """The tokenizer's template with its day written. Raises UserError as `chat_text` does."""
     try:
         own_template = tokenizer.get_chat_template()
     except ValueError as error:
@@ -102,31 +122,38 @@ def chat_text(
             f"the chat template of {path} does not name {unknown[0]}, so chat_template_kwargs would"
             " have no effect; leave it out, or correct the name"
         )
-    options = {"tokenize": False, "add_generation_prompt": True, "chat_template": template}
-    write = partial(tokenizer.apply_chat_template, **options, **chat.values)
+    return template
+
+
+def _require_understood(
+    path: str, messages: Sequence[Message], chat: ChatSettings, write: Callable[..., str]
+) -> None:
+    """Raise UserError for a text such as "false" that the template takes for true, as any text is."""
+    for name, value in chat.values.items():
+        if not isinstance(value, str) or value.strip().lower() not in DENIALS:
+            continue
+        with suppress(TemplateError, TypeError):  # another kind of value is not for this template
+            told, as_true, as_false = (
+                write(messages, {**chat.values, name: each}) for each in (value, True, False)
+            )
+            if told == as_true != as_false:
+                raise UserError(
+                    f"the chat template of {path} takes the text {name}={value!r} for true; give"
+                    f" chat_template_kwargs {name}: false, without quotes"
+                )
+
+
+def _written(
+    path: str, messages: Sequence[Message], write: Callable[..., str]
+) -> tuple[Sequence[Message], str]:
+    """The form of the messages that the template takes, and the text that it makes of it."""
     text, refusal = "", None
     try:
-        text = write(list(messages))
+        text = write(messages)
     except (TemplateError, TypeError) as error:
         refusal = error
     if refusal is None and _holds_last(messages, text):
-        return text
-    text_of_parts = _written_in_parts(messages, write)
-    if text_of_parts is not None:
-        return text_of_parts
-    if refusal is not None:
-        raise UserError(
-            f"the chat template of {path} refuses these messages: {refusal}; correct them"
-        ) from refusal
-    return text
-
-
-def _written_in_parts(
-    messages: Sequence[Mapping[str, str]], write: Callable[[list[Any]], str]
-) -> str | None:
-    """The messages as a template writes them whose contents are parts; None where it takes none
-    either.
-    """
+        return messages, text
     in_parts = [_in_parts(message) for message in messages]
     # some take the system's content as text alone
     system_as_text = [
@@ -134,17 +161,51 @@ def _written_in_parts(
         for message, parts in zip(messages, in_parts, strict=True)
     ]
     for form in (in_parts, system_as_text):
-        with suppress(TemplateError, TypeError):
-            text = write(form)
-            if _holds_last(messages, text) and not _shows_parts(form, text):
-                return text
-    return None
+        with suppress(TemplateError, TypeError):  # it takes no parts either
+            text_of_parts = write(form)
+            if _holds_last(messages, text_of_parts) and not _shows_parts(form, text_of_parts):
+                return form, text_of_parts
+    if refusal is not None:
+        raise UserError(
+            f"the chat template of {path} refuses these messages: {refusal}; correct them"
+        ) from refusal
+    return messages, text
+
+
+def _warn_of_left_out(
+    path: str, form: Sequence[Message], text: str, write: Callable[..., str]
+) -> None:
+    """Warn of messages of which the template writes nothing, such as a system's behind the first:
+    the text is the same whatever they say.
+    """
+    for place, message in enumerate(form):
+        said = _said(message)
+        if not said.strip() or said.strip() in text:
+            continue
+        other = {**message, "content": f"{said} {QUESTION}"}
+        if isinstance(message["content"], list):
+            other = _in_parts(other)
+        with suppress(TemplateError, TypeError):  # it is read, at least
+            if write([*form[:place], other, *form[place + 1 :]]) == text:
+                warn_once(
+                    f"{path}: its chat template leaves out message {place + 1} of"
+                    f" {len(form)}, from the {message.get('role')}, which the model does not read;"
+                    " write it into a question, or leave it out"
+                )
 
 
 def _holds_last(messages: Sequence[Mapping[str, Any]], text: str) -> bool:
     """Whether the last message's content is in the text."""
     content = messages[-1].get("content")
     return not isinstance(content, str) or content.strip() in text
+
+
+def _said(message: Message) -> str:
+    """The text of a message, or of the only part of its content; empty for any other content."""
+    content = message.get("content")
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], Mapping):
+        content = content[0].get("text")
+    return content if isinstance(content, str) else ""
 
 
 def _shows_parts(messages: Sequence[Mapping[str, Any]], text: str) -> bool:
@@ -159,6 +220,17 @@ def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(content, str):
         return message
     return {**message, "content": [{"type": "text", "text": content}]}
+
+
+def end_of_answer(tokenizer: PreTrainedTokenizerBase, path: str, chat: ChatSettings) -> str:
+    """What the tokenizer's template writes behind the last answer of a chat; empty for one that
+    refuses an answer at the end, or writes it otherwise.
+    """
+    messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+    try:
+        return chat_text(tokenizer, path, messages, chat, answered=True).partition(ANSWER)[2]
+    except UserError:
+        return ""
 
 
 def answer_in_history(

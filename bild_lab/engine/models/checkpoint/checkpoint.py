@@ -7,7 +7,7 @@ import hashlib
 import os
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +19,7 @@ import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HTTPError
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -36,7 +37,12 @@ from transformers import (
 from transformers import __version__ as transformers_version
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from bild_lab.engine.models.checkpoint.chat import ChatSettings, chat_text, lacks_special_tokens
+from bild_lab.engine.models.checkpoint.chat import (
+    ChatSettings,
+    chat_text,
+    end_of_answer,
+    lacks_special_tokens,
+)
 from bild_lab.engine.models.checkpoint.hub import (
     hub_problem,
     no_conversion_service,
@@ -77,6 +83,9 @@ HUB_REMEDY = (
     "check its name, its revision and your access (`hf auth login`), repeat the command where a"
     " download broke off, or give a local folder in Hugging Face layout with safetensors weights"
 )
+IN_A_LAYER = re.compile(r"\.\d+(\.|$)")  # a module's name, of or within a numbered one
+# in files of the first T5s: of the distances between the decoder and its source, which none reads
+UNREAD_BIAS = "EncDecAttention.relative_attention_bias.weight"
 TOKENIZER_FILE = re.compile(r"token|vocab|tekken|\.model$")
 # a training's log files: times and paths, no effect on the weights
 ACCOUNTS = ("README.md", "metrics.json")
@@ -368,6 +377,28 @@ class Checkpoint:
                 return frozenset([ids] if isinstance(ids, int) else ids)
         return frozenset()
 
+    @cached_property
+    def _unknown_end(self) -> str | None:
+        """The special token that the chat template writes behind an answer, if it is no end token."""
+        if self.tokenizer.chat_template is None:
+            return None
+        behind = end_of_answer(self.tokenizer, self.path, ChatSettings()).lstrip()
+        ids = self.tokenizer(behind, verbose=False, add_special_tokens=False)["input_ids"]
+        pieces = {token: piece for piece, token in self.silent_special_tokens.items()}
+        return pieces.get(ids[0]) if ids and ids[0] not in self.end_tokens else None
+
+    def warn_of_unknown_end(self, stop: Sequence[str]) -> None:
+        """Warn, for texts in the checkpoint's own chat template, where answers end with a token that
+        is no end token and none of these stop strings.
+        """
+        if self._unknown_end not in (None, *stop):
+            warn_once(
+                f"{self.path}: its chat template ends an answer with {self._unknown_end}, which is no"
+                " end token, so that texts go on behind their answers; set"
+                f" decoding.stop=['{self._unknown_end}'], or add its id to eos_token_id in"
+                " generation_config.json"
+            )
+
     @property
     def decoder_start(self) -> int:
         configured = getattr(self.config, "decoder_start_token_id", None)
@@ -475,7 +506,26 @@ class Checkpoint:
                 f"the checkpoint {self.path} lacks {len(missing)} of its model's weights,"
                 f" {missing[0]} first; it may be truncated or belong to another architecture"
             )
+        if lost := [
+            name for name in without_place(info["unexpected_keys"], model) if self._is_set(name)
+        ]:
+            raise UserError(
+                f"the checkpoint {self.path} has {len(lost)} weights that its layers have no place"
+                f" for, as its config.json describes them, {lost[0]} first, and would decode without"
+                " them; give the config.json that belongs to the weights"
+            )
         return model
+
+    def _is_set(self, name: str) -> bool:
+        """Whether a stored weight has a value other than 0: some tools store biases of 0 for layers
+        without any.
+        """
+        stored = self.weight_files
+        return (
+            stored is None
+            or name not in stored.shapes
+            or bool(stored.read(name, torch.float32).any())
+        )
 
     def weightless(self) -> PreTrainedModel:
         """The architecture on the meta device, without weights, for checks before they load.
@@ -688,6 +738,27 @@ def _token_ids(prompt: Sequence[Any]) -> list[int]:
         raise UserError(
             f"token ids must be whole numbers, got {prompt!r:.80}; give a text, or a list of texts"
         ) from error
+
+
+def without_place(names: Collection[str], model: nn.Module) -> list[str]:
+    """Of stored weights that a model does not have those of its own layers, in the order of the
+    alphabet: a bias of a layer without one, and a layer inside another one.
+
+    Others change no text: modules beside the model, such as those that predict further tokens,
+    buffers of older versions, and scales of a quantized cache.
+    """
+    modules = dict(model.named_modules())
+
+    def belongs(name: str) -> bool:
+        if name.endswith(UNREAD_BIAS):
+            return False
+        layer, _, kind = name.rpartition(".")
+        if layer in modules:
+            return kind == "bias" and hasattr(modules[layer], "weight")
+        around = layer.rpartition(".")[0]
+        return kind == "weight" and around in modules and IN_A_LAYER.search(around) is not None
+
+    return sorted(filter(belongs, names))
 
 
 def root_cause(error: BaseException) -> str:
