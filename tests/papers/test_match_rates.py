@@ -193,6 +193,10 @@ def test_several_kinds_of_heads_see_the_same_texts(tmp_path: Path) -> None:
     fresh.save(tmp_path / "spoilt")
     names = ("shared", str(tmp_path / "fresh"), str(tmp_path / "spoilt"))
     assert layers_of(spec(layers=(1, 3), heads=names[1]), target) == (1, 3)
+    others = {"path": "elsewhere", "fingerprint": "other weights"}
+    LayerHeads.fresh(target.decoder, others, LAYERS).save(tmp_path / "others")
+    with pytest.raises(UserError, match="trained for elsewhere, whose weights are not"):
+        layers_of(spec(layers=None, heads=str(tmp_path / "others")), target)
     every = spec(layers=None, heads=[*names, "shared"])
     assert layers_of(every, target) == LAYERS and every.heads == names
     found = measure_match_rates(target, requests("llama"), every)
