@@ -166,7 +166,6 @@ class MemoryWatch:
         program = self._program
         program.barriers += 1
         join(program.clock, program.pending)
-        program.pending.clear()
 
     def wait(self) -> None:
         self._program.waited = True
@@ -193,9 +192,9 @@ class MemoryWatch:
         place = place_in_source(sys._getframe(1))
         record, program = self._record, self._program
         assert record is not None
-        if values is not None and not atomic:
+        if values is not None:
             self._require_one_value(touched, np.broadcast_to(values, mask.shape)[mask], place)
-        offsets = np.arange(0, max(size, UNIT), UNIT)
+        offsets = np.arange(0, size, UNIT)
         units = np.unique((touched[:, None] + offsets[None, :]) // UNIT)
         record.accesses.append(
             Access(

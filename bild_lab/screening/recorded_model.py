@@ -69,6 +69,8 @@ class RecordedModel:
         self._texts: dict[Any, dict[str, RecordedText]] = {}
         # of the rows that were dropped, by text and kind
         self._dropped_forwards: dict[str, Counter[str]] = {}
+        # what else was asked of a prompt, by its text: the texts behind a prefix
+        self._behind_prefix: dict[str, set[str]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -79,6 +81,8 @@ class RecordedModel:
     ) -> Session:
         prefix = session_options.prefix
         name = text_name(source, prefix)
+        if prefix is not None:
+            self._behind_prefix.setdefault(text_name(source), set()).add(name)
         plain = replace(source, processors=None)  # rows are kept as the model gives them
         texts = self._texts.setdefault(greenlet.getcurrent(), {})
         if name not in texts:
@@ -148,16 +152,23 @@ class RecordedModel:
         return self.store.block_count(name) == text.block_count and (begun or not self.store.full)
 
     def forwards(self, sources: Iterable[Source]) -> dict[str, int]:
-        """How many forwards were run for the rows of these sources, saved or dropped, by kind."""
+        """How many forwards were run for the rows of these sources, saved or dropped, by kind. Those
+        of sources with one prompt count once.
+        """
         if self.store is None:
             return {}
-        names = [text_name(source) for source in sources]
+        names = list(set().union(*map(self._names_of, sources)))
         dropped = (self._dropped_forwards.get(name, Counter()) for name in names)
         return sum(dropped, Counter(self.store.forwards(names)))
 
     def has_dropped(self, source: Source) -> bool:
         """Whether rows of this source were recorded, and not saved."""
-        return text_name(source) in self._dropped_forwards
+        return not self._names_of(source).isdisjoint(self._dropped_forwards)
+
+    def _names_of(self, source: Source) -> set[str]:
+        """The texts that this prompt has here: alone, and behind the prefixes that it was asked with."""
+        alone = text_name(source)
+        return {alone, *self._behind_prefix.get(alone, ())}
 
 
 def is_short(row: RecordedRow) -> bool:

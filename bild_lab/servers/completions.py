@@ -226,7 +226,7 @@ def _events(response: httpx.Response, stall_s: float) -> Iterator[Mapping[str, A
             raise RequestError(f"the stream holds no object: {text[:SHOWN]}")
         if event.get("error"):
             raise RequestError(f"error in the stream: {json.dumps(event['error'])[:SHOWN]}")
-        kind, data = "", []
+        data = []
         heard_s = time.perf_counter()
         yield event
     if other_lines:

@@ -10,18 +10,22 @@ from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.papers import cells as rows
 from bild_lab.papers.cells import against_speculative as ahead
 from bild_lab.papers.cells import (
+    at_losses,
     cost_ratios,
+    counted_once,
+    curves,
     greatest,
     in_one_regime,
     match_rates,
     replaced_share,
     table,
+    theorem_table,
     tokens_per_call,
 )
 from bild_lab.papers.figures import FIGURES
 from bild_lab.papers.match_rates import Rate
 from bild_lab.papers.published import MeasuredNumber, compare, load_published
-from tests.papers.samples import bild, bita, known, other, points
+from tests.papers.samples import bild, bita, known, other, points, ppd
 from tests.report.sample import sample_baseline, with_quality, with_speedup
 
 DATA = "multi30k"
@@ -142,6 +146,27 @@ def test_costs_are_those_of_the_fastest_point_at_minimal_loss_if_they_were_count
     assert [cell.data for cell in both] == [DATA] * 4 + ["wmt"] * 4
 
 
+def test_the_losses_of_a_row_are_those_that_the_papers_table_allows() -> None:
+    """0.12 of a point at minimal loss, 1.19 at one point of loss."""
+    lossy = ((1.5, 0.12), (1.6, 0.13), (1.8, 1.19), (1.9, 1.2))
+    several = [known("toy", bild(value, loss)) for value, loss in lossy]
+    found = {cell.quantity: cell.value for cell in at_losses(several, rows.alignment)}
+    speeds = [found[f"speedup at {words}"] for words in ("minimal loss", "one point of loss")]
+    assert speeds == [1.5, 1.8]
+
+
+def test_a_curve_is_of_measured_points_beside_the_baseline() -> None:
+    undefined = with_quality(bild(1.5), value=None)
+    found = curves([sample_baseline(), undefined, bild(1.6)], rows.policy)
+    assert found == {(DATA, "bild"): [bild(1.6)]}
+
+
+def test_points_of_other_batches_or_graphs_do_not_replace_one_another() -> None:
+    several = [bild(1.5, setting=own) for own in ({}, {"batch": 4}, {"compile": "graphs"})]
+    assert counted_once(several) == several
+    assert counted_once([*several, bild(1.9, rollback=5.0)])[3:] == [bild(1.9, rollback=5.0)]
+
+
 def test_the_share_replaced_is_the_least_with_which_quality_reaches_the_targets() -> None:
     def point(rollbacks: int, loss: float, baseline: float | None = 41.0, **setting: str) -> Result:
         result = with_quality(bild(1.0, loss, setting=setting), baseline=baseline)
@@ -200,6 +225,10 @@ def test_the_fastest_speculative_point_is_the_rival_and_bild_is_as_good_or_as_fa
         ("bild", "quality ahead of speculative, greedy"): pytest.approx(-0.05),
     }
     assert len(ahead([speculative(1.4)])) == 2 and ahead(bilds) == []
+    other_data = known("toy", bild(1.9, setting={"dataset": "wmt"}))
+    assert len(ahead([speculative(1.4), other_data])) == 2
+    equally_fast = ahead([speculative(1.4), known("toy", bild(1.4, 1.0))])
+    assert [cell.value for cell in equally_fast][2:] == [pytest.approx(-1.0)]
     for bild_at, what in ((bilds[0], "speedup"), (bilds[3], "quality")):
         found = ahead([speculative(1.4), bild_at])
         assert [cell.quantity for cell in found][2:] == [f"{what} ahead of speculative, greedy"]
@@ -293,6 +322,24 @@ def test_rows_are_named_after_facts_and_what_was_varied_not_after_folders() -> N
     )
 
 
+def test_a_row_is_named_after_what_its_figure_varies() -> None:
+    unaligned = known("toy", other("bild_no_rollback"))
+    assert rows.ablation(unaligned) is None and rows.ablation(aligned(unaligned)) is not None
+    assert rows.rollback_threshold(known("toy", bild(1.5))) is None
+    narrowing = rows.tree(bita(tree="narrowing_tree"))
+    assert narrowing == rows.tree(bita()) == "efficient_tree, k = 5"
+    early = replace(ppd(), knobs={**ppd().knobs, "exit_layer": 2})
+    early = replace(early, pipeline=replace(early.pipeline, exit_layer=2))
+    assert rows.pipeline(early) == "shared head, k = 3, layer 2"
+    assert rows.pipeline(ppd()) == "shared head, k = 3"  # 3 of 6 layers
+
+
+def test_a_speedup_without_a_prediction_is_beside_no_theorem() -> None:
+    predicted = known("toy", other("speculative", lenience=1.0))
+    assert len(theorem_table([predicted])) == 1
+    assert theorem_table([replace(predicted, prediction=None)]) == []
+
+
 def test_a_claim_is_judged_within_one_regime(caplog: pytest.LogCaptureFixture) -> None:
     """Medusa with CUDA graphs beside BiTA without: their baselines differ, so the claim stays
     open.
@@ -322,6 +369,10 @@ def test_at_equal_numbers_of_policies_the_points_without_graphs_count() -> None:
         for policy, regime in (("medusa", "graphs"), ("bita", "false"))
     )
     assert in_one_regime([graphs, plain]) == in_one_regime([plain, graphs]) == [plain]
+    # of many points with graphs there is one policy; others are told without
+    more = [replace(graphs, point=name, knobs={**graphs.knobs, "top_k": 1}) for name in "abc"]
+    both = [plain, replace(plain, policy="medusa")]
+    assert in_one_regime([*more, *both]) == both
 
 
 def test_medusas_released_heads_and_those_trained_here_are_two_rows() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
 from bild_lab.lab.measure.prediction import pipeline_log
 from bild_lab.lab.metrics.bootstrap import central_interval, resample_counts
 from bild_lab.lab.store.table import write_csv
@@ -190,6 +192,11 @@ def test_several_kinds_of_heads_see_the_same_texts(tmp_path: Path) -> None:
         fresh.matrices[1].neg_()  # of layer 2
     fresh.save(tmp_path / "spoilt")
     names = ("shared", str(tmp_path / "fresh"), str(tmp_path / "spoilt"))
+    assert layers_of(spec(layers=(1, 3), heads=names[1]), target) == (1, 3)
+    others = {"path": "elsewhere", "fingerprint": "other weights"}
+    LayerHeads.fresh(target.decoder, others, LAYERS).save(tmp_path / "others")
+    with pytest.raises(UserError, match="trained for elsewhere, whose weights are not"):
+        layers_of(spec(layers=None, heads=str(tmp_path / "others")), target)
     every = spec(layers=None, heads=[*names, "shared"])
     assert layers_of(every, target) == LAYERS and every.heads == names
     found = measure_match_rates(target, requests("llama"), every)
@@ -221,6 +228,29 @@ def test_positions_of_few_tokens_are_not_drawn(
     assert list(figure.axes[1].lines[0].get_xdata()) == drawn
 
 
+def test_the_figure_has_a_line_for_each_k_and_the_positions_of_the_middle_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = Figure()
+    monkeypatch.setattr(match_rates, "paper_figure", lambda *_: nullcontext(figure))
+    chance = np.random.default_rng(3)
+    counts = chance.integers(50, 100, (20, 2))
+    matches = chance.integers(10, counts[:, None, None, None], (20, 1, 2, 3, 2))
+    found = MatchRates(("shared",), (1, 2), (1, 3, 5), 4, matches, counts)
+    match_rates.draw_match_rates(found, tmp_path / "rates.png", "")
+    totals, (left, right) = found.totals(), figure.axes
+    ends = [
+        (total["low"], total["high"]) for k in (1, 3, 5) for total in totals if total["top_k"] == k
+    ]
+    drawn = [tuple(segment[:, 1]) for bars in left.collections for segment in bars.get_segments()]
+    assert drawn == [pytest.approx(both) for both in ends]
+    middle = matches[:, 0, :, 1].sum(0) / counts.sum(0)
+    assert [line.get_ydata().tolist() for line in right.lines[:2]] == [
+        pytest.approx(rates) for rates in middle.tolist()
+    ]
+    assert right.lines[0].get_xdata().tolist() == [1, 5]
+
+
 def native(path: Path, dtype: torch.dtype = torch.float32) -> NativeModel:
     return NativeModel(HuggingFaceModel(Checkpoint(str(path)), torch.device("cpu"), dtype))
 
@@ -247,7 +277,8 @@ def plain_words(checkpoints: Path, data: Path) -> list[str]:
 def test_the_script_leaves_a_table_a_figure_and_its_settings(
     command: Command, checkpoints: Path, data: Path
 ) -> None:
-    line = [*plain_words(checkpoints, data), "layers=[1,2]", "top_k=[1,3]", "positions=4"]
+    line = [*plain_words(checkpoints, data), "layers=[1,2]", "top_k=[3,1]", "positions=4"]
+    line.append("decoding.stop=zzz")
     code, printed = command(*line)
     assert code == 0, printed
     folder = Path("outputs/match")
@@ -262,6 +293,24 @@ def test_the_script_leaves_a_table_a_figure_and_its_settings(
     assert [row["position"] for row in rows[:3]] == ["1-4", "5-8", "all"] and len(rows) == 2 * 2 * 3
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["texts"] == 6 and metrics["tokens"] == int(rows[2]["count"])
+    settings, target = metrics["settings"], native(checkpoints / "llama")
+    assert (
+        settings
+        | {
+            "model.weights": target.checkpoint.fingerprint,
+            "layers": [1, 2],
+            "top_k": [1, 3],
+            "heads": ["shared"],
+            "positions": 4,
+            "decoding.max_new_tokens": 6,
+            "decoding.stop": ["zzz"],
+            "runtime.dtype": "float32",
+            "dataset.name": "multi30k",
+            "dataset.path": str(data),
+        }
+        == settings
+    )
+    assert settings["data"] and settings["heads' files"]  # hashes
     # the last layer has it among three
     assert metrics["totals"][-1]["rate"] == float(rows[-1]["rate"]) == 1.0
     assert all(total["low"] <= total["rate"] <= total["high"] for total in metrics["totals"])
@@ -275,6 +324,24 @@ def test_the_script_leaves_a_table_a_figure_and_its_settings(
         and "match rates with positions=4, but this command has positions=2; choose" in printed
     )
     assert (folder / "match_rates.csv").read_bytes() == before
+
+
+def test_texts_are_cut_and_ended_as_those_of_a_point(
+    command: Command, checkpoints: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(target: NativeModel, asked: list[Request], *_: object) -> None:
+        longest = max(len(request.source.prompt) for request in asked)
+        assert {request.limits.stop.strings for request in asked} == {("w7",)}
+        raise UserError(f"prompts of {longest} tokens")
+
+    monkeypatch.setattr(match_rates, "measure_match_rates", measure)
+    words = [*plain_words(checkpoints, data), "decoding.stop=w7", "layers=[1]", "top_k=[1]"]
+    lengths = {}
+    for limit in ("null", "2"):
+        code, printed = command(*words, f"dataset.max_source_tokens={limit}")
+        assert code == 2
+        lengths[limit] = int(re.search(r"prompts of (\d+) tokens", printed)[1])
+    assert lengths["2"] < lengths["null"]
 
 
 @pytest.mark.slow

@@ -5,9 +5,11 @@ that both ways give the same texts and qualities.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
 from bild_lab.papers.cells import read_points
 from bild_lab.papers.figures import draw_figure
-from bild_lab.papers.recorded_quality import notes, protocol, recorded_of
+from bild_lab.papers.recorded_quality import Recording, notes, protocol, recorded_of
 from bild_lab.papers.runs.paper_runs import found_configuration
 from bild_lab.papers.runs.recorded_steps import recorded_commands
 from bild_lab.papers.runs.steps import steps_of
@@ -30,7 +32,7 @@ from bild_lab.screening.rows import Row, write_rows
 from bild_lab.screening.text_log import LoggedExample, TextLog
 from scripts import screen
 from tests.papers.samples import bild, known
-from tests.report.sample import sample_example, with_quality
+from tests.report.sample import sample_baseline, sample_example, with_quality
 
 Command = Callable[..., tuple[int, str]]
 FOLDER = "bild_fig4_small"
@@ -163,6 +165,17 @@ def test_a_timed_point_has_the_quality_of_all_examples_and_its_own_speed(tmp_pat
         ("split", "train"),
         ("dtype", "float16"),
         ("decoding", {"max_new_tokens": 3, "temperature": 0.0}),
+        ("stop", ["w7"]),
+        ("processors", "checkpoint"),
+        ("metric", "chrf"),
+        ("prompt_template", "{source}"),
+        ("chat_template", ["{q}"]),
+        ("max_source_tokens", 7),
+        ("weight_bits", 8),
+        ("draft_weight_bits", 8),
+        ("engine", "kernels"),
+        ("device", "cuda"),
+        ("device_map", "auto"),
     ],
 )
 def test_a_screening_of_other_models_or_data_is_not_joined(
@@ -200,7 +213,9 @@ def test_a_point_with_other_knobs_is_not_joined_and_a_figure_says_so(tmp_path: P
     points = read_points([tmp_path / FOLDER])
     assert [recorded_of(point) is None for point in points] == [False, True]
     assert points[1].quality == other.quality
-    assert protocol(points).endswith("speed of the first 2 live; of 1 point both live")
+    told = "speed of the first 2 live; of 1 point both live"
+    assert protocol(points).endswith(told)
+    assert protocol([*points, sample_baseline()]).endswith(told)  # which is no point of a curve
 
 
 def test_a_point_that_was_measured_live_on_all_examples_counts_alone(tmp_path: Path) -> None:
@@ -223,12 +238,36 @@ def test_a_text_that_the_record_has_otherwise_is_counted_on_the_figure(tmp_path:
     assert "differ by a tie within rounding" in table
 
 
+def test_of_two_commands_texts_the_newer_ones_are_compared(tmp_path: Path) -> None:
+    """Each point's are in the newest file that has it."""
+    other = timed_point(rollback=3.0)
+    leave(tmp_path, [timed_point(), other])
+    (log,) = tmp_path.glob("quality_*/texts/*.jsonl")
+    points = json.loads(log.read_text().splitlines()[0])["points"]
+    earlier = TextLog(
+        log.parents[1], {"points": [*points, {"policy": "bild", "knobs": dict(other.knobs)}]}
+    )
+    same, wrong = (ReplayedText(tokens, Counter(), {}) for tokens in (TEXTS[0], (9, 9)))
+    for place in range(2):
+        earlier.append(LoggedExample(place, "", [same, wrong, same], {}))
+    os.utime(earlier.file, (1, 1))
+    recording = Recording(log.parents[1], {"setting": {"n_examples": 5, "split": "test"}})
+    assert recording.texts(timed_point(), 2) == dict(enumerate(TEXTS))
+    assert recording.texts(other, 2) == {0: TEXTS[0], 1: TEXTS[0]}
+    assert recording.texts(timed_point(), 1) == {0: TEXTS[0]}
+
+
 def test_a_defect_that_a_screening_found_is_on_the_figure(tmp_path: Path) -> None:
     leave(tmp_path, [timed_point()])
     (file,) = tmp_path.glob("quality_*/screen.json")
     summary = json.loads(file.read_text())
     file.write_text(json.dumps({**summary, "replayed_defects": 1}))
-    assert "judged 1 text a defect of its record" in notes(read_points([tmp_path / FOLDER]))[0]
+    (defect,) = read_points([tmp_path / FOLDER])
+    assert "judged 1 text a defect of its record" in notes([defect])[0]
+    # also behind a point of another screening, which found none
+    fact = {**recorded_of(defect), "defects": 0}
+    sound = replace(defect, facts={**defect.facts, "recorded": fact})
+    assert "judged 1 text a defect of its record" in notes([sound, defect])[0]
 
 
 LISTS = ["policy.fallback=0.3,0.7", "policy.rollback=0.5,5"]
@@ -256,8 +295,6 @@ def test_live_and_by_record_the_same_points_have_the_same_quality_and_the_same_t
     points = both_ways(command, metric)
     assert len(points) == 4 and len({point.quality.value for point in points}) > 1
     (file,) = Path("outputs").glob("quality_*/screen.json")
-    from bild_lab.papers.recorded_quality import Recording
-
     recording = Recording(file.parent, json.loads(file.read_text()))
     for point in points:
         recorded, live = recording.quality(point), point.quality

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from bild_lab.engine.methods.speculative.theory import (
@@ -15,6 +17,7 @@ from bild_lab.engine.methods.speculative.theory import (
     optimal_window,
     walltime_improvement,
 )
+from bild_lab.papers import theory
 from bild_lab.papers.theory import match_rate
 from scripts import figures
 
@@ -55,6 +58,29 @@ def test_the_figures_of_speculative_decoding_have_the_values_of_its_equations(
         rate, window = row["acceptance_rate"], row["window"]
         assert row["walltime_improvement"] == pytest.approx(walltime_improvement(rate, window, 0.0))
         assert row["operations_increase"] == pytest.approx(operations_increase(rate, window, 0.0))
+
+
+def test_single_values_of_speculative_decodings_equations_are_those_worked_out_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(theory, "paper_figure", lambda *_: nullcontext(Figure()))
+    file = tmp_path / "theory.csv"
+
+    theory.draw_expected_tokens(file)
+    tokens = pd.read_csv(file).set_index(["window", "acceptance_rate"]).expected_tokens
+    assert tokens[3, 0.8] == pytest.approx((1 - 0.8**4) / 0.2)
+    assert tokens[3, 1.0] == 4 and tokens[float("inf"), 0.8] == pytest.approx(5)
+    assert tokens[float("inf")].index.max() == 0.995  # at 1 without bound
+
+    theory.draw_speed_and_operations(file)
+    both = pd.read_csv(file).set_index(["window", "acceptance_rate"]).loc[(3, 0.8)]
+    assert both.walltime_improvement == pytest.approx((1 - 0.8**4) / 0.2)
+    assert both.operations_increase == pytest.approx(0.2 * 4 / (1 - 0.8**4))
+
+    theory.draw_optimal_window(file)
+    windows = pd.read_csv(file).set_index(["cost_ratio", "acceptance_rate"]).optimal_window
+    assert windows[0.1].index.max() == 0.95
+    assert windows[0.1, 0.8] == 6  # 2.460, 2.470 and 2.448 times as fast with 5, 6 and 7
 
 
 def test_the_figures_of_the_pipeline_have_the_values_of_its_equations(command: Command) -> None:

@@ -26,7 +26,7 @@ from bild_lab.lab.point.decoder import METHOD
 from bild_lab.lab.store.commands import read_commands
 from bild_lab.screening import record_store as store
 from bild_lab.screening.candidates import Candidate, command_line_lists, grid_of, read_lists
-from bild_lab.screening.cost_model import TimedText
+from bild_lab.screening.cost_model import CostModel, TimedText
 from bild_lab.screening.guarantee import GuaranteeSpec
 from bild_lab.screening.replay import ReplayedPoint, ReplayedText, ReplayVerdict
 from bild_lab.screening.rows import (
@@ -37,7 +37,7 @@ from bild_lab.screening.rows import (
     write_rows,
     write_summary,
 )
-from bild_lab.screening.screen import Screening
+from bild_lab.screening.screen import Screening, farthest_points
 from bild_lab.screening.screen_spec import ScreenSpec
 from bild_lab.screening.screened_sweep import confirmation, differences_of, row_label, to_confirm
 from scripts.screen import confirmed, require_split
@@ -373,6 +373,81 @@ def test_a_row_has_the_acceptance_of_judged_tokens_and_the_interval_of_conversat
     assert (found.acceptance_rate, found.tokens_per_target_call) == (2 / 3, 4)
     ends = (found.quality_difference_low, found.quality_difference_high)
     assert found.quality_difference == -50 and ends == (-50, -50)
+
+
+def test_a_predicted_speedup_is_of_the_target_alone_over_the_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bild_lab.screening.screen.code_of", lambda *_: "code")
+    monkeypatch.setattr("bild_lab.screening.screen.resolved_policy", lambda _: {})
+    screening = Screening(grid=None, split="test")
+    vars(screening)["point"] = SimpleNamespace(
+        decoders={METHOD: SimpleNamespace(scored_text=lambda ids: "right")},
+        scoring=Scoring(("exact_match",)),
+        examples=[Example(place, "", "", ("right",)) for place in "ab"],
+        seed=0,
+        specs=None,
+        setting={"data": "data"},
+    )
+    candidate = Candidate((), "bild", {}, None)
+    screened = [
+        ReplayedPoint(
+            candidate,
+            [ReplayedText((5,), Counter(), {"target forwards": calls}) for calls in several],
+        )
+        for several in ((6, 2), (1, 3), (8, 8))
+    ]
+    faster, slower = screening.rows(screened, CostModel({"target forwards": 0.5}))
+    assert (faster.predicted_speedup, slower.predicted_speedup) == (2.0, 0.5)
+    assert (faster.on_front, slower.on_front) == (True, False)
+
+
+def test_timed_points_differ_most_in_their_calls_and_each_policy_has_some() -> None:
+    def points(policy: str, *calls: tuple[int, int]) -> list[ReplayedPoint]:
+        return [
+            ReplayedPoint(
+                Candidate((), policy, {}, None),
+                [ReplayedText((), Counter(target_calls=target, draft_calls=draft), {})],
+            )
+            for target, draft in calls
+        ]
+
+    bild = points("bild", (7, 6), (1, 4), (9, 7), (7, 4), (8, 5))
+    twins = points("suffix", (3, 0), (3, 0))
+    chosen = [*(bild[place] for place in (1, 2, 3, 0)), twins[0]]
+    found = farthest_points([*bild, *twins], 4)
+    assert [id(point) for point in found] == [id(point) for point in chosen]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"decoding": {"max_new_tokens": 9}},
+        {"stop": ["w7"]},
+        {"processors": "checkpoint"},
+        {"contents": {"outputs/heads": "b"}},
+        {"code": "changed"},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_texts_that_others_decoding_wrote_are_in_another_log(
+    changed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = {"decoding": {"max_new_tokens": 8}, "stop": None, "processors": "none"}
+    same |= {"contents": {"outputs/heads": "a"}, "code": "code"}
+    candidate = Candidate((), "bild", {"fallback": 0.3}, None)
+    monkeypatch.setattr("bild_lab.screening.screen.resolved_policy", lambda _: {})
+
+    def file(setting: dict[str, Any]) -> Path:
+        monkeypatch.setattr("bild_lab.screening.screen.code_of", lambda *_: setting["code"])
+        monkeypatch.setattr("bild_lab.screening.screen.contents_of", lambda _: setting["contents"])
+        screening = Screening(grid=None, split="test")
+        vars(screening)["point"] = SimpleNamespace(specs=None, setting=setting)
+        vars(screening)["records"] = SimpleNamespace(models={})
+        vars(screening)["folder"] = tmp_path
+        return screening.text_log([candidate]).file
+
+    assert file(same) == file(dict(same)) != file(same | changed)
 
 
 def row(speedup: float, quality: float, **knobs: Any) -> Row:

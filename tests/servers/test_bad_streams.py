@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from functools import lru_cache
 from typing import Any
 
 import pytest
 
-from bild_lab.servers.completions import CompletionsClient, RequestError, ServerAnswer
+from bild_lab.servers.completions import CONNECT_S, CompletionsClient, RequestError, ServerAnswer
 from tests.servers.byte_server import sending
 
 ASKED = {"prompt": [1, 5, 9], "max_tokens": 4}
@@ -51,6 +52,15 @@ READ = {
     "a byte order mark": ["\ufeff".encode() + event(), LAST, END],
     "comments": [b": ping\n\n", event(), b":\n", LAST, END],
     "further fields": [b"id: 3\nretry: 5\nevent: message\n", event(), LAST, END],
+    "further fields and no last word": [b"id: 3\nretry: 5\n", event(), LAST],
+    "longer than its silence may be": [
+        event(),
+        0.26,
+        event(text="", token_ids=[]),
+        0.26,
+        LAST,
+        END,
+    ],
     "several lines of data": [event().replace(b", ", b",\ndata: "), LAST, END],
     "no last word": [event(), LAST],
     "no empty lines": [event().strip() + b"\n", LAST.strip() + b"\n", END],
@@ -78,6 +88,17 @@ def test_tokens_after_the_first_piece_are_those_of_later_pieces() -> None:
     assert (answer.token_ids, answer.later_tokens, len(answer.pieces_s)) == ([5, 7, 8, 6], 1, 2)
 
 
+def test_the_seconds_of_pieces_are_those_since_the_request() -> None:
+    began_s = time.perf_counter()
+    first_s, last_s = answered(event(), 0.05, LAST, END).pieces_s
+    assert 0 < first_s < last_s < time.perf_counter() - began_s
+
+
+def test_an_answer_may_be_silent_for_longer_than_a_connection_may_take() -> None:
+    timeout = only_client()._client.timeout
+    assert (timeout.read, timeout.connect) == (0.5, CONNECT_S)
+
+
 def test_what_a_model_thinks_before_it_answers_is_text_too() -> None:
     """Its tokens are counted and timed like all others; a mark ends them, as the model wrote it."""
     thoughts = ({"role": "assistant"}, {"reasoning_content": "a"}, {"reasoning": "b"})
@@ -95,6 +116,7 @@ ERRORS = {
     "a field of an error": ([event(), b'error: {"code": 500}\n\n'], "error in the stream.*500"),
     "no UTF-8": ([event().replace(b"a", b"\xff")], "no UTF-8"),
     "no JSON": ([b"data: {broken\n\n", LAST], "holds no JSON: {broken"),
+    "half an object at the end": ([event(), LAST, b'data: {"usage": {'], "holds no JSON"),
     "comments alone": ([event(), *[b": ping\n\n", 0.2] * 5, LAST], "nothing but comments"),
     "choices of another form": ([b'data: {"choices": "abc"}\n\n'], "holds no completion"),
     "text of another form": ([event(text=5)], "holds no completion"),
@@ -110,6 +132,10 @@ ERRORS = {
         "after 3 of 4 tokens",
     ),
     "more than was asked": ([event()] * 4 + [LAST], "5 tokens came where at most 4"),
+    "more than it counts": (
+        [event()] * 4 + [event(finish_reason="stop", usage={"completion_tokens": 4})],
+        "5 tokens came where at most 4",
+    ),
 }
 
 

@@ -9,13 +9,21 @@ from dataclasses import replace
 import pytest
 
 import bild_lab
+from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import EngineReport, ReportedRounds, Trace
 from bild_lab.errors import UserError, warn_once
 from bild_lab.lab.measure.summary import counts, stream_summary
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.point.decoder import Decoder
+from bild_lab.servers import server_method
 from bild_lab.servers.acceptance_reports import over_all_forwards, reported_rounds
-from bild_lab.servers.completions import EXTENSIONS
+from bild_lab.servers.completions import (
+    AT_LENGTH,
+    EXTENSIONS,
+    STOPPED,
+    CompletionsClient,
+    ServerAnswer,
+)
 from tests.checkpoints import tiny_checkpoints, vanilla
 from tests.servers.fake_server import DRAFTED, OF_OPENAI, FakeServer, serving
 
@@ -53,6 +61,54 @@ def test_without_the_targets_weights_a_text_is_written_by_the_tokenizer(baseline
     text = vanilla().generate(PROMPT, LIMIT).text
     written = vanilla().target.checkpoint.tokenizer.encode(text, add_special_tokens=False)
     assert generation.token_ids == written[:LIMIT]
+
+
+def new_tokens(decoder: Decoder, answer: ServerAnswer, **knobs: object) -> list[int]:
+    """The tokens of an answer, however it came."""
+    request = decoder.request(PROMPT, LIMIT, **knobs)
+    tokens = decoder.method.read(request, Trace(), answer)
+    return tokens[request.limits.prompt_length :]
+
+
+@pytest.mark.parametrize(
+    ("beside", "knobs"), [({"baseline_body": {}}, {}), ({}, {"sampling": Sampling(1.0)})]
+)
+def test_a_text_that_the_server_ended_itself_has_an_end_token_and_one_alone(
+    beside: dict, knobs: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside another server, and where it is sampled: the target does not write it."""
+    monkeypatch.setattr(server_method, "written_answer", None)
+    decoder = asking("http://127.0.0.1:9/v1", **beside)
+    checkpoint = decoder.target.checkpoint
+    (end,) = checkpoint.end_tokens
+    words = checkpoint.tokenizer.encode("w5 w9", add_special_tokens=False)
+
+    def written(token_ids: list[int] | None, reason: str, **further: object) -> list[int]:
+        answer = ServerAnswer("w5 w9", token_ids, finish_reason=reason)
+        return new_tokens(decoder, answer, **knobs, **further)
+
+    assert written(None, STOPPED) == [*words, end] and written(None, AT_LENGTH) == words
+    assert written(words, STOPPED) == written([*words, end], STOPPED) == [*words, end]
+    assert written([*words, end], AT_LENGTH) == [*words, end]  # it came at the limit
+    # a stop string may have ended it
+    assert written(None, STOPPED, stop=["w7"]) == written(words, STOPPED, stop=["w7"]) == words
+
+
+def test_the_first_id_that_the_target_does_not_have_is_another_models() -> None:
+    def written(token: int) -> list[int]:
+        decoder = asking("http://127.0.0.1:9/v1", baseline_body={})
+        return new_tokens(decoder, ServerAnswer("", [5, token], finish_reason=AT_LENGTH))
+
+    assert written(39) == [5, 39]
+    with pytest.raises(UserError, match="gave token 40, and pair.target has 40"):
+        written(40)
+
+
+def test_of_several_models_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CompletionsClient, "models", lambda _: ["small", "large"])
+    assert asking("http://127.0.0.1:9/v1", model="large").method._served_model == "large"
+    with pytest.raises(UserError, match="serves small, large, got policy.model=None"):
+        _ = asking("http://127.0.0.1:9/v1").method._served_model
 
 
 def test_the_drafting_of_each_dialect_is_read() -> None:
@@ -182,10 +238,11 @@ def test_a_key_is_sent_and_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
         decoder = asking(url, attempts=1, key_variable="THE_KEY")
         error = decoder.generate(PROMPT, LIMIT).trace.report.error
         assert "status 401" in error and "Bearer …" in error and "sesame" not in error
-        monkeypatch.setenv("THE_KEY", "sesame-7\r")  # as a file of Windows ends
-        with pytest.raises(UserError, match="printable ASCII") as caught:
-            asking(url, key_variable="THE_KEY").generate(PROMPT, LIMIT)
-    assert "sesame" not in str(caught.value)
+        for key in ("sesame-7\r", "sesame-7 "):  # as a file of Windows ends, and as one is copied
+            monkeypatch.setenv("THE_KEY", key)
+            with pytest.raises(UserError, match="printable ASCII") as caught:
+                asking(url, key_variable="THE_KEY").generate(PROMPT, LIMIT)
+            assert "sesame" not in str(caught.value)
 
 
 @pytest.mark.parametrize("fault", ["other vocabulary", "other prompt", "other model"])
@@ -329,7 +386,9 @@ def test_sampling_settings_body_and_stop_strings_are_sent() -> None:
     with serving(server) as url:
         decoder = asking(url, body={"speculative.n_max": 0})
         decoder.generate(PROMPT, LIMIT, temperature=0.7, top_k=5, top_p=0.9, seed=3, stop="w7")
-    sent = server.requests[0]
+        asking(url, body={"temperature": 0.4}).generate(PROMPT, LIMIT)
+    sent, own = server.requests
+    assert own["temperature"] == 0.4  # policy.body is the last word
     assert (sent["temperature"], sent["top_k"], sent["top_p"]) == (0.7, 5, 0.9)
     assert (
         sent["seed"] == 3 * 1_000_003 and sent["stop"] == ["w7"] and sent["speculative.n_max"] == 0

@@ -107,6 +107,45 @@ def test_a_server_that_ends_at_once_leaves_no_children(url: str) -> None:
         time.sleep(0.02)
 
 
+def test_the_end_of_a_long_log_is_told(url: str) -> None:
+    with pytest.raises(UserError) as caught:
+        server_process(shlex.join(["bash", "-c", "seq 1 30; exit 3"]), url)
+    assert str(caught.value).split("\n")[1:] == [str(line) for line in range(19, 31)]
+
+
+def in_a_child(url: str, before: str = "") -> str:
+    """A command whose child answers."""
+    return shlex.join(["bash", "-c", f"{before}{command(url)} & wait"])
+
+
+def test_the_seconds_of_a_servers_children_are_its_own(url: str) -> None:
+    process = server_process(in_a_child(url), url)
+    (child,) = psutil.Process(process._process.pid).children()
+    used = child.cpu_times()
+    assert process.cpu_seconds() >= used.user + used.system > 0
+
+
+def test_what_a_server_started_in_another_session_ends_with_it(url: str) -> None:
+    process = server_process(in_a_child(url, "setsid sleep 60 & "), url)
+    family = psutil.Process(process._process.pid).children(recursive=True)
+    assert len(family) == 2
+    process.stop()
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+
+
+def test_a_server_that_does_not_want_to_end_is_ended(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "END_S", 0.1)
+    deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    port = httpx.URL(url).port
+    program = deaf + PROGRAM.format(status=200, port=port)
+    process = server_process(shlex.join([sys.executable, "-S", "-c", program]), url)
+    process.stop()
+    assert not process.alive
+
+
 @pytest.mark.parametrize("launch", ["", "no_such_program", "sleep 'a"])
 def test_what_is_no_command_is_refused(launch: str, url: str) -> None:
     with pytest.raises(UserError, match=r"policy\.launch cannot start"):

@@ -119,3 +119,100 @@ def copy_next(
     if not EARLY:
         number = tl.load(source)
     tl.store(target, number)
+
+
+@triton.jit
+def write_same(numbers, WIDTH: tl.constexpr):
+    """One store gives each place the same number twice. Grid: (1)."""
+    tl.store(numbers + tl.arange(0, WIDTH) // 2, tl.arange(0, WIDTH) // 2)
+
+
+@triton.jit
+def write_before_turn(numbers, tickets):
+    """Each program writes one place before it takes a ticket. Grid: (programs)."""
+    tl.store(numbers, tl.program_id(0))
+    tl.debug_barrier()
+    tl.atomic_add(tickets, 1, sem="acq_rel")
+
+
+@triton.jit
+def pass_on(numbers, turns, tickets, ASKED: tl.constexpr):
+    """The third program to run reads what the first wrote: it takes the ticket ASKED, and the second
+    has taken that of the first and then ticket 1. Grid: (3).
+    """
+    turn = tl.atomic_add(turns, 1, sem="relaxed")
+    if turn == 0:
+        tl.store(numbers, 7)
+        tl.debug_barrier()
+        tl.atomic_add(tickets, 1, sem="acq_rel")
+    if turn == 1:
+        tl.atomic_add(tickets, 1, sem="acq_rel")
+        tl.atomic_add(tickets + 1, 1, sem="acq_rel")
+    if turn == 2:
+        tl.atomic_add(tickets + ASKED, 1, sem="acq_rel")
+        tl.store(numbers + 1, tl.load(numbers))
+
+
+@triton.jit
+def ask_for_the_later_first(numbers, turns, tickets):
+    """The first program to run takes a ticket after each of two numbers, and the second takes the
+    later one before the earlier one. Grid: (2).
+    """
+    turn = tl.atomic_add(turns, 1, sem="relaxed")
+    if turn == 0:
+        tl.store(numbers, 7)
+        tl.debug_barrier()
+        tl.atomic_add(tickets, 1, sem="acq_rel")
+        tl.store(numbers + 1, 7)
+        tl.debug_barrier()
+        tl.atomic_add(tickets + 1, 1, sem="acq_rel")
+    if turn == 1:
+        tl.atomic_add(tickets + 1, 1, sem="acq_rel")
+        tl.atomic_add(tickets, 1, sem="acq_rel")
+        tl.store(numbers + 2, tl.load(numbers + 1))
+
+
+@triton.jit
+def read_unasked(numbers, tickets):
+    """The second program reads what the first writes, whether or not it has run. Grid: (2)."""
+    program = tl.program_id(0)
+    if program == 0:
+        tl.store(numbers, 7)
+        tl.debug_barrier()
+    tl.atomic_add(tickets, 1, sem="acq_rel")
+    if program == 1:
+        tl.store(numbers + 1, tl.load(numbers))
+
+
+@triton.jit
+def add_one_below(numbers, count, WIDTH: tl.constexpr):
+    """Each thread below count reads and writes its own number; others ask for different places, and
+    get none. Grid: (1).
+    """
+    lane = tl.arange(0, WIDTH)
+    number = tl.load(numbers + tl.where(lane < count, lane, 0), mask=lane < count, other=0)
+    tl.store(numbers + lane, number + 1, mask=lane < count)
+
+
+@triton.jit
+def read_own_and_next(numbers, sums, WIDTH: tl.constexpr):
+    """Each thread writes its number, reads it, and then reads that of the next. Grid: (1)."""
+    lane = tl.arange(0, WIDTH)
+    tl.store(numbers + lane, lane)
+    own = tl.load(numbers + lane)
+    tl.store(sums + lane, own + tl.load(numbers + (lane + 1) % WIDTH))
+
+
+@triton.jit
+def count_up_by_half(numbers, halves):
+    """A number whose second half all threads read, and one of them writes all of it. Grid: (1)."""
+    half = tl.load(halves + 1)
+    tl.store(numbers, half + 1)
+
+
+@triton.jit
+def wait_in_first(numbers):
+    """Only the first program waits for the kernel before. Grid: (programs)."""
+    if tl.program_id(0) == 0:
+        tl.extra.cuda.gdc_wait()
+    tl.store(numbers + tl.program_id(0), 1)

@@ -71,19 +71,22 @@ def test_a_store_of_two_numbers_in_one_place_is_found(kernels: ModuleType) -> No
     assert [conflict.split(" ", 1)[1] for conflict in found(watch)] == [
         "stores two values in one place"
     ]
+    with watch_memory() as watch:
+        kernels.write_same[(1,)](numbers(), 4)
+    assert not watch.conflicts
 
 
 @pytest.mark.parametrize(
     ("barrier", "semantics", "scope", "races"),
     [
-        (True, "acq_rel", "gpu", False),
-        (False, "acq_rel", "gpu", True),
-        (True, "relaxed", "gpu", True),
-        (True, "acq_rel", "cta", True),
+        (True, "acq_rel", "gpu", 0),
+        (False, "acq_rel", "gpu", 2),  # nor are its own number and what it reads of it
+        (True, "relaxed", "gpu", 1),
+        (True, "acq_rel", "cta", 2),  # the tickets themselves, too
     ],
 )
 def test_a_ticket_orders_what_precedes_it_and_a_barrier(
-    barrier: bool, semantics: str, scope: str, races: bool, kernels: ModuleType
+    barrier: bool, semantics: str, scope: str, races: int, kernels: ModuleType
 ) -> None:
     total = numbers(1)
     with watch_memory() as watch:
@@ -91,7 +94,40 @@ def test_a_ticket_orders_what_precedes_it_and_a_barrier(
             numbers(), numbers(1), total, PROGRAMS, barrier, semantics, scope
         )
     assert total.item() == 6  # as programs run one after another here
+    assert len(watch.conflicts) == races
+
+
+def test_a_ticket_does_not_order_what_came_before_it_in_both_programs(
+    kernels: ModuleType,
+) -> None:
+    with watch_memory() as watch:
+        kernels.write_before_turn[(PROGRAMS,)](numbers(), numbers(1))
+    (conflict,) = found(watch)
+    assert conflict.startswith("write_before_turn: programs, ")
+
+
+@pytest.mark.parametrize(("asked", "races"), [(1, False), (2, True)])
+def test_who_takes_a_ticket_knows_all_that_its_owner_knew(
+    asked: int, races: bool, kernels: ModuleType
+) -> None:
+    with watch_memory() as watch:
+        kernels.pass_on[(3,)](numbers(), numbers(1), numbers(3), asked)
     assert bool(watch.conflicts) == races
+
+
+def test_an_earlier_ticket_takes_nothing_from_what_a_later_one_told(kernels: ModuleType) -> None:
+    with watch_memory() as watch:
+        kernels.ask_for_the_later_first[(2,)](numbers(), numbers(1), numbers(2))
+    assert not watch.conflicts
+
+
+def test_a_program_that_another_may_come_before_is_found(kernels: ModuleType) -> None:
+    """In the order of their numbers the ticket would order them."""
+    with watch_memory() as watch:
+        for _ in range(8):
+            kernels.read_unasked[(2,)](numbers(), numbers(1))
+    (conflict,) = found(watch)
+    assert conflict.startswith("read_unasked: programs, ")
 
 
 @pytest.mark.parametrize("taken", [1, 4])
@@ -123,6 +159,26 @@ def test_a_place_is_one_threads_where_there_are_as_many_as_threads(
     with watch_memory() as watch:
         kernels.add_one[(1,)](numbers(width), width, num_warps=warps)
     assert bool(watch.conflicts) == races
+
+
+def test_places_that_are_masked_may_be_anywhere(kernels: ModuleType) -> None:
+    with watch_memory() as watch:
+        kernels.add_one_below[(1,)](numbers(128), 100, 128)
+    assert not watch.conflicts
+
+
+def test_a_read_that_has_an_order_hides_no_later_one_without(kernels: ModuleType) -> None:
+    with watch_memory() as watch:
+        kernels.read_own_and_next[(1,)](numbers(128), numbers(128), 128)
+    (conflict,) = found(watch)
+    assert conflict.startswith("read_own_and_next: one program's threads, ")
+
+
+def test_a_number_is_touched_wherever_a_part_of_it_is(kernels: ModuleType) -> None:
+    whole = numbers(1)
+    with watch_memory() as watch:
+        kernels.count_up_by_half[(1,)](whole, whole.view(torch.int32))
+    assert len(watch.conflicts) == 1
 
 
 @pytest.mark.parametrize("barrier", [True, False])
@@ -166,6 +222,9 @@ def test_a_kernel_that_does_not_wait_is_found(kernels: ModuleType) -> None:
     with watch_memory() as watch:
         kernels.copy_next[(1,)](numbers(1), numbers(1), **never, launch_pdl=True)
     assert found(watch) == ["copy_next: it may end before the kernel before it"]
+    with watch_memory() as watch:
+        kernels.wait_in_first[(PROGRAMS,)](numbers(), launch_pdl=True)
+    assert not watch.conflicts  # it ends with its last program
 
 
 @pytest.fixture

@@ -102,6 +102,24 @@ def test_only_the_most_changed_examples_are_kept_if_the_texts_are_long(
     assert [one["id"] for one in page["examples"]] == ["test-7", "test-0", "test-1"]
 
 
+def test_an_example_is_as_changed_as_the_point_that_changed_it_most_and_one_is_always_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(examples, "MOST_CHARACTERS", 1)
+    page = browsed(
+        (FAST, [example(0, TARGET + " too"), example(1, TARGET)]),
+        (SLOW, [example(0, TARGET), example(1, "another text")]),
+    )
+    assert [one["id"] for one in page["examples"]] == ["test-1"]
+
+
+def test_a_text_that_never_came_has_no_speedup() -> None:
+    report = {"pieces_s": [], "rounds": None, "attempts": 3, "error": "it has died"}
+    failed = replace(example(0, ""), reports=[report])
+    (one,) = browsed((FAST, [failed]))["examples"]
+    assert one["speedups"] == [None]
+
+
 def test_without_stored_texts_there_is_no_browser() -> None:
     assert browsed((FAST, [])) is None
     assert browsed((FAST, [sample_example()])) is None  # no baseline was timed

@@ -21,7 +21,13 @@ from bild_lab.report.page import figures
 from bild_lab.report.page.tables import batch_table
 from bild_lab.report.paired_comparison import MetricComparison, PointComparison
 from bild_lab.report.style import COLOURS, MUTED, marks
-from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_result
+from tests.report.sample import (
+    sample_baseline,
+    sample_drafted,
+    sample_example,
+    sample_result,
+    with_speedup,
+)
 
 BY_ROWS = {"verdict": "numerical tie", "gap": 1e-3, "margin": 2e-4, "wide_gap": -1e-3}
 OTHER_TIE = {**BY_ROWS, "wide_gap": 1e-3}
@@ -59,6 +65,16 @@ def test_acceptance_is_drawn_in_percent_from_position_one() -> None:
     (group,) = by_setting([sample_result("bild", {}, 1.5, acceptance_by_position=[0.9, None, 0.8])])
     (trace,) = figures.acceptance_figure(group, marks(group.policies))["data"]
     assert (trace["x"], trace["y"]) == ([1, 2, 3], [90.0, None, 80.0])
+
+
+def test_several_points_of_a_policy_have_lines_of_their_own() -> None:
+    results = [
+        sample_result("bild", {"fallback": fallback}, 1.5, loss, acceptance_by_position=[0.9])
+        for fallback, loss in ((0.3, 0.0), (0.5, 0.2))
+    ]
+    (group,) = by_setting([sample_baseline(), *results])
+    traces = figures.acceptance_figure(group, marks(group.policies))["data"]
+    assert [trace["line"]["dash"] for trace in traces] == ["solid", "dash"]
 
 
 def differences(tmp_path: Path, *certificates: dict[str, Any] | None) -> Any:
@@ -121,6 +137,36 @@ def test_the_numbers_of_batches_sort_by_their_size() -> None:
     assert (last["baseline, tokens/s"], seconds) == ("617", ["51", "94"])
 
 
+@pytest.mark.parametrize(("noise", "told"), [(0.01, "none up to 4"), (None, "not known")])
+def test_a_curve_that_stays_faster_breaks_even_at_none_of_its_batches(
+    noise: float | None, told: str
+) -> None:
+    """Where the clock of batches is known."""
+    results = [
+        with_speedup(
+            sample_drafted("bild", {}, 2.0, 0.0, (0.8, 1.0), setting={"batch": batch}), noise=noise
+        )
+        for batch in (1, 4)
+    ]
+    table = batch_table(batch_curves(results))
+    place = [column.title for column in table.columns].index("break-even batch")
+    assert {row.cells[place].text for row in table.rows} == {told}
+
+
+def test_a_batch_without_a_speedup_has_no_mark() -> None:
+    results = [
+        sample_drafted("bild", {}, 2.0, 0.0, (0.8, 1.0), setting={"batch": batch})
+        for batch in (1, 2, 4)
+    ]
+    results[1] = with_speedup(results[1], value=None, low=None, high=None)
+    (drawn,) = figures.batch_figure(batch_curves(results), marks(["bild"]))["data"]
+    assert drawn["x"] == [1, 4]
+
+
+def test_a_node_lies_beside_the_middle_between_its_first_and_its_last_child() -> None:
+    assert figures._heights([0, 0, 0, 1, 1]) == [1.75, 0.5, 2.0, 3.0, 0.0, 1.0]
+
+
 def fitted() -> Result:
     facts = {"pair": "first", "aligned": False, "acceptance": None, "trained": {"tree": TREE}}
     return sample_result("medusa", {"heads": "any", "tree": "auto", "top_k": 3}, 1.3, facts=facts)
@@ -129,7 +175,9 @@ def fitted() -> Result:
 def test_a_fitted_tree_has_every_node_with_rank_masks_and_chances() -> None:
     (group,) = by_setting([fitted(), sample_baseline()])
     ((_, content),) = figures.fitted_trees(group)
-    lines, nodes = figures.tree_figure("medusa", content)["data"]
+    figure = figures.tree_figure("medusa", content)
+    assert figure["layout"]["title"]["text"] == "medusa: 7 rows"  # four nodes and three masks
+    lines, nodes = figure["data"]
     assert [text.strip() for text in nodes["text"]] == ["+2", "1 +1", "2", "3"]
     assert nodes["x"] == [0, 1, 2, 1] and len(set(zip(nodes["x"], nodes["y"], strict=True))) == 4
     assert (

@@ -11,8 +11,8 @@ from bild_lab.lab.schema.numbers import LOG_PROBABILITY_NAME
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.page.grid import grids, knob_maps
 from bild_lab.report.screened_points import screened_points
-from bild_lab.report.style import marks
-from bild_lab.screening.rows import TABLE, Row, read_table, write_rows
+from bild_lab.report.style import COLOURS, marks
+from bild_lab.screening.rows import TABLE, Row, read_table, with_front, write_rows
 from tests.report.sample import (
     sample_baseline,
     sample_log_probability,
@@ -40,7 +40,10 @@ def test_each_point_is_in_the_cell_of_its_knobs() -> None:
     (trace,) = speeds["data"]
     cells = dict(zip(zip(trace["x"], trace["y"], strict=True), trace["text"], strict=True))
     assert sorted(cells) == [(a, b) for a in range(3) for b in range(4)] and cells[0, 3] == "1.83"
-    strongest = trace["marker"]["opacity"].index(max(trace["marker"]["opacity"]))
+    opacities = trace["marker"]["opacity"]
+    palest, strongest = (opacities.index(find(opacities)) for find in (min, max))
+    slowest = min(trace["text"], key=float)
+    assert (opacities[palest], trace["text"][palest]) == (0.08, slowest)
     assert trace["text"][strongest] == "1.83" and trace["customdata"][strongest] in {
         one.point for one in sample_sweep()
     }
@@ -50,6 +53,14 @@ def test_each_point_is_in_the_cell_of_its_knobs() -> None:
         and "+0.21" in trace["text"]
         and len(set(trace["marker"]["color"])) == 2
     )
+    # the largest loss has the strongest colour, and another one than a gain
+    by_text = {
+        text: (colour, opacity)
+        for text, colour, opacity in zip(
+            trace["text"], trace["marker"]["color"], trace["marker"]["opacity"], strict=True
+        )
+    }
+    assert by_text["−1.31"] == (COLOURS[1], 0.68) and by_text["+0.21"][0] == COLOURS[0]
 
 
 def test_a_map_of_a_log_probability_has_its_digits(tmp_path: Path) -> None:
@@ -83,8 +94,9 @@ def test_without_a_baseline_the_palest_square_is_the_poorest() -> None:
         for a in (0, 1)
         for b in (0, 1)
     ]
-    _, (trace,) = (figure["data"] for figure in maps(results))
+    (times,), (trace,) = (figure["data"] for figure in maps(results))
     assert trace["marker"]["opacity"] == [0.08, 0.28, 0.48, 0.68]
+    assert set(times["text"]) == {f"{1000 * results[0].latency_s.mean:.2f}"}  # milliseconds
 
 
 def test_a_menu_chooses_the_values_of_other_knobs() -> None:
@@ -208,6 +220,10 @@ def test_a_confirmed_point_has_the_numbers_of_its_live_run(folder: Path) -> None
     (live,) = [trace for trace in grid.cloud["data"] if trace["name"] == "bild, measured"]
     assert (live["x"], live["y"]) == ([1 / result.speedup.value], [result.quality.difference])
     assert live["customdata"] == [LIVE]
+    speedup = result.speedup
+    ends = [live["error_x"][side][0] for side in ("arrayminus", "array")]
+    latencies = [1 / end for end in (speedup.high, speedup.value, speedup.low)]
+    assert ends == pytest.approx([latencies[1] - latencies[0], latencies[2] - latencies[1]])
 
 
 def test_the_fastest_point_within_each_loss_is_named(folder: Path) -> None:
@@ -216,6 +232,40 @@ def test_the_fastest_point_within_each_loss_is_named(folder: Path) -> None:
     assert cells[0] == ["0.0", "2.00×", "0.00", "not confirmed", "bild (fallback 0.3, rollback 10)"]
     assert cells[2] == ["1.0", "2.10×", "−1.00", "not confirmed", "speculative"]
     assert [cell.order for cell in grid.fastest.rows[2].cells[:3]] == [1.0, 2.1, -1.0]
+
+
+def test_the_losses_that_are_allowed_are_in_the_metrics_unit(tmp_path: Path) -> None:
+    own = {"quality_metric": LOG_PROBABILITY_NAME}
+    several = [
+        replace(row(place=place, fallback=place), quality_difference=difference, **own)
+        for place, difference in ((1, -1e-12), (0, -0.008))  # a rounding is no loss
+    ]
+    write_rows(tmp_path, several)
+    (grid,) = grids(screened_points(tmp_path, []), marks(["bild"]))
+    found = [(cells[0].order, cells[1].order) for cells in (one.cells for one in grid.fastest.rows)]
+    assert found == [(0.0, 1.9), (0.005, 1.9), (0.01, 2.0), (0.02, 2.0)]
+
+
+def test_the_front_of_a_screening_leaves_out_what_another_point_beats(tmp_path: Path) -> None:
+    slow = replace(row(place=1, fallback=0.5), predicted_speedup=1.0)
+    rows = with_front([row(place=0, fallback=0.3), slow, row(place=2, fallback=0.7)])
+    write_rows(tmp_path, rows)
+    (grid,) = grids(screened_points(tmp_path, []), marks(["bild"]))
+    (front,) = [trace for trace in grid.cloud["data"] if trace["name"] == "front"]
+    assert (front["x"], front["y"]) == (pytest.approx([1 / 2.0, 1 / 1.8]), [0, 2])
+
+
+def test_other_numbers_of_examples_and_other_splits_have_a_grid_of_their_own(
+    tmp_path: Path,
+) -> None:
+    others = [replace(ROWS[0], n_examples=9), replace(ROWS[0], split="train")]
+    write_rows(tmp_path, [*ROWS, *others])
+    found = grids(screened_points(tmp_path, []), marks(["bild", "speculative"]))
+    assert [(one.split, one.examples, one.count) for one in found] == [
+        ("validation", 7, 4),
+        ("validation", 9, 1),
+        ("train", 7, 1),
+    ]
 
 
 def test_a_point_whose_speed_was_not_predicted_is_left_out(tmp_path: Path) -> None:

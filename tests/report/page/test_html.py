@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from bild_lab.lab.schema.result import Failure, Result
-from bild_lab.report.page.html import write_html
+from bild_lab.report.page.html import environments, write_html
 from bild_lab.screening.rows import write_rows
 from tests.report.page.test_grid import row
 from tests.report.sample import (
+    ENVIRONMENT,
     sample_baseline,
     sample_failure,
     sample_replayed,
@@ -154,6 +155,14 @@ def test_settings_that_nothing_readable_tells_apart_are_numbered(tmp_path):
 def test_shares_of_time_cover_the_whole(page):
     table = page.text.split("Where the sweep\u2019s time went")[2].split("How it was measured")[0]
     assert sum(map(float, re.findall(r"([\d.]+) %", table))) == pytest.approx(100, abs=0.3)
+
+
+def test_what_the_machine_did_is_told_from_the_least_to_the_most() -> None:
+    several = [
+        sample_result("bild", {}, 1.5, environment={**ENVIRONMENT, "load_average": load})
+        for load in (0.5, 0.2, 0.9)
+    ]
+    assert dict(environments(several))["load_average"] == "0.2 to 0.9"
 
 
 def test_the_report_loads_nothing_from_anywhere_and_forbids_it(page):

@@ -95,6 +95,16 @@ def test_the_best_points_lose_nothing_and_at_most_a_point() -> None:
     assert [by_title(best, row)["speedup"][0] for row in (0, 1)] == ["1.55×", "1.70×"]
 
 
+def test_a_small_loss_is_in_the_metrics_unit() -> None:
+    """A hundredth of a nat of a log-probability."""
+    several = [
+        sample_log_probability(speedup, loss)
+        for speedup, loss in ((1.5, 0.0), (2.0, -0.009), (3.0, -0.02))
+    ]
+    best = shown(*several)["best"]
+    assert [by_title(best, row)["speedup"][0] for row in (0, 1)] == ["1.50×", "2.00×"]
+
+
 def test_the_margin_of_a_log_probability_is_in_nats_and_its_bound_has_its_digits() -> None:
     tested = NonInferiority(margin=0.01, lower_bound=-0.0042, p_value=0.02, test="bootstrap")
     result = with_quality(sample_log_probability(1.5, -0.003), non_inferiority=tested)
@@ -256,6 +266,8 @@ def test_a_speedup_of_a_busy_machine_says_so_in_every_table() -> None:
         ("categories", 1),
     ):
         assert by_title(found[name], row)["speedup"][1].endswith("], machine 74 % busy"), name
+    calm = shown(sample_result("bild", {}, 1.5))
+    assert [one["best"].rows[0].cells[1].tone for one in (found, calm)] == ["", "big"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,14 @@ from bild_lab.engine.draft import Tree
 from bild_lab.engine.methods.early_exit.views import LayerView
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import LAST_LOGITS, NOTHING, Rows, Scores
+from bild_lab.engine.session import (
+    LAST_LOGITS,
+    NOTHING,
+    Prefix,
+    Rows,
+    Scores,
+    SessionOptions,
+)
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import policy_names
@@ -344,6 +351,28 @@ def test_texts_whose_rows_were_dropped_are_told(disk_bytes: float, tmp_path: Pat
         one.save()
         assert one.has_dropped(source) == (disk_bytes == 0)
         assert not one.has_dropped(Source((5, 6)))
+
+
+@pytest.mark.parametrize("disk_bytes", [inf, 0], ids=["unlimited", "full from the beginning"])
+def test_forwards_of_a_prompt_count_once_and_with_those_behind_a_prefix(
+    disk_bytes: float, tmp_path: Path
+) -> None:
+    """Fault: those of BiTA, which draft behind a prompt of their own, counted nowhere, and those of a
+    prompt that two examples have twice.
+    """
+    one, *_ = recorded("llama", tmp_path, "native", disk_bytes=disk_bytes)
+    config, source, other = one.config, Source((5, 6, 7)), Source((5, 6))
+    head_dim = config.hidden_size // config.num_attention_heads
+    keys = torch.zeros(config.num_hidden_layers, config.num_key_value_heads, 1, head_dim)
+    behind = SessionOptions(prefix=Prefix(keys, keys, torch.zeros(1, config.hidden_size)))
+    one.start(source, 8).extend([7])
+    one.save()
+    assert one.forwards([source, source]) == {"whole": 1} and not one.has_dropped(other)
+    one.start(source, 8, behind).extend([7])
+    one.start(other, 8, behind).extend([6])
+    one.save()
+    assert one.forwards([source, other]) == {"whole": 3}
+    assert one.has_dropped(other) == (disk_bytes == 0)
 
 
 @pytest.mark.parametrize("engine", ["native", pytest.param("kernels", marks=needs_kernels)])
