@@ -216,10 +216,20 @@ class Verdict:
 class Tree:
     """The shape of a tree of rows. Masks and depths are computed once.
 
-    parents: [m], parents[i] < i, or ROOT for a row that directly follows the cached rows.
+    parents: [m], parents[i] < i, or ROOT for a row that directly follows the cached rows. Raises
+    UserError for others, which an engine would follow for ever; those on an accelerator are not read.
     """
 
     parents: Int[Tensor, " m"]
+
+    def __post_init__(self) -> None:
+        if self.parents.device.type != "cpu":
+            return
+        if (row := misplaced_node(parents := self.parents.tolist())) is not None:
+            raise UserError(
+                f"row {row} of a tree has the parent {parents[row]}; a parent is an earlier row, from"
+                f" 0 on, or {ROOT} for a row that follows the cached ones"
+            )
 
     def __len__(self) -> int:
         return self.parents.shape[0]

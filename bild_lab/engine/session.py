@@ -29,8 +29,10 @@ class Rows:
     tokens: [m].
     tree: the shape of the rows; None: a chain. A tree may have more rows than there are tokens:
         then its first rows are those of the extends before, and these tokens are its last rows.
-    position: None for the next rows of the text. For drafted rows it is a position in the sequence,
-        `length` or later: such rows are never kept, and later rows overwrite them.
+    position: None for rows that go on with the sequence, in a draft model's own session also those
+        of drafts, which `rollback` drops and `keep` sorts. For rows drafted beside the text, in the
+        target's own session, it is a position in the sequence, `length` or later: such rows are
+        never kept, no tree goes on from them, and later rows overwrite them.
     states: [m, dim], the output of the layer before `OutputSpec.layers` for these rows; the tokens
         are then not embedded.
     """
@@ -375,7 +377,8 @@ class Session(Protocol):
     def extend(self, rows: RowsOrTokens, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         """Run rows after the cached ones. Plain token ids are a chain.
 
-        The prompt of a decoder-only model runs together with the first rows, in one forward.
+        The prompt of a decoder-only model runs together with the first rows, in one forward. Raises
+        UserError for rows, layers and scores that the model does not have.
         """
 
     def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
@@ -392,7 +395,7 @@ class Session(Protocol):
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep these rows of the last `extend` or tree (in order, root to leaf) and drop the
-        others.
+        others. Raises UserError for rows that did not run.
         """
 
     def rollback(self, length: int) -> None:

@@ -77,7 +77,8 @@ def certified(results: Sequence[Result]) -> list[str]:
             remarks.append(
                 f"{result.composition} says that it is lossless, and no certificate could judge"
                 f" {unjudged} of its {counted(judged + unjudged, 'text')}: the distribution that it"
-                " draws from is not known (output_distribution)."
+                " draws from is not known (uniforms of its drafts, output_distribution of its"
+                " rule)."
             )
         if judged and not certificate.defects:
             tally = sampled if result.setting.temperature else greedy

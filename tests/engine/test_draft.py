@@ -135,3 +135,11 @@ def test_the_path_of_a_verdict_is_a_tuple_of_plain_numbers() -> None:
     for no_token in (None, float("inf"), torch.ones(2), torch.ones((), device="meta")):
         with pytest.raises(UserError, match="is one token id, got "):
             Verdict((), no_token)
+
+
+@pytest.mark.parametrize("parents", [[-1, 1], [-1, 5], [-2]])
+def test_a_tree_of_rows_with_a_parent_that_is_no_row_before_is_refused(parents: list[int]) -> None:
+    with pytest.raises(
+        UserError, match=f"has the parent {parents[-1]}; a parent is an earlier row"
+    ):
+        Tree(torch.tensor(parents))

@@ -336,6 +336,9 @@ def test_a_tree_whose_parents_do_not_come_first_is_refused(parents: list[int], r
     """
     session = AnySession(StubModel(lambda tokens: torch.zeros(VOCABULARY)), [5])
     processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5)])
-    rows = Rows([6, 7, 8][: len(parents)], Tree(torch.tensor(parents)))
+    tree = Tree(torch.full((len(parents),), -1))
+    # as on a GPU, where a tree's parents are not read when it is made
+    object.__setattr__(tree, "parents", torch.tensor(parents))
+    rows = Rows([6, 7, 8][: len(parents)], tree)
     with pytest.raises(UserError, match=f"row {row} of a tree has the parent {parents[row]}; a"):
         ProcessedSession(session, processors, [5, 6]).extend(rows)

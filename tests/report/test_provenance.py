@@ -152,7 +152,8 @@ def test_a_defect_of_a_policy_that_says_it_is_lossless_is_told() -> None:
         "own_rule() says that it is lossless, and 14 of its 24 texts differ from the target’s own"
         " by more than rounding: the policy or an engine has a defect.",
         "other_rule() says that it is lossless, and no certificate could judge 24 of its 24 texts:"
-        " the distribution that it draws from is not known (output_distribution).",
+        " the distribution that it draws from is not known (uniforms of its drafts,"
+        " output_distribution of its rule).",
         "Certified: 98 texts of 1 lossless point are the target’s own, 2 more up to rounding.",
     ]
     drawn = replace(

@@ -30,6 +30,7 @@ from bild_lab.engine.session import (
     on_device,
 )
 from bild_lab.engine.trace import Forward
+from bild_lab.errors import UserError
 
 PROMPT = OutputSpec(logits=1, prompt=True)
 LONG_PROMPT = 256  # rows
@@ -228,6 +229,7 @@ class CachedSession:
             skipped=output_spec.skipped,
             vocabulary=output_spec.vocabulary,
         )
+        self._require_runnable(forward_pass, is_text)
         scores = self._run_text(forward_pass) if is_text else self._run_draft(forward_pass)
         if shown_count == forward_pass.count:
             return scores
@@ -271,7 +273,44 @@ class CachedSession:
             self._record_program([len(tokens), *grown.forwards[1:]], tree_spec.vocabulary)
         return grown
 
+    def _require_runnable(self, forward_pass: ForwardPass, is_text: bool) -> None:
+        """Raise UserError for a forward that an engine cannot run: it would read memory that is not the
+        model's, or give the scores of other rows.
+
+        is_text: whether its rows go on with the text, and are not drafted at a position.
+        """
+        ahead, earlier = forward_pass.start - self._cached, forward_pass.earlier
+        ran = self._cached - self._base if is_text else ahead
+        if earlier < 0 or (earlier and (earlier != ran if is_text else earlier > ran)):
+            raise UserError(
+                f"a tree of {len(forward_pass.tree)} rows was given {forward_pass.count} tokens after"
+                f" {ran} rows of the last extends; a tree has one row for each token, or goes on from"
+                " the rows of the extends before, without a position between"
+            )
+        if ahead < 0:
+            raise UserError(
+                f"drafted rows stand behind the {self.length} rows of the text, got position"
+                f" {forward_pass.start - self.layers.reserved}; give the session's length or more"
+            )
+        if forward_pass.read > forward_pass.count:
+            raise UserError(
+                f"the last {forward_pass.read} of {forward_pass.count} rows cannot be scored; ask for"
+                " as many as are passed, or pass more tokens"
+            )
+        layers, depth = forward_pass.layers, self.layers.depth
+        if layers and not (min(layers) >= 0 and max(layers) < depth):
+            raise UserError(
+                f"a model of {depth} layers has no layers {list(layers)}; name those from 0 to"
+                f" {depth - 1}"
+            )
+
     def keep(self, path: Sequence[int]) -> None:
+        ran = self._cached - self._base
+        if path and not (min(path) >= 0 and max(path) < ran):
+            raise UserError(
+                f"of the {ran} rows that ran in the last extends rows {list(path)} cannot be kept;"
+                " they count from 0"
+            )
         if list(path) != list(range(len(path))):
             with torch.inference_mode():  # only here: entering it takes time
                 self.layers.gather(self._base, path)
@@ -340,7 +379,12 @@ class CachedSession:
     def _run_draft(self, forward_pass: ForwardPass) -> Scores:
         """Run drafted rows. If they ran through the first layers, remember the output of those."""
         layers = forward_pass.layers
-        if forward_pass.tree is not None or not are_first_layers(layers, forward_pass.skipped):
+        is_plain_start = (
+            forward_pass.tree is None
+            and layers is not None
+            and are_first_layers(layers, forward_pass.skipped)
+        )
+        if not is_plain_start:
             self._started = None  # other keys and values may stand in its slots then
             return self._run(forward_pass)
         last_output = len(layers)

@@ -85,7 +85,8 @@ def _why_none(spec: DatasetSpec) -> UserError:
         )
     if spec.skip:
         return UserError(f"{problem} after {spec.skip} rows; check dataset.skip")
-    return UserError(f"{problem}; check dataset.split")
+    where = f"whether {spec.path} has rows, and " if spec.path else ""
+    return UserError(f"{problem}; check {where}dataset.split")
 
 
 def _require_unique_ids(spec: DatasetSpec, examples: Sequence[Example]) -> None:

@@ -32,6 +32,12 @@ COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
+_REMEDIES = {  # for a line with too few or too many columns
+    ".csv": "correct the line: a text that holds the delimiter stands in quotation marks",
+    ".tsv": "correct the line: quotation marks do not keep a tab inside a text, so save such texts"
+    " as .csv or .jsonl",
+}
+
 _SHORT_FLOATS = {"halffloat": np.float16, "float": np.float32}  # by the names of Arrow's types
 
 Row = dict[str, Any]
@@ -168,7 +174,8 @@ def _csv(file: Path) -> Iterator[tuple[str, Any]]:
         for values in filter(None, rows):
             if len(values) != len(names):
                 raise UserError(
-                    f"{file} line {reader.line_num}: wanted {len(names)} columns, got {len(values)}"
+                    f"{file} line {reader.line_num}: wanted {len(names)} columns, got {len(values)};"
+                    f" {_REMEDIES[suffix_of(file)]}"
                 )
             yield f"line {reader.line_num}", dict(zip(names, values, strict=True))
 

@@ -54,7 +54,10 @@ def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
     _require_parts(constructor, values)
     try:
         return constructor(**values)
-    except (TypeError, AttributeError) as error:
+    except UserError:
+        raise
+    # how a part of a user's refuses values, and a file that is missing
+    except (TypeError, AttributeError, ValueError, OSError) as error:
         raise UserError(f"{constructor.__name__}: {error}; got {describe_decoder(node)}") from error
 
 

@@ -25,6 +25,7 @@ from bild_lab.engine.session import (
     TreeSpec,
 )
 from bild_lab.engine.trace import Forward
+from bild_lab.errors import UserError
 
 MODEL = object()
 CHAIN = ChainSpec(3, frozenset())
@@ -429,3 +430,84 @@ def test_without_layers_given_states_go_to_the_head() -> None:
     )
     assert [(each.layers, each.first_layer) for each in session.forwards] == [(0, 3)]
     assert session.length == 0
+
+
+def test_drafted_rows_of_all_layers_may_stand_at_a_position() -> None:
+    session, layers = opened([4, 5])
+    assert told(session.extend(Rows([6], position=1)))[0] == [6123.5]
+    assert session.length == 1 and ran(layers)[1:] == [(1, [6], None, 1)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "output_spec", "refusal"),
+    [
+        pytest.param(
+            Rows([7, 8], Tree(torch.tensor([-1]))),
+            OutputSpec(),
+            "a tree of 1 rows was given 2 tokens",
+            id="more tokens than the tree has rows",
+        ),
+        pytest.param(
+            Rows([7], Tree(torch.tensor([-1, 0]))),
+            OutputSpec(),
+            "given 1 tokens after 2 rows of the last extends",
+            id="other rows before the tokens than ran last",
+        ),
+        pytest.param(
+            Rows([7], Tree(torch.tensor([-1] * 9))),
+            OutputSpec(),
+            "without a position between",
+            id="rows before the tokens that never ran",
+        ),
+        pytest.param(
+            Rows([7], Tree(torch.tensor([-1, 0])), position=3),
+            OutputSpec(),
+            "given 1 tokens after 0 rows",
+            id="a drafted tree over rows of the text",
+        ),
+        pytest.param(
+            Rows([7], position=2),
+            OutputSpec(layers=(0,)),
+            "behind the 3 rows of the text, got position 2",
+            id="a drafted row within the text",
+        ),
+        pytest.param(
+            Rows([7, 8]),
+            OutputSpec(logits=3),
+            "the last 3 of 2 rows cannot be scored",
+            id="more scores than rows",
+        ),
+        pytest.param(Rows([]), OutputSpec(logits=1), "the last 1 of 0 rows", id="no rows"),
+        pytest.param(
+            Rows([7], position=3),
+            OutputSpec(layers=(0, 3)),
+            r"3 layers has no layers \[0, 3\]",
+            id="a layer too many",
+        ),
+        pytest.param(
+            Rows([7], position=3),
+            OutputSpec(layers=(-1,)),
+            "name those from 0 to 2",
+            id="a layer from the end",
+        ),
+    ],
+)
+def test_rows_that_an_engine_cannot_run_are_refused(
+    rows: Rows, output_spec: OutputSpec, refusal: str
+) -> None:
+    session, layers = opened([5], reserved=1)
+    session.extend([5])
+    session.extend([6, 6])  # the rows of the last extend
+    passes = len(layers.passes)
+    with pytest.raises(UserError, match=refusal):
+        session.extend(rows, output_spec)
+    assert len(layers.passes) == passes
+
+
+@pytest.mark.parametrize("path", [[0, 2], [-1], range(4)])
+def test_rows_that_did_not_run_are_not_kept(path: Sequence[int]) -> None:
+    session, layers = opened([5])
+    session.extend([5, 6])
+    with pytest.raises(UserError, match="of the 2 rows that ran in the last extends"):
+        session.keep(path)
+    assert (layers.asked, session.length) == ([], 2)

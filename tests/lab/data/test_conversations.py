@@ -327,6 +327,11 @@ def test_rows_that_were_left_out_are_told_where_no_other_is_in_the_split(tmp_pat
         UserError, match="no examples in split 'test' after 1 rows; check dataset.sk"
     ):
         examples_of(tmp_path, said("One?"), **ANSWERS, skip=1)
+    with pytest.raises(
+        UserError,
+        match=r"no examples in split 'test'; check whether \S+ has rows, and dataset.split",
+    ):
+        examples_of(tmp_path, **ANSWERS)
 
 
 def test_the_parts_of_a_message_are_joined_and_pictures_are_refused(tmp_path: Path) -> None:

@@ -245,8 +245,16 @@ def test_parquet_shards_are_joined_with_nested_columns(tmp_path: Path) -> None:
         ("a.jsonl", b'{"a": 1}\n["b"]\n', "a.jsonl line 2"),
         ("a.json", b'[{"a": 1},\n{"a": 1,}]', "line 2"),
         ("a.json", b'[{"a": 1}, "b"]', "a.json row 1"),
-        ("a.csv", b"a,b\n1,2\n1,2,3\n", "a.csv line 3: wanted 2 columns, got 3"),
-        ("a.tsv", b"a\tb\n1\n", "a.tsv line 2: wanted 2 columns, got 1"),
+        (
+            "a.csv",
+            b"a,b\n1,2\n1,2,3\n",
+            "a.csv line 3: wanted 2 columns, got 3; correct the line: a text that holds the delimiter",
+        ),
+        (
+            "a.tsv",
+            b'a\tb\n"1\t2"\t3\n',
+            "a.tsv line 2: wanted 2 columns, got 3; correct the line: quotation marks do not keep",
+        ),
         ("a.csv", b'a,b\n1,"2', "a.csv"),
         ("a.jsonl", b'{"a": "\xff"}\n', "byte 0xff"),
         ("a.csv", "a,b\nMüller,1\n".encode("latin-1"), "if it is LATIN1: iconv -f LATIN1 -t UTF-8"),

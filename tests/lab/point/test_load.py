@@ -451,6 +451,31 @@ def test_a_class_that_is_no_method_is_refused_by_what_it_lacks(checkpoints: Path
         bild_lab.load(target=checkpoints / "llama", policy=policy)
 
 
+class Reading:
+    """A part that reads a file with a number."""
+
+    def __init__(self, file: str) -> None:
+        float(Path(file).read_text())
+
+
+@pytest.mark.parametrize(
+    ("content", "refusal"),
+    [
+        (None, r"Reading: .*No such file or directory.*; got Reading\(file=.*numbers.txt\)"),
+        ("many", "Reading: could not convert string to float: 'many'; got Reading"),
+    ],
+)
+def test_what_a_part_of_ones_own_refuses_is_told_in_its_words(
+    content: str | None, refusal: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "numbers.txt").write_text(content)
+    part = {"_target_": f"{__name__}.Reading", "file": str(tmp_path / "numbers.txt")}
+    policy = OmegaConf.create({"policy": {"name": "mine", "decoder": part}}).policy
+    with pytest.raises(UserError, match=refusal):
+        bild_lab.load(target=checkpoints / "llama", policy=policy)
+
+
 def test_pieces_of_a_tokenizer_that_cannot_write_a_letter(checkpoints: Path) -> None:
     """One without a token for unknown text reads the letter as nothing."""
     decoder = load(checkpoints, "llama", "vanilla")
