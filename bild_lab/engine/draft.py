@@ -212,6 +212,11 @@ class Verdict:
                 ) from error
 
 
+def misplaced_node(parents: Sequence[int]) -> int | None:
+    """The first node whose parent is no node before it; None without one."""
+    return next((node for node, parent in enumerate(parents) if not ROOT <= parent < node), None)
+
+
 @dataclass(frozen=True)
 class Tree:
     """The shape of a tree of rows. Masks and depths are computed once.

@@ -4,14 +4,13 @@ refused in words before the loop goes on with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.draft import ROOT, Draft, Stats, Verdict
+from bild_lab.engine.draft import Draft, Stats, Verdict, misplaced_node
 from bild_lab.errors import UserError
 
 # what a round records of every method, under names that no statistic may have
@@ -159,11 +158,6 @@ def require_statistics(stats: Stats) -> None:
                     f" tuple of numbers, got {type(part).__name__}; .tolist() makes numbers of a"
                     " tensor"
                 )
-
-
-def misplaced_node(parents: Sequence[int]) -> int | None:
-    """The first node whose parent is no node before it; None without one."""
-    return next((node for node, parent in enumerate(parents) if not ROOT <= parent < node), None)
 
 
 def described(value: Any) -> str:

@@ -12,8 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from bild_lab.engine.draft import ROOT, Tree
-from bild_lab.engine.draft_checks import misplaced_node
+from bild_lab.engine.draft import ROOT, Tree, misplaced_node
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import (

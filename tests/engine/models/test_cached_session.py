@@ -434,7 +434,7 @@ def test_without_layers_given_states_go_to_the_head() -> None:
 
 def test_drafted_rows_of_all_layers_may_stand_at_a_position() -> None:
     session, layers = opened([4, 5])
-    assert told(session.extend(Rows([6], position=1)))[0] == [6123.5]
+    assert as_lists(session.extend(Rows([6], position=1)))[0] == [6123.5]
     assert session.length == 1 and ran(layers)[1:] == [(1, [6], None, 1)]
 
 
