@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.draft import Draft, Stats, Verdict, misplaced_node
+from bild_lab.engine.draft import ROOT, Draft, Stats, Verdict, misplaced_node
 from bild_lab.errors import UserError
 
 # what a round records of every method, under names that no statistic may have
