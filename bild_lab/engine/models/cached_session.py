@@ -297,6 +297,12 @@ class CachedSession:
                 f"the last {forward_pass.read} of {forward_pass.count} rows cannot be scored; ask for"
                 " as many as are passed, or pass more tokens"
             )
+        states = forward_pass.states
+        if states is not None and states.shape[0] != forward_pass.count:
+            raise UserError(
+                f"{forward_pass.count} tokens were given states of {states.shape[0]} rows; give one"
+                " row for each token"
+            )
         layers, depth = forward_pass.layers, self.layers.depth
         if layers and not (min(layers) >= 0 and max(layers) < depth):
             raise UserError(
@@ -317,6 +323,8 @@ class CachedSession:
         self._cached = self._base + len(path)
 
     def rollback(self, length: int) -> None:
+        if length < 0:
+            raise UserError(f"a session keeps 0 rows or more, got rollback({length})")
         self._started = None
         self._cached = min(self._cached, self.layers.reserved + length)
 

@@ -75,7 +75,7 @@ def mean_of_function(
         is_number = isinstance(value, Real | np.number)
         if not is_number or not 0 <= value <= (scale or 100):
             remedy = "; correct the function"
-            if is_number and not scale:
+            if is_number and not scale and not np.isnan(value):
                 remedy = f"; {shown}.scale = 1 says that its numbers are from 0 to 1"
             raise UserError(
                 f"the metric {shown} must give a number from 0 to {scale or 100}, got {value!r} for"

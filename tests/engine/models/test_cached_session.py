@@ -479,6 +479,12 @@ def test_drafted_rows_of_all_layers_may_stand_at_a_position() -> None:
         ),
         pytest.param(Rows([]), OutputSpec(logits=1), "the last 1 of 0 rows", id="no rows"),
         pytest.param(
+            Rows([7, 8], states=torch.zeros(1, 1)),
+            OutputSpec(layers=(1,)),
+            "2 tokens were given states of 1 rows",
+            id="states of fewer rows",
+        ),
+        pytest.param(
             Rows([7], position=3),
             OutputSpec(layers=(0, 3)),
             r"3 layers has no layers \[0, 3\]",
@@ -511,3 +517,11 @@ def test_rows_that_did_not_run_are_not_kept(path: Sequence[int]) -> None:
     with pytest.raises(UserError, match="of the 2 rows that ran in the last extends"):
         session.keep(path)
     assert (layers.asked, session.length) == ([], 2)
+
+
+def test_a_session_is_not_rolled_back_before_its_beginning() -> None:
+    session, _ = opened([4, 5])
+    session.extend([5])
+    with pytest.raises(UserError, match=r"keeps 0 rows or more, got rollback\(-1\)"):
+        session.rollback(-1)
+    assert session.length == 2

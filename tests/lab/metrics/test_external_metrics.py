@@ -22,6 +22,8 @@ def wrong(text, references):
     return -1
 def nothing(text, references):
     pass
+def unknown(text, references):
+    return float("nan")
 def raises(text, references):
     return len(references[0]) / 0
 def f1(text, references):
@@ -58,6 +60,7 @@ def test_a_plain_function_of_ones_own_is_a_metric() -> None:
     assert score("own_metric.begins", ["a b", "c"], [["x", "a"], ["d"]]).value == 50.0
     for name, message in {
         "own_metric.wrong": "the metric wrong must give a number from 0 to 100, got -1 for 'a'; .*scale",
+        "own_metric.unknown": "a number from 0 to 100, got nan for 'a'; correct the function$",
         "own_metric.nothing": "a number from 0 to 100, got None for 'a'; correct the function$",
         "own_metric.raises": (
             "the metric raises fails for 'a': ZeroDivisionError: .*; correct the function"
