@@ -19,6 +19,7 @@ from bild_lab.papers.published import load_published, published_names
 from bild_lab.papers.runs.needs import needs
 from bild_lab.papers.runs.paper_runs import RunSetting, commands, hub, items_of, settings_of
 from bild_lab.papers.runs.steps import Step, steps_of
+from bild_lab.papers.runs.training_needs import FINE_TUNING
 from scripts import paper_run
 
 
@@ -215,6 +216,26 @@ def test_a_training_for_each_rate_and_a_question_in_each_template() -> None:
     for template, count in (("vicuna_full", 1), ("vicuna_both", 2)):
         (asked,) = settings_of((*words, "model.path=lmsys/vicuna-7b-v1.3", f"template={template}"))
         assert asked.templates == count
+
+
+def only_setting(command: str) -> RunSetting:
+    (found,) = settings_of(("python", *command.split()))
+    return found
+
+
+def test_a_setting_has_the_models_data_and_repeats_of_its_command() -> None:
+    alone = only_setting("run.py pair=toy pair.draft=null policy=vanilla measure.repeats=7")
+    assert (alone.target, alone.drafts, alone.repeats) == ("toy:large", (), 7)
+    words = "name=gpt_lm1b model=gpt_lm1b dataset=lm1b train.loss=mean"
+    fresh = only_setting(f"scripts/finetune.py {words}")
+    assert fresh.outline["vocab_size"] == 8000
+    assert (fresh.training.kind, fresh.training.loss) == (FINE_TUNING, "mean")
+    words = "name=aligned calibration=[answers.jsonl] align.loss=kl train.evaluate_every=70"
+    aligned = only_setting(f"scripts/align.py {words}")
+    assert (aligned.dataset["name"], aligned.training.kind) == ("answers", "distillation")
+    assert aligned.training.evaluate_every == 70
+    words = "name=heads model.path=large module=medusa train.max_tokens=99"
+    assert only_setting(f"scripts/train_module.py {words}").training.all_tokens == 99
 
 
 def test_released_heads_are_models_that_draft() -> None:

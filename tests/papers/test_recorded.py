@@ -58,6 +58,24 @@ def test_a_sweep_is_a_screening_of_all_examples_and_a_sweep_of_the_timed_ones() 
     assert name.startswith("name=quality_bild_fig4_paper_bild_mt5_iwslt2017_iwslt2017_")
 
 
+def test_a_screening_is_named_by_what_changes_its_texts_in_whatever_order() -> None:
+    def name_of(*words: str) -> str:
+        screened, *_ = recorded_commands((*SWEEP, *words))
+        return next(word for word in screened if word.startswith("name="))
+
+    changes = ("runtime.dtype=float32", "decoding.max_new_tokens=9")
+    with found_configuration():
+        assert name_of("measure.repeats=2") == name_of()
+        assert name_of(*changes) == name_of(*reversed(changes)) != name_of()
+
+
+def test_a_small_sweep_times_its_first_twelve_examples() -> None:
+    words = ("python", "run.py", "experiment=bild/fig4", "scale=small", "pair=toy")
+    with found_configuration():
+        screened, timed = recorded_commands(words)
+    assert "screen.timed_s=5" in screened and timed == (*words, "dataset.limit=12")
+
+
 @pytest.mark.parametrize(
     "words",
     [

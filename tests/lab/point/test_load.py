@@ -267,6 +267,12 @@ def test_a_decoder_says_in_one_line_what_it_is(checkpoints: Path) -> None:
     )
 
 
+def test_a_method_that_cannot_stream_gives_its_text_in_one_piece(checkpoints: Path) -> None:
+    """Without the prompt."""
+    decoder = load(checkpoints, "llama", "hf_generate")
+    assert list(decoder.stream(PROMPT, 8)) == [decoder.generate(PROMPT, 8).text]
+
+
 def test_stop_strings_of_a_call_or_of_the_decoder_end_text_stream_and_batch(
     checkpoints: Path,
 ) -> None:

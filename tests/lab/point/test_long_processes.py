@@ -17,6 +17,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from threading import Barrier, Event, Thread
@@ -305,6 +306,22 @@ def test_models_are_let_go_between_two_looks_at_them() -> None:
     assert not released.is_alive()
 
 
+def test_a_model_that_is_asked_for_often_takes_no_others_place() -> None:
+    models = SharedModels(lambda path: Thread())  # any object
+    first = weakref.ref(models("nowhere/first"))
+    for _ in range(5):
+        models("nowhere/second")
+    assert first() is not None
+    with suppress(KeyError), models.renewed():
+        raise KeyError  # what failed lets nothing go
+    assert first() is not None
+    with models.renewed():
+        second = weakref.ref(models("nowhere/second"))
+    assert first() is None and second() is not None
+    models.cache_clear()
+    assert second() is None
+
+
 @pytest.mark.parametrize(("family", "positions"), [("llama", 7), ("llama", 600), ("t5", 600)])
 def test_no_thread_reads_tables_that_another_one_computes(
     checkpoints: Path, family: str, positions: int
@@ -590,6 +607,8 @@ def test_what_is_no_prompt_among_prompts_is_refused(checkpoints: Path) -> None:
     for prompts in ([PROMPT, 5], [[5, 9], 7]):
         with pytest.raises(UserError, match="a prompt is text, token ids .* among prompts"):
             decoder.generate(prompts, 6)
+    with pytest.raises(UserError, match=r"the prompt \[\] has no tokens"):
+        decoder.generate([], 6)
 
 
 def test_types_and_devices_may_be_those_of_pytorch(checkpoints: Path) -> None:
