@@ -65,7 +65,8 @@ class ServerAnswer:
     token_ids: None if the server gave some of the text without them. pieces_s: the seconds since
     the request was sent at which each piece of the text came; a piece is one or several tokens.
     later_tokens: how many ids came in the pieces after the first.
-    thinking: whether what came last is thought, which a server tells apart from the text.
+    thinking: whether what came last is thought, which a server tells apart from the text;
+    told_thoughts: whether any was.
     finish_reason: STOPPED or AT_LENGTH. prompt_tokens, completion_tokens: how many the server read
     and wrote; None if it does not tell. kept_tokens: how many of those read it had kept from earlier
     requests, as far as it tells. model: its name for what answered.
@@ -73,6 +74,7 @@ class ServerAnswer:
 
     text: str = ""
     thinking: bool = False
+    told_thoughts: bool = False
     token_ids: list[int] | None = field(default_factory=list)
     pieces_s: list[float] = field(default_factory=list)
     later_tokens: int = 0
@@ -277,7 +279,8 @@ def _take(answer: ServerAnswer, event: Mapping[str, Any], now_s: float) -> None:
     if piece or token_ids:
         answer.pieces_s.append(now_s)
     answer.text += thought
-    answer.thinking = answer.thinking or bool(thought)
+    if thought:
+        answer.thinking = answer.told_thoughts = True
     if text and answer.thinking:  # the mark between them, which such servers leave out
         answer.text += END_OF_THOUGHT
         answer.thinking = False

@@ -340,7 +340,8 @@ class Server:
         else:
             if isinstance(content, str):
                 content = checkpoint.tokenizer.encode(content, add_special_tokens=False)
-                if limits.stop is None:  # whose tokens a server may count
+                # a server counts tokens of stop strings, and marks and spaces around thoughts
+                if limits.stop is None and not answer.told_thoughts:
                     self._note_count(answer.completion_tokens, len(content))
             tokens = limits.append(prompt, content)
             ends_itself = not cut and limits.stop is None

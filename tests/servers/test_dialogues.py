@@ -107,7 +107,7 @@ def test_thoughts_come_before_the_answer_with_the_mark_between_them(
         pieces += [chunk(**{name: " 8?"}), chunk(content="It is")]
     end = {"choices": [{"index": 0, "delta": {"content": " 7"}, "finish_reason": "stop"}]}
     answer = answered([*pieces, end, "[DONE]"])
-    assert answer.text == "Is it 8?</think>It is 7"
+    assert (answer.text, answer.told_thoughts) == ("Is it 8?</think>It is 7", True)
     assert len(answer.pieces_s) == (3 if together else 4)
 
 

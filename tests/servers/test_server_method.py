@@ -401,3 +401,18 @@ def test_the_chat_endpoint_gets_the_prompt_as_a_message() -> None:
         tokens = asking(url, chat=True, baseline_body={}).generate("w5 w9 w12", LIMIT).token_ids
     assert server.requests[0]["messages"] == [{"role": "user", "content": "w5 w9 w12"}]
     assert tokens == vanilla().generate("w5 w9 w12", LIMIT).token_ids
+
+
+@pytest.mark.parametrize("told_thoughts", [True, False])
+def test_tokens_around_thoughts_are_no_other_count(
+    told_thoughts: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Planted: a server takes <think>, </think> and the spaces around them out of a text, and counts
+    them.
+    """
+    warn_once.cache_clear()
+    with serving(FakeServer(vanilla(), "plain")) as url:
+        decoder = asking(url, baseline_body={})
+        answer = ServerAnswer("w5 w9", token_ids=None, completion_tokens=6, finish_reason=STOPPED)
+        new_tokens(decoder, replace(answer, told_thoughts=told_thoughts))
+    assert ("counts other tokens" in caplog.text) is not told_thoughts

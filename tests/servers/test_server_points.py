@@ -10,16 +10,18 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import bild_lab
 from bild_lab.engine.models.native import NativeModel
+from bild_lab.engine.protocols import Served
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point.decoder import BASELINE
-from bild_lab.lab.point.prepare import Point, prepare
+from bild_lab.lab.point.prepare import Point, _require_one_template, prepare
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import best_at_loss
@@ -281,3 +283,18 @@ def test_a_server_that_does_not_start_says_what_its_log_says(
     point.decoders["method"].method.launch = command
     with pytest.raises(RuntimeError, match="no weights here"):
         measured(point)
+
+
+def test_a_method_of_ones_own_that_asks_a_server_need_not_know_of_chats() -> None:
+    """Planted: what `Served` does not have was read of it."""
+
+    class OwnServer:
+        arrival_rate = None
+
+        def ask(self) -> None: ...
+        def read(self) -> None: ...
+        def about(self) -> None: ...
+        def log(self) -> None: ...
+
+    assert isinstance(OwnServer(), Served)
+    _require_one_template(SimpleNamespace(method=OwnServer()), SimpleNamespace())

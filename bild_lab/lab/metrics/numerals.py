@@ -46,8 +46,11 @@ _WITH_COMMA = re.compile(
 )
 # what stands before a number that is only a part of one: of a fraction, a ratio, a time or a power
 _PART_OF_A_NUMBER = re.compile(
-    r"(?:\d\s*/\s*|\d:|(?:\^|\*\*)\s*[{(]?\s*|\\[dt]?frac\s*\{[^{}]*\}\s*\{\s*)$"
+    r"(?:\d\s*[/\u2044\u2215]\s*|\d:|\^\s*[{(]?\s*"
+    r"|\\[dt]?frac\s*(?:(?:\{[^{}]*\}|\d)\s*\{\s*)?)$"
 )
+# 10**3 and 10 ** 3; marks of bold text have a space on one side at most
+_STARS_OF_A_POWER = re.compile(r"[\d)](?:\*\*|\s+\*\*\s+)\(?$")
 
 
 def last_number(text: str, decimal_comma: bool = False) -> Decimal | None:
@@ -71,7 +74,9 @@ def ends_within_a_number(text: str, decimal_comma: bool = False) -> bool:
         return False
     before, after = number.string[: number.start()], number.string[number.end() :]
     is_factor = after != "" and unicodedata.numeric(after[0], None) is not None
-    return is_factor or _PART_OF_A_NUMBER.search(before) is not None
+    is_bold = after.startswith("**")
+    is_exponent = not is_bold and _STARS_OF_A_POWER.search(before) is not None
+    return is_factor or is_exponent or _PART_OF_A_NUMBER.search(before) is not None
 
 
 def _last_match(text: str, decimal_comma: bool) -> re.Match[str] | None:

@@ -142,7 +142,7 @@ def require_programs(references: Sequence[Sequence[str]]) -> None:
 
 def _missing_modules(program: str) -> list[str]:
     """The modules that a program imports and that are not Python's own, in the order of the alphabet;
-    none that it may do without, as within `try`, and none of what cannot be parsed.
+    none that it may do without, as within `try` or `if`, and none of what cannot be parsed.
     """
     try:
         with warnings.catch_warnings():
@@ -153,7 +153,7 @@ def _missing_modules(program: str) -> list[str]:
     imported = set()
     while parts:
         part = parts.pop()
-        if isinstance(part, ast.Try | ast.TryStar):
+        if isinstance(part, ast.Try | ast.TryStar | ast.If):
             continue
         parts += ast.iter_child_nodes(part)
         if isinstance(part, ast.Import):

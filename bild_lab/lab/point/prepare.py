@@ -218,7 +218,8 @@ def _require_one_template(decoder: Decoder, dataset: DatasetSpec) -> None:
     around a whole conversation as one question.
     """
     method = decoder.method
-    if not isinstance(method, Served) or not method.chat:
+    # a server's method of one's own need not know of chats
+    if not isinstance(method, Served) or not getattr(method, "chat", False):
         return
     if dataset.chat_template != (Template.first_turn,):
         raise UserError(

@@ -15,7 +15,12 @@ from tokenizers.models import BPE, WordLevel
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
-from bild_lab.engine.models.checkpoint.chat import ChatSettings, CompleteText, chat_text
+from bild_lab.engine.models.checkpoint.chat import (
+    ChatSettings,
+    CompleteText,
+    chat_text,
+    sample_text,
+)
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.errors import UserError, warn_once
@@ -356,12 +361,12 @@ LEADING_SYSTEM = (
 @pytest.mark.parametrize(
     ("template", "roles", "left_out"),
     [
-        (LEADING_SYSTEM, ["system", "user", "system", "user"], "message 3 of 4, from the system"),
+        (LEADING_SYSTEM, ["system", "user", "system", "user"], "a message from the system"),
         (LEADING_SYSTEM, ["system", "user", "assistant", "user"], None),
         (
             f"{SYSTEM_APART}".replace("{{ one['content'] + ' ' }}", ""),
             ["system", "user"],
-            "message 1 of 2",
+            "a message from the system",
         ),
         (SYSTEM_APART, ["system", "user"], None),
         # written otherwise, but written
@@ -379,7 +384,9 @@ def test_a_message_that_a_template_leaves_out_is_named(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As gpt-oss's template leaves out a system's message behind the first. Planted: without a word."""
+    """As gpt-oss's template leaves out a system's message behind the first. Planted: without a word,
+    for each conversation anew, and of messages that are samples alone.
+    """
     warn_once.cache_clear()
     tokenizer = Checkpoint(str(save(tiny_llama(0), tmp_path / "llama"))).tokenizer
     tokenizer.chat_template = template
@@ -387,11 +394,15 @@ def test_a_message_that_a_template_leaves_out_is_named(
     messages = [
         {"role": role, "content": text} for role, text in zip(roles, contents, strict=False)
     ]
-    chat_text(tokenizer, "it", messages, ChatSettings())
+    sample_text(tokenizer, "it", messages, ChatSettings())
+    assert not caplog.text
+    for longer in range(2):
+        chat_text(tokenizer, "it", [*messages, *messages[-1:] * longer], ChatSettings())
     if left_out is None:
         assert not caplog.text
     else:
-        assert f"its chat template leaves out {left_out}" in " ".join(caplog.text.split())
+        words = " ".join(caplog.text.split())
+        assert words.count(f"its chat template leaves out {left_out}") == 1
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,11 @@ def test_a_number_that_is_not_clear_is_read_as_the_language_writes_it(
         ("10² m", True),
         ("1½ cups", True),
         ("3万", True),
+        ("10 ** 3", True),
+        ("(2 * 5)**(3)", True),
+        ("3\u20444", True),
+        (r"\frac34", True),
+        (r"\tfrac3{4}", True),
         # planted: numbers of their own
         ("16/2=<<16/2=8>>8 in all\n#### 18", False),
         ("Step 2: 18", False),
@@ -119,6 +124,14 @@ def test_a_number_that_is_not_clear_is_read_as_the_language_writes_it(
         ("half (1/2) of 36 is 18", False),
         ("1,234.5", False),
         ("none", False),
+        # planted: marks of bold text
+        ("The answer is **72**", False),
+        ("In 2024 **72** came", False),
+        ("**72**.", False),
+        ("答案是**72**", False),
+        ("**Answer:** 72", False),
+        ("**Part 2** 72", False),
+        ("1. **5** 2. **6**", False),
     ],
 )
 def test_a_part_of_a_number_is_told_from_a_number(text: str, within: bool) -> None:

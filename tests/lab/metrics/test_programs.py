@@ -295,6 +295,7 @@ IMPORTING = "import numpy as np\n" + TESTED
         ("def double(x):\n    import numpy\n{answer}\n\nassert double(2) == 4\n", "numpy"),
         # planted: what a program may do without, its own modules, and none by a name
         (f"try:\n    import numpy\nexcept ImportError:\n    numpy = None\n{TESTED}", None),
+        (f"if __name__ == '__main__':\n    import numpy\n{TESTED}", None),
         (f"import os.path, typing\nfrom collections import abc\n{TESTED}", None),
         (f"{TESTED}assert 'import numpy'\n", None),
     ],

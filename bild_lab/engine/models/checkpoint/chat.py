@@ -79,18 +79,43 @@ class ChatSettings:
 def chat_text(
     tokenizer: PreTrainedTokenizerBase,
     path: str,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Message],
+    chat: ChatSettings,
+) -> str:
+    """The messages as the tokenizer's template writes them, up to where the answer begins.
+
+    path: of the checkpoint, for messages. Warns of messages that are left out. Raises UserError as
+    `sample_text` does.
+    """
+    return _chat_text(tokenizer, path, messages, chat, warns=True)
+
+
+def sample_text(
+    tokenizer: PreTrainedTokenizerBase,
+    path: str,
+    messages: Sequence[Message],
     chat: ChatSettings,
     answered: bool = False,
 ) -> str:
-    """The messages as the tokenizer's template writes them, up to where the answer begins; answered:
-    the last one is the answer, and the text goes on to its end.
+    """Messages that nobody wrote, which show what the tokenizer's template does; answered: the last
+    one is the answer, and the text goes on to its end.
 
     Templates of models that also read images may take a content as parts alone, and write nothing of
-    a text. path: of the checkpoint, for messages. Warns of messages that are left out. Raises
-    UserError for several templates of which none is the default, for a value that the template does
-    not name, or takes for its contrary, and for messages that it refuses.
+    a text. path: of the checkpoint, for messages. Raises UserError for several templates of which
+    none is the default, for a value that the template does not name, or takes for its contrary, and
+    for messages that it refuses.
     """
+    return _chat_text(tokenizer, path, messages, chat, answered)
+
+
+def _chat_text(
+    tokenizer: PreTrainedTokenizerBase,
+    path: str,
+    messages: Sequence[Message],
+    chat: ChatSettings,
+    answered: bool = False,
+    warns: bool = False,
+) -> str:
     template = _template(tokenizer, path, chat)
 
     def write(form: Sequence[Message], values: Mapping[str, Any] = chat.values) -> str:
@@ -101,7 +126,8 @@ def chat_text(
 
     _require_understood(path, messages, chat, write)
     form, text = _written(path, messages, write)
-    _warn_of_left_out(path, form, text, write)
+    if warns:
+        _warn_of_left_out(path, form, text, write)
     return text
 
 
@@ -188,9 +214,9 @@ def _warn_of_left_out(
         with suppress(TemplateError, TypeError):  # it is read, at least
             if write([*form[:place], other, *form[place + 1 :]]) == text:
                 warn_once(
-                    f"{path}: its chat template leaves out message {place + 1} of"
-                    f" {len(form)}, from the {message.get('role')}, which the model does not read;"
-                    " write it into a question, or leave it out"
+                    f"{path}: its chat template leaves out a message from the"
+                    f" {message.get('role')}, which the model does not read; write it into a"
+                    " question, or leave it out"
                 )
 
 
@@ -228,7 +254,7 @@ def end_of_answer(tokenizer: PreTrainedTokenizerBase, path: str, chat: ChatSetti
     """
     messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
     try:
-        return chat_text(tokenizer, path, messages, chat, answered=True).partition(ANSWER)[2]
+        return sample_text(tokenizer, path, messages, chat, answered=True).partition(ANSWER)[2]
     except UserError:
         return ""
 
@@ -246,7 +272,7 @@ def answer_in_history(
     def written(text: str) -> str:
         question = {"role": "user", "content": QUESTION}
         messages = [question, {"role": "assistant", "content": text}, question]
-        return chat_text(tokenizer, path, messages, chat)
+        return sample_text(tokenizer, path, messages, chat)
 
     text_before, _, text_after = written(ANSWER).partition(ANSWER)
     try:
