@@ -9,6 +9,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -304,3 +305,34 @@ def test_weights_beside_the_layers_and_biases_of_zero_change_nothing(
         added = {EXTRA["bias"]: torch.zeros(32)}
     save_file(weights | added, tmp_path / ONE_FILE)
     assert bild_lab.load(str(tmp_path), policy="vanilla").generate("w5 w9", 8).token_ids == expected
+
+
+def test_biases_of_zero_in_pickles_change_nothing(tmp_path: Path) -> None:
+    """Planted: of pickles every bias without a place was refused, whatever its value."""
+    save(TINY["llama"](3), tmp_path)
+    weights = load_file(tmp_path / ONE_FILE)
+    (tmp_path / ONE_FILE).unlink()
+    for value, refused in ((0.0, False), (1.0, True)):
+        added = {EXTRA["bias"]: torch.full((32,), value)}
+        torch.save(weights | added, tmp_path / "pytorch_model.bin")
+        decoder = bild_lab.load(str(tmp_path), policy="vanilla", allow_pickles=True)
+        with pytest.raises(UserError, match="no place for") if refused else nullcontext():
+            assert decoder.generate("w5", 2).token_ids
+
+
+@pytest.mark.parametrize(("value", "refused"), [(0.0, False), (1.0, True)])
+def test_weights_without_a_place_are_found_in_files_of_the_model_without_its_head(
+    value: float, refused: bool, tmp_path: Path
+) -> None:
+    """Transformers adds the prefix to their names. Planted: a bias there was left out without a word."""
+    save(TINY["llama"](3), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    weights = load_file(tmp_path / ONE_FILE)
+    del weights["lm_head.weight"]
+    weights[EXTRA["bias"]] = torch.full((32,), value)
+    unprefixed = {name.removeprefix("model."): weight for name, weight in weights.items()}
+    save_file(unprefixed, tmp_path / ONE_FILE)
+    decoder = bild_lab.load(str(tmp_path), policy="vanilla")
+    with pytest.raises(UserError, match="no place for") if refused else nullcontext():
+        assert decoder.generate("w5", 2).token_ids

@@ -19,7 +19,6 @@ import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HTTPError
 from safetensors import SafetensorError
-from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -59,6 +58,7 @@ from bild_lab.engine.models.checkpoint.tokenizer_file import (
     set_prefix_space,
 )
 from bild_lab.engine.models.checkpoint.weight_files import (
+    INDEX_SUFFIX,
     holds_weights,
     in_folder,
     is_pickled,
@@ -487,7 +487,8 @@ class Checkpoint:
     def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
         """Load the model on the CPU, or where these options of `from_pretrained` put it.
 
-        Raises UserError if the checkpoint lacks any weight, or has two of one.
+        Raises UserError if the checkpoint lacks any weight, has two of one, or has one that the layers
+        have no place for.
         """
         _ = self.weight_files  # looks for weights that two files store
         with no_progress_bars(), no_conversion_service():
@@ -506,9 +507,7 @@ class Checkpoint:
                 f"the checkpoint {self.path} lacks {len(missing)} of its model's weights,"
                 f" {missing[0]} first; it may be truncated or belong to another architecture"
             )
-        if lost := [
-            name for name in without_place(info["unexpected_keys"], model) if self._is_set(name)
-        ]:
+        if lost := self._without_zeros(without_place(info["unexpected_keys"], model)):
             raise UserError(
                 f"the checkpoint {self.path} has {len(lost)} weights that its layers have no place"
                 f" for, as its config.json describes them, {lost[0]} first, and would decode without"
@@ -516,16 +515,22 @@ class Checkpoint:
             )
         return model
 
-    def _is_set(self, name: str) -> bool:
-        """Whether a stored weight has a value other than 0: some tools store biases of 0 for layers
+    def _without_zeros(self, names: Sequence[str]) -> list[str]:
+        """These stored weights without those that are 0: some tools store biases of 0 for layers
         without any.
         """
+        zeros: set[str] = set()
         stored = self.weight_files
-        return (
-            stored is None
-            or name not in stored.shapes
-            or bool(stored.read(name, torch.float32).any())
-        )
+        if stored is not None:
+            known = [name for name in names if name in stored.shapes]
+            zeros = {name for name in known if not stored.read(name, torch.float32).any()}
+        elif names:
+            for file in in_folder(self.files):
+                if file.endswith(INDEX_SUFFIX):
+                    continue
+                tensors = torch.load(self.files / file, map_location="cpu", weights_only=True)
+                zeros |= {name for name in names if name in tensors and not tensors[name].any()}
+        return [name for name in names if name not in zeros]
 
     def weightless(self) -> PreTrainedModel:
         """The architecture on the meta device, without weights, for checks before they load.
@@ -740,14 +745,16 @@ def _token_ids(prompt: Sequence[Any]) -> list[int]:
         ) from error
 
 
-def without_place(names: Collection[str], model: nn.Module) -> list[str]:
+def without_place(names: Collection[str], model: PreTrainedModel) -> list[str]:
     """Of stored weights that a model does not have those of its own layers, in the order of the
     alphabet: a bias of a layer without one, and a layer inside another one.
 
     Others change no text: modules beside the model, such as those that predict further tokens,
-    buffers of older versions, and scales of a quantized cache.
+    buffers of older versions, and scales of a quantized cache. Names may lack the prefix of the model
+    without its head, which Transformers then adds.
     """
     modules = dict(model.named_modules())
+    prefix = f"{model.base_model_prefix}." if model.base_model_prefix else ""
 
     def belongs(name: str) -> bool:
         if name.endswith(UNREAD_BIAS):
@@ -758,7 +765,7 @@ def without_place(names: Collection[str], model: nn.Module) -> list[str]:
         around = layer.rpartition(".")[0]
         return kind == "weight" and around in modules and IN_A_LAYER.search(around) is not None
 
-    return sorted(filter(belongs, names))
+    return sorted(name for name in names if belongs(name) or belongs(f"{prefix}{name}"))
 
 
 def root_cause(error: BaseException) -> str:
