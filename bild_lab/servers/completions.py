@@ -73,11 +73,11 @@ class ServerAnswer:
     """
 
     text: str = ""
-    thinking: bool = False
-    told_thoughts: bool = False
     token_ids: list[int] | None = field(default_factory=list)
     pieces_s: list[float] = field(default_factory=list)
     later_tokens: int = 0
+    thinking: bool = False
+    told_thoughts: bool = False
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
