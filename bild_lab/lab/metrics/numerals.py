@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from decimal import Decimal
+from fractions import Fraction
 
 import regex
 
@@ -44,7 +45,9 @@ _WITH_COMMA = re.compile(
     f"(?:(?P<grouped>{_GROUPED})|(?P<point>{_COMMAS}|{_ONE_POINT})|(?P<comma>{_COMMA_DECIMALS}))"
     f"{_EXPONENT}"
 )
-# what stands before a number that is only a part of one: of a fraction, a ratio, a time or a power
+_FRACTION_BAR = re.compile(r"\s*[/\u2044\u2215]\s*")
+_MIXED_NUMBER = re.compile(r"\d\s+$")  # before a fraction: 1 3/4
+# what stands before a number that is only a part of one: of a date, a ratio, a time or a power
 _PART_OF_A_NUMBER = re.compile(
     r"(?:\d\s*[/\u2044\u2215]\s*|\d:|\^\s*[{(]?\s*"
     r"|\\[dt]?frac\s*(?:(?:\{[^{}]*\}|\d)\s*\{\s*)?)$"
@@ -53,36 +56,57 @@ _PART_OF_A_NUMBER = re.compile(
 _STARS_OF_A_POWER = re.compile(r"[\d)](?:\*\*|\s+\*\*\s+)\(?$")
 
 
-def last_number(text: str, decimal_comma: bool = False) -> Decimal | None:
+def last_number(text: str, decimal_comma: bool = False) -> Decimal | Fraction | None:
     """The last number in a text; None if there is none.
 
     Digits of any script count, as do the minus of typesetting, and thousands grouped by apostrophes
     or by spaces that do not break, also as TeX writes them. "1.234,56" and "1,234.56" are clear. Of
     what is not, "1,234" and "1,5", decimal_comma decides: whether commas come before decimals, and
-    points or spaces between thousands. 1.5e3 is one number; a fraction is two, and so is 2 × 10^3.
+    points or spaces between thousands. 1.5e3 is one number, and so is 3/4; 2 × 10^3 is two.
     """
-    number = _last_match(text, decimal_comma)
-    return None if number is None else _value(number)
+    numbers = _numbers(text, decimal_comma)
+    if not numbers:
+        return None
+    number, numerator = _value(numbers[-1]), _numerator(numbers)
+    if numerator is None or not number:
+        return number
+    return Fraction(_value(numerator)) / Fraction(number)
 
 
 def ends_within_a_number(text: str, decimal_comma: bool = False) -> bool:
-    """Whether the last number in a text is a part of what is meant: the 4 of 3/4, the 3 of 10^3, the
-    1 of 1½, the 3 of 3万.
+    """Whether the last number in a text is a part of what is meant: the 3/4 of 1 3/4, the 3 of 10^3,
+    the 1 of 1½, the 3 of 3万.
     """
-    number = _last_match(text, decimal_comma)
-    if number is None:
+    numbers = _numbers(text, decimal_comma)
+    if not numbers:
         return False
+    number, numerator = numbers[-1], _numerator(numbers)
     before, after = number.string[: number.start()], number.string[number.end() :]
+    if numerator is not None:
+        before = number.string[: numerator.start()]
+        if _MIXED_NUMBER.search(before):
+            return True
     is_factor = after != "" and unicodedata.numeric(after[0], None) is not None
     is_bold = after.startswith("**")
     is_exponent = not is_bold and _STARS_OF_A_POWER.search(before) is not None
     return is_factor or is_exponent or _PART_OF_A_NUMBER.search(before) is not None
 
 
-def _last_match(text: str, decimal_comma: bool) -> re.Match[str] | None:
+def _numbers(text: str, decimal_comma: bool) -> list[re.Match[str]]:
     pattern = _WITH_COMMA if decimal_comma else _WITH_POINT
-    numbers = [match for match in pattern.finditer(_plain(text)) if match[0]]
-    return numbers[-1] if numbers else None
+    return [match for match in pattern.finditer(_plain(text)) if match[0]]
+
+
+def _numerator(numbers: Sequence[re.Match[str]]) -> re.Match[str] | None:
+    """What the last number divides; None where it is no denominator. A date has two bars."""
+
+    def has_bar_after(place: int) -> bool:
+        left, right = numbers[place], numbers[place + 1]
+        return _FRACTION_BAR.fullmatch(left.string[left.end() : right.start()]) is not None
+
+    if len(numbers) < 2 or not has_bar_after(-2):
+        return None
+    return None if len(numbers) > 2 and has_bar_after(-3) else numbers[-2]
 
 
 def _plain(text: str) -> str:

@@ -187,7 +187,7 @@ def require_references(metric: str, references: References, writing: Writing) ->
 
 def _require_number(index: int, references: Sequence[str], decimal_comma: bool) -> None:
     """Raise UserError for references that hold no number, and for one whose last number is only a
-    part of what is meant: the 4 of 3/4 would be right for 1/4, too.
+    part of what is meant: the 3 of 10^3 would be right for 2^3, too.
     """
     remedy = "leave it out of the data, or choose dataset.metric=exact_match"
     if all(last_number(text, decimal_comma) is None for text in references):
@@ -198,8 +198,8 @@ def _require_number(index: int, references: Sequence[str], decimal_comma: bool) 
     for text in references:
         if ends_within_a_number(text, decimal_comma):
             raise UserError(
-                f"{NUMERIC}: the reference of example {index} ends within a fraction, a ratio or a"
-                f" power, of which the last number alone would count, got {text[-60:]!r}; write a"
+                f"{NUMERIC}: the reference of example {index} ends within a mixed number, a date, a"
+                f" ratio or a power, of which the last number alone would count, got {text[-60:]!r}; write a"
                 f" decimal number, {remedy}"
             )
 

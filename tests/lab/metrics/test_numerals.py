@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 
@@ -97,11 +98,22 @@ def test_a_number_that_is_not_clear_is_read_as_the_language_writes_it(
     assert last_number(text, decimal_comma=True) == Decimal(with_comma)
 
 
+def test_a_fraction_is_one_number() -> None:
+    for text in ("3/4", "x = 3 / 4.", "3\u20444", "6/8", "0.75"):
+        assert last_number(text) == Fraction(3, 4), text
+    assert last_number("x = -12 / 35.") == Fraction(-12, 35)
+    assert not same_number("1/36", ["35/36"]) and same_number("70/72", ["35/36"])
+    # planted: no fractions
+    assert last_number("on 12/25/2024") == 2024
+    assert last_number("5/0") == 0
+    assert last_number("16/2=<<16/2=8>>8 in all") == 8
+
+
 @pytest.mark.parametrize(
     ("text", "within"),
     [
-        ("3/4", True),
-        ("x = -12 / 35.", True),
+        ("1 3/4", True),
+        ("on 12/25/2024", True),
         (r"$\frac{3}{4}$", True),
         (r"\boxed{\dfrac{3}{14}}", True),
         ("2 × 10^3", True),
@@ -114,10 +126,11 @@ def test_a_number_that_is_not_clear_is_read_as_the_language_writes_it(
         ("3万", True),
         ("10 ** 3", True),
         ("(2 * 5)**(3)", True),
-        ("3\u20444", True),
         (r"\frac34", True),
         (r"\tfrac3{4}", True),
         # planted: numbers of their own
+        ("3/4", False),
+        ("so it is 35/36", False),
         ("16/2=<<16/2=8>>8 in all\n#### 18", False),
         ("Step 2: 18", False),
         ("and/or 18", False),

@@ -285,8 +285,8 @@ def test_values_of_examples_that_were_stored_judge_as_the_texts_did() -> None:
         ("numeric", ("none",), "numeric: the reference of example 2 holds no number, got 'none'"),
         (
             "numeric",
-            ("5", "so 3/4"),
-            "example 2 ends within a fraction, a ratio or a power.*'so 3/4'",
+            ("5", "so 1 3/4"),
+            "example 2 ends within a mixed number, a date, a ratio or a power.*'so 1 3/4'",
         ),
     ],
 )
