@@ -159,10 +159,10 @@ def _require_understood(
         if not isinstance(value, str) or value.strip().lower() not in DENIALS:
             continue
         with suppress(TemplateError, TypeError):  # another kind of value is not for this template
-            told, as_true, as_false = (
-                write(messages, {**chat.values, name: each}) for each in (value, True, False)
+            as_text, as_true, as_false = (
+                write(messages, {**chat.values, name: form}) for form in (value, True, False)
             )
-            if told == as_true != as_false:
+            if as_text == as_true != as_false:
                 raise UserError(
                     f"the chat template of {path} takes the text {name}={value!r} for true; give"
                     f" chat_template_kwargs {name}: false, without quotes"

@@ -379,11 +379,11 @@ class Checkpoint:
 
     @cached_property
     def _unknown_end(self) -> str | None:
-        """The special token that the chat template writes behind an answer, if it is no end token."""
+        """The special token that the chat template writes after an answer, if it is no end token."""
         if self.tokenizer.chat_template is None:
             return None
-        behind = end_of_answer(self.tokenizer, self.path, ChatSettings()).lstrip()
-        ids = self.tokenizer(behind, verbose=False, add_special_tokens=False)["input_ids"]
+        answer_end = end_of_answer(self.tokenizer, self.path, ChatSettings()).lstrip()
+        ids = self.tokenizer(answer_end, verbose=False, add_special_tokens=False)["input_ids"]
         pieces = {token: piece for piece, token in self.silent_special_tokens.items()}
         return pieces.get(ids[0]) if ids and ids[0] not in self.end_tokens else None
 

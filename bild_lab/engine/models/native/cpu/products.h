@@ -406,6 +406,7 @@ inline void by_most(int rows, Work work) {
     if constexpr (MOST > 1) by_count<MOST - 1>(rows - row, [&]<int R>() { work.template operator()<R>(row); });
 }
 
+// whether more rows of X than share registers are multiplied in bands
 #if defined(__AVX512F__)
 template <class X, class Weights>
 constexpr bool in_bands = std::is_pointer_v<Weights>;
