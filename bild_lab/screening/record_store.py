@@ -2,8 +2,8 @@
 block of rows that was saved of a text.
 
 A file appears whole, so a process that is killed loses only the text that it was decoding. Its
-metadata say which row is which, how many forwards they took, and a checksum, which goes on from that
-of the block before, as its rows do. `record.json` says whose rows they are.
+metadata say which row is which, and how many forwards they took. `record.json` says whose rows they
+are. One command at a time writes here (`Sweep.search_lock`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +23,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bild_lab.errors import UserError
 from bild_lab.files import replacing, write_json
 
 log = logging.getLogger(__name__)
 BLOCKS, KEY = "*.safetensors", "record.json"
-DAMAGES = (SafetensorError, OSError, ValueError, KeyError, TypeError)  # what `read_block` raises
+DAMAGES = (SafetensorError, OSError)  # what `read_block` raises
 
 RowValues = Shaped[Tensor, "1 width"]
 
@@ -58,8 +56,6 @@ class RecordStore:
         self.folder, self._key, self._limit_bytes = folder, dict(key), limit_bytes
         self._blocks: dict[str, list[Path]] = {}  # of each text, in their order
         self._sizes: dict[Path, int] = {}  # in bytes
-        # of the blocks of each text that was read or is new, after a 0
-        self._checksums: dict[str, list[int]] = {}
         for file in sorted(folder.glob(BLOCKS)):
             self._blocks.setdefault(file.name.partition(".")[0], []).append(file)
             self._sizes[file] = file.stat().st_size
@@ -88,41 +84,23 @@ class RecordStore:
         return counts
 
     def read(self, text: str) -> list[list[RecordedRow]]:
-        """The saved rows of a text, block by block, up to one that is damaged, or does not go on from
-        the one before it.
+        """The saved rows of a text, block by block, up to one that is damaged.
 
         They are read from the disk when they are used.
         """
-        rows_of_blocks, checksums = [], [0]
+        blocks = []
         for file in self._blocks.get(text, ()):
             try:
-                rows, summed = read_block(file, checksums[-1])
+                blocks.append(read_block(file))
             except DAMAGES:
                 log.warning("%s is damaged: the rows of one text are recorded anew", file)
-                self._forget_from(text, len(rows_of_blocks))
+                self._forget_from(text, len(blocks))
                 break
-            rows_of_blocks.append(rows)
-            checksums.append(summed)
-        self._checksums[text] = checksums
-        return rows_of_blocks
+        return blocks
 
     def read_newest(self, text: str) -> list[RecordedRow]:
-        """The rows of the last block of a text.
-
-        They are read from the disk when they are used. Raises UserError where they are no longer
-        those that were saved here.
-        """
-        previous_sum, saved_sum = self._checksums[text][-2:]
-        try:
-            rows, summed = read_block(self._blocks[text][-1], previous_sum)
-        except DAMAGES:
-            summed = None
-        if summed != saved_sum:
-            raise UserError(
-                f"another command writes its rows into {self.folder} too; when it has ended, run"
-                " this one again: it goes on"
-            )
-        return rows
+        """The rows of the last block of a text. They are read from the disk when they are used."""
+        return read_block(self._blocks[text][-1])
 
     def append(self, text: str, rows: Sequence[RecordedRow], forwards: Mapping[str, int]) -> None:
         """Save new rows of a text that was read or is new, and have them survive a kill and a power
@@ -133,9 +111,7 @@ class RecordStore:
             values_of_kinds[row.kind].append(row.values)
         tensors = {kind: torch.cat(values) for kind, values in values_of_kinds.items()}
         order = [(row.parent, row.token, row.kind) for row in rows]
-        checksums = self._checksums.setdefault(text, [0])
-        summed = checksum(order, tensors, checksums[-1])
-        metadata = {"order": order, "forwards": forwards, "checksum": summed}
+        metadata = {"order": order, "forwards": forwards}
         if not (self.folder / KEY).is_file():
             write_json(self.folder / KEY, self._key)
         file = self.folder / f"{text}.{self.block_count(text):06}.safetensors"
@@ -144,39 +120,24 @@ class RecordStore:
             save_file(tensors, temporary, words)
             self._sizes[file] = temporary.stat().st_size
         self._blocks.setdefault(text, []).append(file)
-        checksums.append(summed)
 
     def _forget_from(self, text: str, place: int) -> None:
         """Remove this block of a text, and those after it, the last one first."""
         for file in reversed(self._blocks[text][place:]):
-            file.unlink(missing_ok=True)  # another command may have removed it
+            file.unlink(missing_ok=True)
             del self._sizes[file]
         del self._blocks[text][place:]
 
 
-def read_block(file: Path, before: int) -> tuple[list[RecordedRow], int]:
-    """The rows of a block, which share the file's memory, and their checksum.
-
-    before: the checksum of the block before. Raises ValueError for other rows than were saved there,
-    and the errors of `safetensors` for a file that is cut short.
+def read_block(file: Path) -> list[RecordedRow]:
+    """The rows of a block, which share the file's memory. Raises one of `DAMAGES` for a file that is
+    cut short.
     """
     with safe_open(file, "pt") as block:
-        metadata = {name: json.loads(value) for name, value in block.metadata().items()}
+        order = json.loads(block.metadata()["order"])
         tensors = {kind: block.get_tensor(kind) for kind in block.keys()}  # noqa: SIM118
-    summed = checksum(metadata["order"], tensors, before)
-    if summed != metadata["checksum"]:
-        raise ValueError(f"{file} does not hold the rows that were saved")
     values_of_kinds = {kind: iter(tensor.split(1)) for kind, tensor in tensors.items()}
-    rows = [
+    return [
         RecordedRow(parent, token, kind, next(values_of_kinds[kind]))
-        for parent, token, kind in metadata["order"]
+        for parent, token, kind in order
     ]
-    return rows, summed
-
-
-def checksum(order: Sequence[Sequence[Any]], tensors: Mapping[str, Tensor], before: int) -> int:
-    """A checksum of a block's rows, and of what they are. before: that of the block before."""
-    summed = zlib.crc32(json.dumps([list(row_key) for row_key in order]).encode(), before)
-    for kind in sorted(tensors):
-        summed = zlib.crc32(tensors[kind].view(torch.uint8).numpy(), summed)
-    return summed

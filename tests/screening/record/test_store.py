@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from bild_lab.errors import UserError
 from bild_lab.screening import record_store
 from bild_lab.screening.record_store import BLOCKS, RecordedRow, RecordStore
 
@@ -97,25 +96,11 @@ def test_a_full_disk_leaves_what_was_there(
     assert read(store.folder, "one") == [10.0, 11.0, 12.0, 40.0, 41.0, 42.0]
 
 
-def test_a_block_that_another_command_removed_is_recorded_anew(store: RecordStore) -> None:
+def test_a_block_that_was_removed_is_recorded_anew(store: RecordStore) -> None:
     """Fault: it was looked for once more, to remove it."""
     store.append("two", entries(40), {})
     block_of(store, "two").unlink()
     assert store.read("two") == [] and not list(store.folder.glob("two.*"))
-
-
-def test_new_rows_that_another_command_wrote_over_are_not_taken_for_them(
-    tmp_path: Path,
-) -> None:
-    first, second = (RecordStore(tmp_path / "record", KEY) for _ in range(2))
-    first.append("one", entries(10), {})
-    second.append("one", entries(20), {})
-    assert float(second.read_newest("one")[0].values[0, 0]) == 20.0
-    with pytest.raises(UserError, match="another command writes its rows into"):
-        first.read_newest("one")
-    block_of(first, "one").unlink()
-    with pytest.raises(UserError, match="another command writes its rows into"):
-        first.read_newest("one")
 
 
 def test_more_blocks_are_read_than_a_shell_allows_open_files(store: RecordStore) -> None:
@@ -143,45 +128,8 @@ def test_a_text_that_was_cut_short_is_recorded_anew_and_the_others_are_kept(
     assert [read(store.folder, text)[0] for text in ("one", "two", "three")] == [10.0, 20.0, 40.0]
 
 
-def test_blocks_after_one_that_is_lost_are_not_read(store: RecordStore) -> None:
-    """Their rows follow those that are lost."""
-    for first in (40, 50):
-        store.append("two", entries(first), {})
-    block_of(store, "two", 1).unlink()
-    again = RecordStore(store.folder, KEY)
-    assert len(again.read("two")) == again.block_count("two") == 1
-    again.append("two", entries(60), {})
-    assert read(store.folder, "two") == [20.0, 21.0, 22.0, 60.0, 61.0, 62.0]
-
-
-def test_a_block_that_goes_on_from_another_commands_rows_is_not_read(store: RecordStore) -> None:
-    """Two commands record a text at once: rows are numbered from the blocks that each has seen."""
-    first, second = (RecordStore(store.folder, KEY) for _ in range(2))
-    first.append("four", entries(40), {})
-    second.append("four", entries(50), {})
-    first.append("four", entries(60), {})
-    assert read(store.folder, "four") == [50.0, 51.0, 52.0]
-
-
 def test_rows_after_a_damaged_block_are_recorded_anew_too(store: RecordStore) -> None:
     store.append("two", entries(40), {})
     block_of(store, "two").write_bytes(b"")
     assert store.read("two") == [] and store.block_count("two") == 0
     assert read(store.folder, "two") == [] and read(store.folder, "one") == [10.0, 11.0, 12.0]
-
-
-def test_a_changed_row_is_noticed_and_recorded_anew(
-    store: RecordStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    content = bytearray(block_of(store, "two").read_bytes())
-    content[-5] ^= 1  # its last row
-    block_of(store, "two").write_bytes(content)
-    assert read(store.folder, "two") == []
-    assert "damaged" in caplog.text
-    assert read(store.folder, "three") == [30.0, 31.0, 32.0]
-    # what is recorded anew is found from then on
-    RecordStore(store.folder, KEY).append("two", entries(50), {})
-    caplog.clear()
-    assert read(store.folder, "two") == [50.0, 51.0, 52.0]
-    assert read(store.folder, "three") == [30.0, 31.0, 32.0]
-    assert not caplog.text
