@@ -41,10 +41,10 @@ def test_an_item_of_bita_runs_on_two_processes(rehearsal: Rehearsal) -> None:
     assert rehearsal.figure("bita/fig7").startswith("# Figure 7")
     # the places of the sweeps, when they begin and when they are done
     said = " ".join(printed.split())
-    begun = [match.start() for match in re.finditer(r"left: python run\.py", said)]
+    begun = [match.start() for match in re.finditer(r"step \d+ of \d+: python run\.py", said)]
     done = [
         said.index(f"step {number} of {len(logs)} is done")
-        for number in re.findall(r"step (\d+) of \d+, [^:]*: python run\.py", said)
+        for number in re.findall(r"step (\d+) of \d+: python run\.py", said)
     ]
     assert len(begun) == len(done) >= 2 and begun[1] < min(done)
     assert "accelerate launch --multi_gpu --num_processes=2 scripts/train_bita.py" in said

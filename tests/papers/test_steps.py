@@ -418,17 +418,6 @@ def test_a_command_that_writes_nothing_is_not_done(runs: Runs) -> None:
     assert not good and "wrote nothing to outputs/c" in said
 
 
-def test_progress_has_the_time_left_by_the_steps_that_ran(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter([0.0, 600.0, 700.0, 1300.0, 1300.0, 1900.0])
-    monkeypatch.setattr(step_runs.time, "monotonic", lambda: next(clock))
-    _, said = run([A, B, C])
-    assert re.findall(r"step \d of 3, (.*?):", said) == [
-        "time left unknown yet", "about 20 min left", "about 10 min left",
-    ]  # fmt: skip
-
-
 class Processes:
     """In place of processes that run for some looks: what each was given, and which ran together.
 
@@ -499,7 +488,7 @@ def test_steps_side_by_side_have_gpus_of_their_own_and_a_log_each(
     assert processes.beside["a"] >= set("bcd") and "e" not in processes.beside["a"]
     assert {variables["OMP_NUM_THREADS"] for variables in processes.environments.values()} == {"4"}
     assert "step 2 of 7 was not done" in said and "\n  | begun\n  | no such file" in said
-    assert re.search(r"step 1 of 7, .*name=a\n  on GPU 0, log in outputs/.steps/a-\w+\.log", said)
+    assert re.search(r"step 1 of 7: .*name=a\n  on GPU 0, log in outputs/.steps/a-\w+\.log", said)
     assert "step 1 of 7 is done after 0 s" in said and "step 7 of 7 was not done" in said
     assert "step 2 of 7 is done" not in said
 
@@ -533,42 +522,6 @@ def test_a_process_that_does_not_end_by_itself_is_killed() -> None:
 
     step_runs._end(SimpleNamespace(wait=wait, kill=lambda: told.append("killed")))
     assert told == [step_runs.GRACE_S, "killed", None]
-
-
-def test_the_time_left_is_by_the_estimates_and_what_they_were_worth(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hours = {"a": 2.0, "b": 1.0, "c": 0.5}
-    monkeypatch.setattr(step_runs, "needs_of", lambda step, _: step.writes)
-    monkeypatch.setattr(step_runs, "hours_of", hours.get)
-    drawn = Step("python scripts/figures.py x", "figures/x", (), (), figure="x")
-    steps = [made("a"), made("b"), made("c")]
-    alone = [Placement()] * 3
-    clock = step_runs._RemainingTime(steps, HERE, alone)
-    assert clock.left() == "about 3 h 30 min left"
-    clock.took(0, 3600.0)  # half of its estimate
-    clock.ended(0)
-    assert clock.left() == "about 45 min left"
-    spread = [Placement(2, 1, (), "spread"), Placement(2, 2), Placement()]
-    on_two = step_runs._RemainingTime(steps, replace(HERE, gpus=2), spread)
-    assert (
-        on_two.left() == "about 2 h 45 min left"
-    )  # two hours on both, 1.5 on one of them at a time
-    with_figure = step_runs._RemainingTime([steps[0], drawn], HERE, alone[:2])
-    assert with_figure.left().startswith("about ")
-    with_unknown = step_runs._RemainingTime([steps[0], made("d")], HERE, alone[:2])
-    assert with_unknown.left() == "time left unknown yet"
-
-
-def test_the_largest_step_starts_first_and_smaller_ones_do_not_keep_it_waiting() -> None:
-    assert step_runs.startable({0: 1, 1: 8, 2: 1}, [], 8) == [1]
-    # one waits for the whole node: nothing else begins
-    assert step_runs.startable({0: 1, 1: 8, 2: 1}, [1], 8) == []
-    # three of eight wait: they need one more than are free, and small steps may hold five
-    assert step_runs.startable({0: 1, 1: 3, 2: 1}, [3, 3], 8) == [0, 2]
-    assert step_runs.startable({0: 1, 1: 3, 2: 1}, [3, 1, 1, 1, 1], 8) == [0]
-    assert step_runs.startable({0: 1, 1: 3, 2: 1}, [1, 1, 1, 1, 1, 1], 8) == []
-    assert step_runs.startable({3: 1, 4: 1}, [1], 2) == [3]
 
 
 def test_a_process_that_runs_is_ended_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

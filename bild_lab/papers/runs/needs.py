@@ -363,19 +363,12 @@ def _memory_words(need: Needs, spread_over: int) -> str:
     return f"{memory} ({fits})"
 
 
-def hours_of(run_needs: Sequence[Needs]) -> float | None:
-    """The hours of a command with these settings; None if those of one of them are not known."""
-    return _sum([need.hours for need in run_needs])
-
-
 def gpu_hours_of(run_needs: Sequence[Needs]) -> float | None:
-    """The GPU-hours of a command, of all GPUs that models are spread over; None as in `hours_of`."""
-    return _sum([need.gpu_hours for need in run_needs])
-
-
-def _sum(hours: Sequence[float | None]) -> float | None:
-    known = [value for value in hours if value is not None]
-    return None if len(known) < len(hours) or not known else sum(known)
+    """The GPU-hours of a command with these settings, of all GPUs that models are spread over; None
+    if those of one of them are not known.
+    """
+    hours = [need.gpu_hours for need in run_needs]
+    return None if not hours or None in hours else sum(hours)
 
 
 def downloads(run_needs: Sequence[Needs]) -> dict[str, float]:

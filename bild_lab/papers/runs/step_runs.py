@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 from bild_lab.errors import UserError
 from bild_lab.lab.config.entrypoint import Stopped
 from bild_lab.lab.store.progress import roughly
-from bild_lab.papers.runs.machine import Machine, Placement, blocked_by, needs_of, placement_of
-from bild_lab.papers.runs.needs import hours_of
+from bild_lab.papers.runs.machine import Machine, Placement, blocked_by, placement_of
 from bild_lab.papers.runs.step_processes import (
     STAMPS,
     command_line,
@@ -97,7 +96,6 @@ class _Runner:
         self._statuses: dict[str, str] = {}
         self._running: list[_Running] = []
         self._free = list(range(machine.gpus))
-        self._clock = _RemainingTime(steps, machine, self._placements)
 
     def run(self) -> bool:
         """Run all. A signal ends the steps that run, too."""
@@ -112,10 +110,9 @@ class _Runner:
 
     def _run(self) -> bool:
         while True:
-            needed = {index: self._slots(index) for index in self._ready()}
-            in_use = [len(running.slots) for running in self._running]
-            for index in startable(needed, in_use, self._machine.gpus):
-                self._start(index)
+            for index in sorted(self._ready(), key=self._slots, reverse=True):
+                if self._slots(index) <= len(self._free):
+                    self._start(index)
             if not self._running:
                 return all(status == DONE for status in self._statuses.values())
             self._end_finished()
@@ -145,7 +142,6 @@ class _Runner:
     def _note(self, index: int, status: str) -> None:
         step = self._steps[index]
         self._statuses[step.command] = status
-        self._clock.ended(index)
         if status != DONE:
             self._say(f"{self._label(index)} was not done: {step.command}\n  {status}")
 
@@ -163,7 +159,7 @@ class _Runner:
             taken = f"on GPU {','.join(devices)}, " if devices else ""
             where = f"\n  {taken}log in {log}"
         line = command_line(step, placement)
-        self._say(f"{self._label(index)}, {self._clock.left()}: {line}{where}")
+        self._say(f"{self._label(index)}: {line}{where}")
         began_s = time.monotonic()
         process = start(step, placement, environment, log)
         self._running.append(_Running(index, slots, process, log, began_s))
@@ -176,7 +172,6 @@ class _Runner:
             step, seconds = self._steps[running.index], time.monotonic() - running.began_s
             self._running.remove(running)
             self._free = sorted([*self._free, *running.slots])
-            self._clock.took(running.index, seconds * len(running.slots))
             try:
                 finish(step, running.process.returncode, running.log)
                 status = DONE
@@ -215,72 +210,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def startable(ready: Mapping[int, int], running: Sequence[int], gpus: int) -> list[int]:
-    """Which of the ready steps start now, those that need most GPUs first.
-
-    ready: the GPUs that each needs. running: those that each running step holds. gpus: of the
-    machine. Where a step has to wait, smaller ones start only on what it does not need: the smaller
-    steps that run leave it enough, so it waits for none that started after it was ready.
-    """
-    starting: list[int] = []
-    in_use = list(running)
-    waiting = None
-    for index in sorted(ready, key=lambda index: (-ready[index], index)):
-        need = ready[index]
-        smaller = 0 if waiting is None else sum(count for count in in_use if count < waiting)
-        leaves_enough = waiting is None or smaller + need <= gpus - waiting
-        if sum(in_use) + need <= gpus and leaves_enough:
-            starting.append(index)
-            in_use.append(need)
-        elif waiting is None:
-            waiting = need
-    return starting
-
-
-class _RemainingTime:
-    """How long the remaining steps will take: their estimates, scaled by the steps that ran.
-
-    A step without an estimate counts as the mean of the others. All are times of one GPU, and all
-    of the machine's GPUs work at once.
-    """
-
-    def __init__(
-        self, steps: Sequence[Step], machine: Machine, placements: Sequence[Placement]
-    ) -> None:
-        self._steps, self._gpus = steps, machine.gpus
-        hours = [hours_of(needs_of(step, machine)) for step in steps]
-        # of a spread model one GPU computes at a time, and all are held
-        held_gpus = [max(1, placement.gpus // placement.processes) for placement in placements]
-        self._hours = [
-            None if known is None else known * gpus
-            for known, gpus in zip(hours, held_gpus, strict=True)
-        ]
-        estimates = [hours for hours in self._hours if hours]
-        mean = sum(estimates) / len(estimates) if estimates else 1.0
-        self._remaining = {index: hours or mean for index, hours in enumerate(self._hours)}
-        self._spent_s = 0.0
-        self._covered = 0.0  # estimated hours of the steps that took `_spent_s`
-
-    def took(self, index: int, seconds: float) -> None:
-        """Note what a step that ran took of GPUs' time."""
-        self._spent_s += seconds
-        self._covered += self._remaining[index]
-
-    def ended(self, index: int) -> None:
-        """Note that a step has ended, or does not run."""
-        del self._remaining[index]
-
-    def left(self) -> str:
-        """How long all steps that have not ended will take."""
-        known = all(
-            self._hours[index] for index in self._remaining if self._steps[index].figure is None
-        )
-        if not self._covered and not known:
-            return "time left unknown yet"
-        seconds_an_hour = self._spent_s / self._covered if self._covered else 3600
-        return f"about {roughly(sum(self._remaining.values()) * seconds_an_hour / self._gpus)} left"
 
 
 def submit_steps(
