@@ -231,8 +231,8 @@ def score(
     """Score outputs against one or more references each, by a metric of `METRICS` or
     `evaluate:NAME_OR_PATH`.
 
-    Raises UserError for an unknown metric, no predictions, an example without references, programs
-    that may not run, and a metric that does not fit the references' language.
+    Raises UserError for an unknown metric, programs that may not run, and a metric that does not fit
+    the references' language.
     """
     return score_with_baseline(metric, predictions, None, references, seed, run_code, writing).score
 
@@ -485,17 +485,6 @@ def metric_sums(
     with the answer alone. Raises UserError as `score` does.
     """
     definition = metric_named(metric)
-    if not predictions:
-        raise UserError(f"{metric} needs at least one prediction, got none; check dataset.limit")
-    if len(predictions) != len(references):
-        raise UserError(
-            f"{metric} needs references for {len(predictions)} predictions, got {len(references)}"
-        )
-    for index, example_references in enumerate(references):
-        if not example_references or isinstance(example_references, str):
-            raise UserError(
-                f"{metric}: example {index} has no list of references; set dataset.metric=agreement"
-            )
     if definition.runs_code:
         require_permission(run_code)
     if needs_references(metric):

@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri, stdtrit
 
-from bild_lab.errors import UserError
 from bild_lab.lab.schema.numbers import Latency, Speedup
 from bild_lab.lab.schema.questions import questions_of
 from bild_lab.lab.schema.result import Result
@@ -308,15 +307,8 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     """The indices of the undominated (cost, quality) points, cheapest first.
 
     A point is dominated when another costs no more, is no worse, and is better in one of the two.
-    Points with equal cost and equal quality are all kept, in their order. Raises UserError for a
-    cost or quality that is not finite.
+    Points with equal cost and equal quality are all kept, in their order.
     """
-    for index, point in enumerate(points):
-        if not all(map(math.isfinite, point)):
-            raise UserError(
-                f"a Pareto front needs finite costs and qualities, got {point} at point {index};"
-                " leave it out"
-            )
 
     def by_cost_and_quality(index: int) -> tuple[float, float, int]:
         cost, quality = points[index]

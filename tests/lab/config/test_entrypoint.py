@@ -450,19 +450,6 @@ def test_line_breaks_of_the_command_line_are_line_breaks(word: str, wanted: obje
         (["policy", "=", "bild"], "'policy' is no KEY=VALUE, such as policy=bild"),
         (["name=a", "b"], "a value with spaces needs quotes: 'name=a b'"),
         (["\u2014m", "policy=bild"], "'\u2014m' is no KEY=VALUE"),
-        (
-            ["policy.window=sort(range(1,6,2),reverse=true)"],  # Hydra would take 4, 2 and 0
-            "write the range in its order, such as policy.window=range(5,0,-2) for 5, 3, 1",
-        ),
-        (
-            ["policy.window=tag(few,sort(range(1,6,2),reverse=true))"],
-            "write the range in its order",
-        ),
-        (
-            ["policy.window=sort(tag(few,range(1,6,2)),reverse=true)"],
-            "write the range in its order",
-        ),
-        (["policy.window=sort(sweep=range(1,6,2),reverse=true)"], "write the range in its order"),
         (["bild"], "'bild' is no KEY=VALUE, such as policy=bild"),
         (["bild", "name=a"], "'bild' is no KEY=VALUE, such as policy=bild"),
     ],
@@ -553,35 +540,6 @@ BAD_INPUT = {
         ["hydra.job.chdir=true"],
         "hydra.job.chdir=true would put results where no report",
     ),
-    "misspelt group that is added": (
-        ["++runtme.dtype=float32"],
-        "adds a key that no value refers to, so it changes nothing; did you mean runtime.dtype?",
-    ),
-    "key of one's own": (
-        ["+mine.window=3", "policy.window=${mine.window}", "policy.fallback=2"],
-        "must lie in [0, 1], got 2",  # mine.window has its effect
-    ),
-    "key of one's own that Hydra's own values read, in a sweep": (
-        ["-m", "+mine=3", "hydra.job.name=of_${mine}", "policy.fallback=2,3"],
-        "must lie in [0, 1], got 2",
-    ),
-    "key of one's own that a callback of one's own may read": (
-        [
-            "+mine=3",
-            "+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback",
-            "policy.fallback=2",
-        ],
-        "must lie in [0, 1], got 2",
-    ),
-    "key of one's own that a callback of one's own may read, in a sweep": (
-        [
-            "-m",
-            "+mine=3",
-            "+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback",
-            "policy.fallback=2,3",
-        ],
-        "must lie in [0, 1], got 2",
-    ),
     "experiments with lists of values of their own": (
         ["-m", "experiment=quickstart,quickstart_lossless", "pair=toy"],
         "experiment=quickstart has lists of values of its own, which a sweep over several files",
@@ -650,10 +608,6 @@ def test_the_folder_of_a_refused_command_is_its_own_where_the_command_has_made_i
     "no draft model",
     "points of several folders",
     "another working directory",
-    "misspelt group that is added",
-    "key of one's own",
-    "key of one's own that a callback of one's own may read",
-    "key of one's own that a callback of one's own may read, in a sweep",
     "experiments with lists of values of their own",
     "another folder of a sweep",
     "metric that another one leads",
