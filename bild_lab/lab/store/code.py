@@ -59,7 +59,7 @@ _reached_of_user: dict[Path, str] = {}
 
 
 @lru_cache(maxsize=64)
-def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
+def code_hash(modules: tuple[str, ...] = ()) -> str:
     """A hash, 12 hexadecimal digits, of what every point runs and of what these modules reach.
 
     modules: where the parts of a policy are defined, by their dotted names; those of other packages
@@ -69,10 +69,10 @@ def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
     """
     package_contents: list[bytes] = []
     user_contents = _marks(modules)
-    for file in reached((*EVERY_POINT, *modules), package):
+    for file in reached((*EVERY_POINT, *modules)):
         content = _read(file).content.encode()
-        if file.is_relative_to(package):
-            name = file.relative_to(package).as_posix()
+        if file.is_relative_to(PACKAGE):
+            name = file.relative_to(PACKAGE).as_posix()
             package_contents.append(name.encode() + b"\0" + content + b"\0")
         else:
             user_contents.append(file.name.encode() + b"\0" + content + b"\0")
@@ -135,7 +135,7 @@ def reread_sources() -> None:
         _reached_of_user.clear()
 
 
-def reached(modules: Iterable[str], package: Path = PACKAGE) -> list[Path]:
+def reached(modules: Iterable[str]) -> list[Path]:
     """The files of these modules and of all that they import, as far as they can change a number,
     in a fixed order.
 
@@ -145,34 +145,34 @@ def reached(modules: Iterable[str], package: Path = PACKAGE) -> list[Path]:
     user's source in the working directory.
     """
     reached_files: set[Path] = set()
-    waiting = [file for name in modules if (file := _file_of(name, package)) is not None]
+    waiting = [file for name in modules if (file := _file_of(name)) is not None]
     while waiting:
         file = waiting.pop()
         if file in reached_files:
             continue
         reached_files.add(file)
         reached_files.update(source for source in file.parent.iterdir() if source.suffix in CPP)
-        for imported in _imported(file, package):
-            if _measures(imported, package):
+        for imported in _imported(file):
+            if _measures(imported):
                 waiting.append(imported)
     return sorted(reached_files)
 
 
-def _measures(file: Path, package: Path) -> bool:
+def _measures(file: Path) -> bool:
     """Whether a file can change a number of a point."""
-    if not file.is_relative_to(package):
+    if not file.is_relative_to(PACKAGE):
         return not INSTALLED.intersection(file.parts)
-    return any(file.is_relative_to(package / folder) for folder in MEASURING)
+    return any(file.is_relative_to(PACKAGE / folder) for folder in MEASURING)
 
 
-def _file_of(module: str, package: Path) -> Path | None:
+def _file_of(module: str) -> Path | None:
     """The module's file; that of another package where Python finds it, unless it is Python's own.
 
     Imports nothing.
     """
     top_level, *inner = module.split(".")
     if top_level == PACKAGE.name:
-        return _source(package.joinpath(*inner))
+        return _source(PACKAGE.joinpath(*inner))
     if top_level in sys.stdlib_module_names:
         return None
     if (loaded := getattr(sys.modules.get(module), "__file__", None)) is not None:
@@ -198,23 +198,23 @@ def _source(path: Path) -> Path | None:
 
 
 @lru_cache(maxsize=1024)
-def _imported(file: Path, package: Path) -> tuple[Path, ...]:
+def _imported(file: Path) -> tuple[Path, ...]:
     """The files that a source imports or names, anywhere but for type checking; of a file of ours
     those of ours.
     """
-    in_package = file.is_relative_to(package)
+    in_package = file.is_relative_to(PACKAGE)
     if not in_package and INSTALLED.intersection(file.parts):
         return ()
     files: set[Path | None] = set(_named_in(file, in_package))
     for module, names in _read(file).imports:
         if module.split(".")[0] == PACKAGE.name:
-            files.update(_file_of(name, package) for name in _defining(module, names, package))
+            files.update(_file_of(name) for name in _defining(module, names))
         elif in_package:
             continue  # the versions of other packages are named beside this hash
         elif module.startswith("."):
             files.update(_relative_sources(file, module, names))
         else:
-            files.update(_file_of(name, package) for name in _importable_names(module, names))
+            files.update(_file_of(name) for name in _importable_names(module, names))
     return tuple(sorted(imported for imported in files if imported is not None))
 
 
@@ -240,11 +240,11 @@ def _importable_names(module: str, names: Iterable[str]) -> Iterator[str]:
         yield f"{module}.{name}"
 
 
-def _defining(module: str, names: Iterable[str], package: Path) -> Iterator[str]:
+def _defining(module: str, names: Iterable[str]) -> Iterator[str]:
     """The modules in which the names are defined that are imported from a module of ours, which may
     be a package.
     """
-    file = _file_of(module, package)
+    file = _file_of(module)
     if file is None or file.name != "__init__.py":
         yield module
         return
@@ -255,10 +255,10 @@ def _defining(module: str, names: Iterable[str], package: Path) -> Iterator[str]
         for name in imported_names
     }
     for name in names:
-        if _file_of(f"{module}.{name}", package) is not None:
+        if _file_of(f"{module}.{name}") is not None:
             yield f"{module}.{name}"
         elif name in passed_on:
-            yield from _defining(passed_on[name], (name,), package)
+            yield from _defining(passed_on[name], (name,))
         else:
             yield module
 

@@ -32,17 +32,24 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Path:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the package, to be edited."""
-    return shutil.copytree(
-        PACKAGE, tmp_path / "checkout" / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__")
-    )
+    copy = tmp_path / "checkout" / PACKAGE.name
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    yield from in_place_of_the_package(copy, monkeypatch)
 
 
-def anew(modules: tuple[str, ...], package: Path) -> str:
+def in_place_of_the_package(copy: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(code_module, "PACKAGE", copy)
+    code_module.reread_sources()
+    yield copy
+    code_module.reread_sources()
+
+
+def anew(modules: tuple[str, ...]) -> str:
     """The hash after files have changed."""
     code_module.reread_sources()
-    return code_hash(modules, package)
+    return code_hash(modules)
 
 
 def edit(file: Path, old: str, new: str) -> None:
@@ -58,20 +65,20 @@ def test_comments_docstrings_and_layout_leave_the_hash(package: Path) -> None:
     """Every module that a point reaches is written anew from its syntax tree, with other
     docstrings.
     """
-    modules = [file for file in reached((*EVERY_POINT, *RULE), package) if file.suffix == ".py"]
-    before = code_hash(RULE, package)
+    modules = [file for file in reached((*EVERY_POINT, *RULE)) if file.suffix == ".py"]
+    before = code_hash(RULE)
     for file in modules:
         tree = ast.parse(file.read_text())
         for node in ast.walk(tree):
             if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
                 node.body[0] = ast.Expr(ast.Constant("Something else."))
         file.write_text(f"# a comment\n{ast.unparse(tree)}\n\n\n")
-    assert len(modules) > 50 and anew(RULE, package) == before
+    assert len(modules) > 50 and anew(RULE) == before
 
 
 def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None:
     """Reports, papers, training, another rule, a new drafter, the configuration."""
-    before, reaches = code_hash(RULE, package), reached((*EVERY_POINT, *RULE), package)
+    before, reaches = code_hash(RULE), reached((*EVERY_POINT, *RULE))
     others = [file for file in package.rglob("*.py") if file not in reaches]
     assert {
         "report",
@@ -93,7 +100,7 @@ def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None
     for file in others:
         file.write_text(file.read_text() + "\nCHANGED = True\n")
     (package / "engine/methods/mine.py").write_text("CHANGED = True\n")
-    assert anew(RULE, package) == before
+    assert anew(RULE) == before
 
 
 @pytest.mark.fast(
@@ -123,11 +130,11 @@ def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None
 def test_code_that_measures_changes_the_hash(
     package: Path, module: str, old: str, new: str
 ) -> None:
-    rule, every = code_hash(RULE, package), code_hash((), package)
+    rule, every = code_hash(RULE), code_hash(())
     edit(package / module, old, new)
-    assert anew(RULE, package) != rule
+    assert anew(RULE) != rule
     # a rule is the affair of policies with it
-    assert (anew((), package) != every) == (module != ROLLBACK)
+    assert (anew(()) != every) == (module != ROLLBACK)
 
 
 PARTLY = {  # code that some points reach, by the modules that these name
@@ -138,9 +145,9 @@ PARTLY = {  # code that some points reach, by the modules that these name
 
 @pytest.mark.parametrize("module", PARTLY)
 def test_code_that_some_points_reach_is_their_affair(package: Path, module: str) -> None:
-    these, every = code_hash(PARTLY[module], package), code_hash((), package)
+    these, every = code_hash(PARTLY[module]), code_hash(())
     (package / module).write_text(f"{(package / module).read_text()}\nCHANGED = True\n")
-    assert anew(PARTLY[module], package) != these and anew((), package) == every
+    assert anew(PARTLY[module]) != these and anew(()) == every
 
 
 USERS = {  # files of a user's own, outside the package
@@ -193,34 +200,30 @@ def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Path:
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """One file of the package: enough, and fast."""
     (tmp_path / PACKAGE.name / ROLLBACK).parent.mkdir(parents=True)
     shutil.copy(PACKAGE / ROLLBACK, tmp_path / PACKAGE.name / ROLLBACK)
-    return tmp_path / PACKAGE.name
+    yield from in_place_of_the_package(tmp_path / PACKAGE.name, monkeypatch)
 
 
 def test_a_users_file_counts_with_all_of_the_users_that_it_imports(
     users: Path, small: Path
 ) -> None:
     package, others = small, ("outside_helper", "outside_installed")
-    before, helper, installed = (
-        anew(modules, package) for modules in (PART, others[:1], others[1:])
-    )
+    before, helper, installed = (anew(modules) for modules in (PART, others[:1], others[1:]))
     assert "outside_space" not in sys.modules, "reading imports nothing"
     for name, content in USERS.items():
         if name.endswith(".py") and "template" not in name:
             (users / name).write_text(f"{content}# a comment\n")
-            assert anew(PART, package) == before, f"a comment in {name}"
+            assert anew(PART) == before, f"a comment in {name}"
         (users / name).write_text(f"{content}CHANGED = 1\n")
         counts = "unused" not in name and "installed" not in name
-        assert (anew(PART, package) != before) == counts, name
-        assert (anew(others[1:], package) != installed) == ("installed" in name), (
-            "named itself, it counts"
-        )
+        assert (anew(PART) != before) == counts, name
+        assert (anew(others[1:]) != installed) == ("installed" in name), "named itself, it counts"
         (users / name).write_text(content)
     edit(package / ROLLBACK, "-self._threshold)", "-2 * self._threshold)")
-    assert anew(PART, package) != before and anew(others[:1], package) == helper
+    assert anew(PART) != before and anew(others[:1]) == helper
 
 
 def test_a_users_modules_are_imported_anew_when_one_of_them_has_changed(
@@ -231,11 +234,11 @@ def test_a_users_modules_are_imported_anew_when_one_of_them_has_changed(
     """
     names, installed = (PART[0], "outside_mine.deep.inner"), LogitsProcessor.__module__
     reaching = (*PART, installed)
-    before = anew(reaching, small)
+    before = anew(reaching)
     old = [sys.modules[name] for name in names]
-    assert anew(reaching, small) == before and [sys.modules[name] for name in names] == old
+    assert anew(reaching) == before and [sys.modules[name] for name in names] == old
     (users / "outside_mine/deep/inner.py").write_text("DEPTH = 22\n")
-    assert anew(reaching, small) != before
+    assert anew(reaching) != before
     importlib.import_module(PART[0])
     assert sys.modules[names[1]].DEPTH == 22 and sys.modules[names[0]] is not old[0]
     assert get_object("outside_mine.deep.inner.DEPTH") == 22  # by way of the package
@@ -263,16 +266,14 @@ def test_a_part_counts_where_it_is_defined_and_a_users_also_where_it_is_named(us
 
 
 def test_a_users_files_may_move(users: Path, small: Path) -> None:
-    before = anew(PART, small)
+    before = anew(PART)
     moved = shutil.copytree(users, users.with_name("away"))
     sys.path[sys.path.index(str(users))] = str(moved)
     os.chdir(moved)
     for name in [name for name in sys.modules if name.startswith("outside_")]:
         del sys.modules[name]
     importlib.import_module(PART[0])
-    assert anew(PART, small) == before and any(
-        one.is_relative_to(moved) for one in reached(PART, small)
-    )
+    assert anew(PART) == before and any(one.is_relative_to(moved) for one in reached(PART))
 
 
 DIFFERENT = {
