@@ -97,7 +97,7 @@ class Calibration:
 def read_calibration(folder: Path) -> Calibration:
     """Finished calibration data.
 
-    Raises UserError for a folder that is missing, unfinished, changed or empty.
+    Raises UserError for a folder that is missing, unfinished or changed.
     """
     remedy = (
         f"make it with: python scripts/generate_calibration.py name={folder.name} model.path=TARGET"
@@ -124,8 +124,6 @@ def read_calibration(folder: Path) -> Calibration:
             f"the calibration data in {folder} has changed since it was made: wanted {count} rows"
             f" with hash {digest}, got {len(answers)} with {contents_hash(answers)}; {remedy}"
         )
-    if not answers:
-        raise UserError(f"the calibration data in {folder} is empty; {remedy}")
     calibration = Calibration(folder, manifest, answers)
     return (
         _with_complete_prompts(calibration) if calibration.dataset.has_own_template else calibration

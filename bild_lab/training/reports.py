@@ -187,16 +187,3 @@ def own_configurations() -> list[str]:
     ]
     search_paths = [word for word in hydra.overrides.hydra if word.startswith("hydra.searchpath=")]
     return [*(word for folder in folders for word in ("--config-dir", folder)), *search_paths]
-
-
-def without_configurations(words: Sequence[str], replacing: Sequence[str]) -> list[str]:
-    """The words without those of `own_configurations` that others replace: a command takes one
-    folder, and one search path.
-    """
-    other_words = list(words)
-    if "--config-dir" in other_words and "--config-dir" in replacing:
-        place = other_words.index("--config-dir")
-        del other_words[place : place + 2]
-    if any(word.startswith("hydra.searchpath=") for word in replacing):
-        other_words = [word for word in other_words if not word.startswith("hydra.searchpath=")]
-    return other_words

@@ -227,13 +227,6 @@ def rewritten(change: Callable[[list[dict]], list[dict]]) -> None:
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), file)
 
 
-def nothing_answered() -> None:
-    """Write a manifest without any answers."""
-    (FOLDER / "manifest.json").write_text(
-        json.dumps({"parts": [], "count": 0, "hash": contents_hash([])})
-    )
-
-
 @pytest.mark.usefixtures("there")
 def test_damaged_parts_are_made_again_and_the_others_kept(
     command: Command, base: list[str]
@@ -265,7 +258,6 @@ def test_damaged_parts_are_made_again_and_the_others_kept(
             lambda: rewritten(lambda rows: [{**row, "answer": "w5"} for row in rows]),
             "has changed since it was made",
         ),
-        (nothing_answered, "is empty"),
     ],
 )
 def test_data_that_is_missing_unfinished_or_changed_is_refused(

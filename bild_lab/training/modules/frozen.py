@@ -54,7 +54,6 @@ from bild_lab.training.reports import (
     print_closing,
     print_decoding,
     training_logger,
-    without_configurations,
 )
 from bild_lab.training.run import TrainingJob, TrainingRun, isolated
 from bild_lab.training.start import require_no_languages, require_room
@@ -79,11 +78,6 @@ class FrozenJob(TrainingJob):
 
     def __post_init__(self) -> None:
         require_whole("held_out", self.held_out, 1)
-        if self.recipe.soft_targets:
-            raise UserError(
-                f"a {self.spec.noun} does not learn train.soft_targets; only scripts/align.py does"
-            )
-        _require_plain_loss(self.recipe)
         self.spec.check(self.base.config)
         answered = self.calibration.manifest["model"]
         if answered["fingerprint"] != self.base.fingerprint:
@@ -161,13 +155,10 @@ class FrozenJob(TrainingJob):
         has_draft = any(word.startswith("pair.draft=") for word in words)
         no_draft = [] if has_draft else ["pair.draft=null"]
         pair = [f"pair.target={self.base.path}", *revision, *no_draft]
-        dataset_words = list(self.calibration.dataset_words)
-        configuration_words = own_configurations()
-        command_words = [*words, *pair, *self.base.switches]
-        if not set(configuration_words) <= set(dataset_words):
-            command_words = [*configuration_words, *command_words]
-            dataset_words = without_configurations(dataset_words, configuration_words)
-        command_words += dataset_words
+        command_words = [*words, *pair, *self.base.switches, *self.calibration.dataset_words]
+        # behind those of the answers' command, as of two the last counts
+        if not set(own_configurations()) <= set(command_words):
+            command_words += own_configurations()
         return f"python run.py {shlex.join(command_words)}"
 
     @property
@@ -291,7 +282,7 @@ def frozen_recipe(train: DictConfig) -> TrainSpec:
 
 def _require_plain_loss(recipe: TrainSpec) -> None:
     """Raise UserError for losses of whole models, which a module has a loss of its own for."""
-    for key, plain in (("loss", "last"), ("label_smoothing", 0)):
+    for key, plain in (("loss", "last"), ("label_smoothing", 0), ("soft_targets", 0)):
         if (value := getattr(recipe, key)) != plain:
             raise UserError(
                 f"train.{key}={value} has no effect beside a frozen model, as a module has a loss of"
