@@ -15,10 +15,8 @@ import pytest
 import torch
 from transformers import (
     GenerationConfig,
-    LogitsProcessor,
     LogitsProcessorList,
     NoBadWordsLogitsProcessor,
-    PrefixConstrainedLogitsProcessor,
     PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
 )
@@ -271,60 +269,6 @@ def test_processors_of_one_list_serve_decoders_of_other_widths(tmp_path: Path) -
         own = load(target, policy="hf_generate", processors=BAD_WORDS)
         decoder = load(target, policy="hf_generate", processors=shared)
         assert texts_of(decoder) == texts_of(own)
-
-
-def test_a_processor_of_tokens_that_the_target_lacks_is_refused(checkpoints: Path) -> None:
-    """Fault: each of its texts failed."""
-    for token in (VOCABULARY, 1000):
-        words = f"NoBadWordsLogitsProcessor cannot change the {VOCABULARY} scores of .*llama: "
-        listed = [{**BAD_WORDS[0], "bad_words_ids": [[token]]}]
-        with pytest.raises(UserError, match=rf"decoding.processors: {words}.*\[{token}\]; correct"):
-            load(checkpoints / "llama", policy="vanilla", processors=listed)
-
-
-class Remembering(LogitsProcessor):
-    """Keeps the texts that it is called with, in a list that its copies share."""
-
-    def __init__(self) -> None:
-        self.texts: list[list[int]] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.texts.append(input_ids[0].tolist())
-        return scores
-
-
-class OnAnotherDevice(LogitsProcessor):
-    """As one of Transformers that holds tensors of a GPU, at scores of the CPU."""
-
-    __module__ = "transformers"
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if not input_ids.any():  # the prompts have tokens
-            raise RuntimeError("Expected all tensors to be on the same device")
-        return scores
-
-
-@pytest.mark.parametrize(
-    "processor",
-    [
-        PrefixConstrainedLogitsProcessor(lambda _, ids: [5, 6] if int(ids[-1]) else [], 1),
-        OnAnotherDevice(),
-    ],
-)
-def test_a_processor_of_the_texts_alone_is_not_refused(
-    processor: LogitsProcessor, checkpoints: Path
-) -> None:
-    """Fault: it was tried at a text that it never gets, and refused, or ended in a traceback."""
-    load(checkpoints / "llama", policy="vanilla", processors=[processor]).generate([[5, 9]], 3)
-
-
-def test_a_users_own_processor_is_called_with_texts_alone(checkpoints: Path) -> None:
-    """Fault: a grammar that goes on from call to call began with a text that was made up."""
-    processor = Remembering()
-    decoder = load(checkpoints / "llama", policy="vanilla", processors=[processor])
-    assert not processor.texts
-    decoder.generate([[5, 9]], 3)
-    assert all(text[:2] == [5, 9] for text in processor.texts) and processor.texts
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from typing import Any
 
-import torch
 from transformers import LogitsProcessor
 
 from bild_lab.engine.logits_processors import OF_SOURCES, Processors, score_settings
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.stop import StopStrings
-from bild_lab.errors import UserError, first_line
+from bild_lab.errors import UserError
 from bild_lab.lab.config.schemas import DecodingSpec, stop_strings
 from bild_lab.lab.point.build import build
 from bild_lab.lab.point.languages import CHECKPOINT, NONE
-
-MANY_COLUMNS = 2**21  # more than any vocabulary has
 
 
 def processors_of(processors: Any, checkpoint: Checkpoint) -> Processors:
@@ -38,9 +34,7 @@ def processors_of(processors: Any, checkpoint: Checkpoint) -> Processors:
             " processors such as [{_target_: transformers.NoRepeatNGramLogitsProcessor,"
             f" ngram_size: 3}}], got {processors!r}"
         )
-    listed = Processors(added=tuple(map(_processor, processors)))
-    _require_suited(listed.added, checkpoint)
-    return listed
+    return Processors(added=tuple(map(_processor, processors)))
 
 
 def _require_one_vocabulary(settings: Mapping[str, Any], checkpoint: Checkpoint) -> None:
@@ -81,33 +75,3 @@ def _processor(node: Any) -> LogitsProcessor:
             f"decoding.processors must list logits processors, each with its _target_, got {node!r}"
         )
     return built
-
-
-def _require_suited(processors: Sequence[LogitsProcessor], checkpoint: Checkpoint) -> None:
-    """Raise UserError for a processor of tokens that this checkpoint does not have: some check their
-    values at the first scores alone.
-
-    One that would fail at scores of any number of tokens wants another text than the one that is
-    made up here, or another device; it is not judged. A user's own is not called: it may remember
-    what it is called with.
-    """
-    for processor in processors:
-        if type(processor).__module__.partition(".")[0] != "transformers":
-            continue
-        error = _error_of(processor, checkpoint.columns)
-        if error is not None and _error_of(processor, MANY_COLUMNS) is None:
-            raise UserError(
-                f"decoding.processors: {type(processor).__name__} cannot change the"
-                f" {checkpoint.columns} scores of {checkpoint.path}: {first_line(error)}; correct its"
-                " values"
-            ) from error
-
-
-def _error_of(processor: LogitsProcessor, columns: int) -> Exception | None:
-    """What the processor raises at the scores of this many tokens, behind a text of one."""
-    text, scores = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, columns)
-    try:
-        copy(processor)(text, scores)
-    except Exception as error:  # such as IndexError, RuntimeError, ValueError
-        return error
-    return None
