@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
@@ -24,6 +23,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.command_line import key_of
 from bild_lab.lab.config.compose import (
     PLUGIN,
+    alternatives,
     compose_config,
     override_words,
     require_own_files,
@@ -92,23 +92,6 @@ def swept_values(config: DictConfig) -> list[list[str]] | None:
         for override in parser.parse_overrides([*sweeper_overrides, *task])
     }
     return [alternatives(override) for override in last_override.values()]
-
-
-def alternatives(override: Override) -> list[str]:
-    """An override with each of its values: those that a sweep takes one after the other.
-
-    Raises UserError for values that cannot be listed.
-    """
-    if not override.is_sweep_override():
-        return [override.input_line]
-    try:
-        values = list(override.sweep_string_iterator())
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(
-            f"the values of {override.input_line} cannot be listed; a sweep takes values with"
-            " commas, choice(…), glob(…) or range(START,STOP,STEP), one of them for a key"
-        ) from error
-    return [f"{override.get_key_element()}={value}" for value in values]
 
 
 def check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:

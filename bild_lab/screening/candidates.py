@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -20,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from bild_lab.errors import UserError
 from bild_lab.lab.config.command_line import key_of, list_override
 from bild_lab.lab.config.compose import (
+    alternatives,
     compose_config,
     compose_policy,
     knob_values,
@@ -156,13 +156,7 @@ def read_lists(words: Sequence[str]) -> dict[str, Values]:
     """
     lists: dict[str, Values] = {}
     for override in OverridesParser.create().parse_overrides(list(words)):
-        try:
-            (jobs,) = BasicSweeper.split_arguments([override], None)
-        except HydraException as error:
-            raise UserError(
-                f"a list or a range of values is needed, got {override.input_line}"
-            ) from error
-        values = list(dict.fromkeys(without_step_error([job[0] for job in jobs])))
+        values = list(dict.fromkeys(without_step_error(alternatives(override))))
         with suppress(ValueError):  # words keep their order
             values.sort(key=lambda override_word: float(override_word.partition("=")[2]))
         lists[override.get_key_element()] = tuple(values)
@@ -191,19 +185,7 @@ def as_overrides(words: Sequence[str], key: str) -> list[str]:
 def command_line_lists(hydra_config: DictConfig) -> tuple[Values, list[str]]:
     """The command line's overrides with single values, and the lists of an experiment that they do
     not fix.
-
-    Raises UserError for a launcher: points are screened and measured in one process.
     """
-    launchers = [
-        word
-        for word in hydra_config.overrides.get("hydra", [])
-        if key_of(word).lstrip("+").startswith(("hydra/launcher", "hydra.launcher"))
-    ]
-    if launchers:
-        raise UserError(
-            f"points are screened in one process, so {launchers[0]} would change nothing; leave it"
-            " out"
-        )
     groups = tuple(f"{name}." for name in NOT_A_POINTS)
     words = override_words(hydra_config)
     task = tuple(word for word in words if not word.lstrip("+~").startswith(groups))

@@ -12,14 +12,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab import preflight
-from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.config.compose import alternatives, compose_config
 from bild_lab.lab.config.entrypoint import FAILED_POINTS, Refused
 from bild_lab.lab.point.identity import sweep_folder
 from bild_lab.lab.point.read_model import load_model
 from bild_lab.lab.preflight import (
     MOST_CHECKED,
     NO_GRAPHS,
-    alternatives,
     check_points,
     points_to_check,
     refusing_points,

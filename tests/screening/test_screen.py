@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -262,15 +261,6 @@ def test_a_screening_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
         ScreenSpec(**{**SPEC, **changed})
 
 
-@pytest.mark.parametrize(
-    "word", ["hydra/launcher=gpus", "+hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-)
-def test_a_launcher_and_its_settings_are_refused(word: str) -> None:
-    hydra_config = OmegaConf.create({"overrides": {"hydra": ["hydra.mode=RUN", word], "task": []}})
-    with pytest.raises(UserError, match=f"so {re.escape(word)} would change nothing"):
-        command_line_lists(hydra_config)
-
-
 def test_points_that_are_not_measured_live_may_be_screened_on_any_split() -> None:
     changes = {"confirm": "val", "confirmations": 0}
     assert ScreenSpec(**{**SPEC, **changes}).confirmations == 0
@@ -300,10 +290,6 @@ def test_points_of_batches_are_not_chosen_by_the_speed_of_one_text(screen: Comma
         (["policy=vanilla,hf_generate"], "policy hf_generate has texts or a loop of"),
         (["policy.fallback=0.2,0.9", "dataset.split=test"], "dataset.split=test would change"),
         (["policy.fallback=0.2,0.9", "screen.batch=0"], "screen.batch must be a whole number"),
-        (
-            ["policy.fallback=0.2,0.9", "hydra/launcher=joblib"],
-            "so hydra/launcher=joblib would change nothing",
-        ),
     ],
 )
 def test_a_refused_screening_leaves_no_folder_but_one_with_something_in_it(

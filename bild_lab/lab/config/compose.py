@@ -337,6 +337,23 @@ def override_words(hydra: DictConfig) -> list[str]:
     return OmegaConf.to_container(hydra.overrides.task, resolve=False)
 
 
+def alternatives(override: Override) -> list[str]:
+    """An override with each of its values: those that a sweep takes one after the other.
+
+    Raises UserError for values that cannot be listed.
+    """
+    if not override.is_sweep_override():
+        return [override.input_line]
+    try:
+        values = list(override.sweep_string_iterator())
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(
+            f"the values of {override.input_line} cannot be listed; a sweep takes values with"
+            " commas, choice(…), glob(…) or range(START,STOP,STEP), one of them for a key"
+        ) from error
+    return [f"{override.get_key_element()}={value}" for value in values]
+
+
 def without_step_error(overrides: Sequence[str]) -> list[str]:
     """The overrides with numbers as they are typed: 0.3 for the 0.30000000000000004 to which a range
     adds its steps.
