@@ -141,20 +141,7 @@ def finetune(job: FinetuningJob) -> dict[str, Any]:
         examples=len(job.train),
         prepare=lambda arguments: _prepare(job, folder, arguments),
     )
-    metrics, stop_at_score = run.train(), job.recipe.stop_at_score
-    if (
-        stop_at_score is not None
-        and metrics["best"] is not None
-        and (best := metrics["best"][job.metric]) < stop_at_score
-    ):
-        log.warning(
-            "%s never scored train.stop_at_score=%g; its best %s is %.2f",
-            job.title,
-            stop_at_score,
-            job.metric,
-            best,
-        )
-    return metrics
+    return run.train()
 
 
 def finetune_best(job: FinetuningJob, rates: Sequence[float]) -> dict[str, Any]:

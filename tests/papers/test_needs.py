@@ -12,7 +12,6 @@ from bild_lab.papers.runs.needs import (
     Needs,
     downloads,
     gpu_hours_of,
-    hours_of,
     needs,
     size_of,
 )
@@ -73,8 +72,8 @@ def test_a_spread_model_takes_as_many_gpus_as_cost_the_fewest_gpu_hours() -> Non
 
 def test_hours_of_a_command_are_known_if_those_of_each_setting_are() -> None:
     three, four = alone(hours=3.0, gpus=2), alone(hours=4.0)
-    assert (hours_of([three, four]), gpu_hours_of([three, four])) == (7, 10)
-    assert hours_of([three, alone()]) is gpu_hours_of([alone()]) is hours_of([]) is None
+    assert gpu_hours_of([three, four]) == 10
+    assert gpu_hours_of([three, alone()]) is gpu_hours_of([alone()]) is gpu_hours_of([]) is None
 
 
 def test_each_id_is_downloaded_once() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
@@ -22,7 +21,7 @@ from transformers import PreTrainedModel, TrainerCallback
 import bild_lab
 from bild_lab.engine.models import device
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.errors import UserError, warn_once
+from bild_lab.errors import UserError
 from bild_lab.training import finetune as finetuning
 from bild_lab.training import run as runs
 from bild_lab.training import trainer as training
@@ -85,18 +84,6 @@ def test_losses_scores_and_provenance_are_recorded(whole: tuple[Path, dict]) -> 
     assert metrics["training_s"] > 0 and metrics["start"] == "random weights (micro t5)"
 
 
-@pytest.mark.parametrize(("warmup", "told"), [(6, True), (5, False)])
-def test_a_rate_that_is_never_reached_is_told(
-    warmup: int, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Planted: a recipe's warm-up in a short training, which learns at a part of the rate."""
-    warn_once.cache_clear()
-    metrics = finetune(job(tmp_path, warmup_steps=warmup, evaluate_every=None))
-    rates = [entry["learning_rate"] for entry in metrics["history"] if "learning_rate" in entry]
-    assert (max(rates) < MICRO.learning_rate) is told
-    assert ("never reaches train.learning_rate=0.05" in caplog.text) is told
-
-
 @pytest.mark.fast("3")
 @pytest.mark.parametrize("step", [3, 1, 6])
 def test_a_killed_training_resumes_as_if_it_had_not_been_killed(
@@ -146,19 +133,6 @@ def test_a_training_resumes_from_the_checkpoint_before_a_damaged_one(
     steps = Steps()
     assert losses(finetune(job(tmp_path, callbacks=(steps,)))) == losses(whole[1])
     assert steps.done == [3, 4, 5, 6]
-
-
-def test_best_weights_that_are_gone_are_not_silently_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scored_by(monkeypatch, [3.0, 2.0, 1.0])
-    killed(tmp_path, 5)
-    shutil.rmtree(tmp_path / "training" / "checkpoint-2")
-    with pytest.raises(
-        UserError, match=r"checkpoint-2, which holds the best weights so far, is gone; remove"
-    ):
-        finetune(job(tmp_path))
-    assert (tmp_path / "training" / "checkpoint-4" / "complete").is_file()
 
 
 def test_a_moved_folder_is_resumed_and_its_best_weights_are_found(
@@ -297,7 +271,6 @@ def test_of_several_learning_rates_the_best_by_validation_is_kept_or_the_nearest
     kept: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     scored_by(monkeypatch, [1, 3, 2, 1, 2, 5])
     rates, whole = [0.05, 0.02], job(tmp_path / "both", stop_at_score=stop)
@@ -307,10 +280,6 @@ def test_of_several_learning_rates_the_best_by_validation_is_kept_or_the_nearest
         rates[kept],
         (3, 5)[kept],
     )
-    never = "both_rate_0.05 never scored train.stop_at_score=3.5; its best bleu is 3.00"
-    assert [never] * (stop is not None) == [
-        line for line in caplog.messages if "never scored" in line
-    ]
     own = weights(tmp_path / f"both_rate_{rates[kept]}")
     assert all(
         torch.equal(own[name], weight) for name, weight in weights(tmp_path / "both").items()

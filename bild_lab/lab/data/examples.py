@@ -19,7 +19,6 @@ import numpy as np
 from bild_lab.errors import UserError, require_unicode
 from bild_lab.files import shipped_folder
 from bild_lab.lab.data.conversations import (
-    SYSTEM,
     conversation,
     ends_with_its_question,
     last_turn,
@@ -203,7 +202,7 @@ def _examples(
     rows: each with its number in the split. shots: the text that every prompt begins with.
     """
     split = canonical_split(spec.split)
-    unanswered = instructed = 0
+    unanswered = 0
     without_source: list[str] = []
     for index, (where, row) in rows:
         answers: list[str] = []
@@ -214,28 +213,19 @@ def _examples(
             if not turns:
                 unanswered += 1
                 continue
-            instructed += messages[0][0] in SYSTEM
         elif _lacks_source(spec, row):
             without_source.append(where)
             continue
         else:
             turns = _turns(spec, where, row)
         yield from _row_examples(spec, where, row, f"{split}-{index}", turns, answers, shots)
-    _warn_of_rows(spec.name, instructed, unanswered, without_source)
+    _warn_of_rows(spec.name, unanswered, without_source)
 
 
-def _warn_of_rows(
-    dataset: str, instructed: int, unanswered: int, without_source: Sequence[str]
-) -> None:
-    """Log what a reader of the examples would not expect. instructed, unanswered: conversations
-    with a system message, and without an answered question. without_source: where such rows are.
+def _warn_of_rows(dataset: str, unanswered: int, without_source: Sequence[str]) -> None:
+    """Log what was left out. unanswered: conversations without an answered question.
+    without_source: where such rows are.
     """
-    if instructed:
-        log.warning(
-            "%s: %s with a system message; it stands before their first question",
-            dataset,
-            "1 conversation begins" if instructed == 1 else f"{instructed} conversations begin",
-        )
     if unanswered:
         log.warning(
             "%s: %s without an answered question %s left out",

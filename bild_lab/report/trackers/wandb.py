@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OFFLINE, ONLINE, DISABLED = "offline", "online", "disabled"
-_MODES = {"dryrun": OFFLINE, "run": ONLINE}  # old words for WANDB_MODE
 _PRIVATE = (ONLINE, OFFLINE, DISABLED)  # the more private mode comes later
 POINT, SWEEP, TRAINING = "point", "sweep", "training"  # types of jobs
 _INIT_TIMEOUT_S = 20
@@ -112,11 +111,6 @@ class WandbLogger:
         self._tags, self._directory = _checked_tags(tags), Path(directory)
         self._require_names()
         self._mode = private_mode(mode, os.environ.get("WANDB_MODE"))
-        if os.environ.get("WANDB_DIR"):
-            log.warning(
-                "WANDB_DIR is not used: runs are written to %s, which logger.directory names",
-                directory,
-            )
         # an agent of wandb names the run of this process, and takes no other name
         self._agents_sweep = os.environ.get("WANDB_SWEEP_ID")
         self._begun: Counter[str] = Counter()  # runs by mode
@@ -442,8 +436,7 @@ def private_mode(mode: str, environment: str | None) -> str:
 
     Raises UserError for another.
     """
-    requested = environment or mode
-    requested_mode = _MODES.get(requested, requested)
+    requested_mode = environment or mode
     if requested_mode not in _PRIVATE:
         raise UserError(
             f"WANDB_MODE must be one of {', '.join(_PRIVATE)}, got {environment}; correct or"

@@ -203,22 +203,6 @@ def test_a_resample_holds_all_turns_of_a_conversation_equally_often(metric: str)
     assert pooled.non_inferiority == together.score.non_inferiority
 
 
-@pytest.mark.parametrize(
-    ("predictions", "references", "message"),
-    [
-        ([], [], "at least one"),
-        (["a", "b"], [["a"]], "2 predictions, got 1"),
-        (["a"], [[]], "example 0"),
-        (["a"], ["a"], "example 0"),
-    ],
-)
-def test_inputs_that_cannot_be_scored_are_refused(
-    predictions: list, references: list, message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        score("rouge", predictions, references)
-
-
 @pytest.mark.parametrize("metric", ["bleu", "rouge"])
 def test_a_text_is_scored_once_however_many_resamples_there_are(
     metric: str, monkeypatch: pytest.MonkeyPatch

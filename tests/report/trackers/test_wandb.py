@@ -640,7 +640,6 @@ def test_what_wandb_would_refuse_later_is_refused_at_once(
     ("mode", "environment", "counts"),
     [
         ("online", "offline", "offline"),
-        ("online", "dryrun", "offline"),
         ("online", "disabled", "disabled"),
         ("offline", "disabled", "disabled"),
         ("offline", "online", "offline"),
