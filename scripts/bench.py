@@ -363,13 +363,11 @@ def main() -> None:
         console.print(f"no peers: {lacking}")
     busy = busy_percent()
     bandwidth = read_gb_per_s(device, synchronize)
-    if not long:
-        say_what_shapes_take(shapes, dtype, bandwidth)
     policy = any(word.startswith("policy") for word in overrides)
     rows, costs = [], []
     for name in shapes:
         with bench_named(name, cfg, device, dtype, lacking is None, policy, files) as bench:
-            shape_rows, shape_costs = measured(bench, name, long, bandwidth, synchronize)
+            shape_rows, shape_costs = measured(bench, name, long, synchronize)
         rows += shape_rows
         costs += shape_costs
     show_and_keep(rows, costs, long, cfg.name, device, busy, bandwidth)
@@ -414,7 +412,7 @@ def bench_named(
 
 
 def measured(
-    bench: Bench, name: str, long: bool, gb_per_s: float, synchronize: Callable[[], None]
+    bench: Bench, name: str, long: bool, synchronize: Callable[[], None]
 ) -> tuple[list[dict], list[dict]]:
     """The rows of all methods, and the costs of forwards by query and context length; `long` texts
     have none.
@@ -422,8 +420,6 @@ def measured(
     from bild_lab.benchmark.bench import SHAPES, forward_costs, long_texts, run
 
     rounds = SHAPES[name].rounds if name in SHAPES else ROUNDS_OF_A_PAIR
-    if name not in SHAPES and not long:
-        say_what_it_takes(bench, rounds, gb_per_s)
     status_line.enter(f"timing {bench.shape}, {len(bench.methods)} methods")
     if long:
         return long_texts(bench, ROUNDS_OF_A_PROMPT, synchronize), []
@@ -455,33 +451,6 @@ def show_and_keep(
         write_csv(path, pd.DataFrame(rows))
     what = "long.csv too" if long else "and the cost of a forward by query and context length"
     output.print(f"{path} contains these rows, {what}")
-
-
-def say_what_shapes_take(shapes: Sequence[str], dtype: torch.dtype, gb_per_s: float) -> None:
-    """How many shapes there are, and about how long they take; nothing of a pair."""
-    from bild_lab.benchmark.bench import SHAPES, shape_seconds
-    from bild_lab.lab.schema.formatting import counted
-    from bild_lab.lab.store.progress import roughly
-
-    expected_s = sum(
-        shape_seconds(SHAPES[name], dtype, gb_per_s) for name in shapes if name in SHAPES
-    )
-    if expected_s:
-        console.print(
-            f"{counted(len(shapes), 'shape')}, about {roughly(expected_s)}: {', '.join(shapes)}"
-        )
-
-
-def say_what_it_takes(bench: Bench, rounds: int, gb_per_s: float) -> None:
-    """How many texts a pair decodes, and about how long that takes."""
-    from bild_lab.benchmark.bench import decoding_seconds, weight_bytes
-    from bild_lab.lab.schema.formatting import counted
-    from bild_lab.lab.store.progress import roughly
-
-    tokens = sum(request.limits.max_new_tokens for request in bench.requests)
-    seconds = decoding_seconds(weight_bytes(bench), tokens, rounds, len(bench.methods), gb_per_s)
-    texts = counted(len(bench.requests), "text")
-    console.print(escape(f"{bench.shape}: {texts}, about {roughly(seconds)}"))
 
 
 if __name__ == "__main__":

@@ -434,48 +434,11 @@ _STORED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding=
 SHAPES = {name: Shape(**values) for name, values in _STORED.items() if not name.startswith(".")}
 
 
-METHODS = 10  # how many a shape usually has
-# how often a token takes the time of reading the weights, over all methods: drafts less, generate
-# more
-READS = 2.0
-STEP_S = 0.003  # what a token takes beside that
-BEGIN_S = 60.0  # what a bench takes to make models and compile them
-
-
-def decoding_seconds(
-    weight_bytes: int, tokens: int, rounds: int, methods: int, gb_per_s: float
-) -> float:
-    """About how long `run` takes: every method decodes all tokens in every round and once before.
-
-    gb_per_s: at which the machine reads its memory, the weights once for each token and more for
-    what is slower.
-    """
-    token_s = STEP_S + READS * weight_bytes / (1e9 * gb_per_s)
-    return BEGIN_S + methods * (1 + rounds) * tokens * token_s
-
-
-def shape_seconds(shape: Shape, dtype: torch.dtype, gb_per_s: float) -> float:
-    """About how long the benchmark of a shape takes."""
-    with torch.device("meta"):  # nothing is computed
-        parameters = random_model(shape.target).num_parameters()
-    return decoding_seconds(
-        parameters * dtype.itemsize, shape.new_tokens, shape.rounds, METHODS, gb_per_s
-    )
-
-
 def random_model(values: Mapping[str, Any]) -> PreTrainedModel:
     """A model with random weights. values: of a configuration in Transformers."""
     config = AutoConfig.for_model(**values)
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     return auto.from_config(config)
-
-
-def weight_bytes(bench: Bench) -> int:
-    """The size of the target's weights, which are loaded."""
-    return sum(
-        weight.numel() * weight.element_size()
-        for weight in bench.native.transformers.module.parameters()
-    )
 
 
 @dataclass(frozen=True)

@@ -436,19 +436,3 @@ def test_all_shapes_of_a_device_have_a_word(monkeypatch: pytest.MonkeyPatch) -> 
         "llama_1b",
         "toy",
     ]
-
-
-def test_a_bench_is_expected_to_take_longer_with_more_of_everything() -> None:
-    usual = bench.decoding_seconds(1_000_000_000, 48, 5, 10, 10.0)
-    assert usual == pytest.approx(bench.BEGIN_S + 10 * 6 * 48 * (bench.STEP_S + bench.READS * 0.1))
-    more = [
-        (2_000_000_000, 48, 5, 10, 10.0),
-        (1_000_000_000, 49, 5, 10, 10.0),
-        (1_000_000_000, 48, 6, 10, 10.0),
-    ]
-    assert all(bench.decoding_seconds(*one) > usual for one in more)
-    halves = [
-        bench.shape_seconds(SHAPES["t5_small"], one, 10.0)
-        for one in (torch.bfloat16, torch.float32)
-    ]
-    assert bench.BEGIN_S < halves[0] < halves[1]

@@ -7,12 +7,10 @@ the limit, and names no line in its errors.
 
 from __future__ import annotations
 
-import codecs
 import csv
 import io
 import json
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -75,7 +73,7 @@ def read_rows(file: Path) -> Iterator[tuple[str, Row]]:
         raise
     except UnicodeDecodeError as error:
         byte = f"byte 0x{error.object[error.start]:02x}: {error.reason}"
-        raise UserError(f"{file} is not UTF-8 ({byte}); {_converted(file)}") from error
+        raise UserError(f"{file} is not UTF-8 ({byte}); convert it to UTF-8") from error
     # errors of JSON, UTF-8 and Arrow are ValueErrors
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"cannot read {file}: {error}; correct it, or copy it again") from error
@@ -92,20 +90,6 @@ def _bytes_of(file: Path) -> io.BufferedIOBase:
     import pyarrow
 
     return io.BufferedReader(pyarrow.input_stream(str(file), compression=compression))
-
-
-def _converted(file: Path) -> str:
-    """How to make a file UTF-8: from UTF-16, which begins with a mark or has zero bytes, or else
-    from Latin-1.
-    """
-    with _bytes_of(file) as handle:
-        start = handle.read(64)
-    utf16 = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start
-    encoding = "UTF-16" if utf16 else "LATIN1"
-    return (
-        f"convert it, if it is {encoding}: iconv -f {encoding} -t UTF-8 {shlex.quote(str(file))}"
-        " > NEW"
-    )
 
 
 def _distinct(names: Sequence[str], where: str) -> None:
@@ -169,7 +153,7 @@ def _csv(file: Path) -> Iterator[tuple[str, Any]]:
             rows = reader
         names = next(rows, [])
         if any("\0" in name for name in names):
-            raise UserError(f"{file} holds zero bytes; {_converted(file)}")
+            raise UserError(f"{file} holds zero bytes; convert it to UTF-8")
         _distinct(names, str(file))
         for values in filter(None, rows):
             if len(values) != len(names):

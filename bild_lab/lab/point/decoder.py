@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from threading import Event, RLock
 from typing import Any, NoReturn, overload
 
@@ -22,7 +21,6 @@ from bild_lab.engine.methods.hf_generation import require_plain
 from bild_lab.engine.models.checkpoint.chat import ChatSettings, CompleteText
 from bild_lab.engine.models.checkpoint.checkpoint import Prompt
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint, evaluation_mode
-from bild_lab.engine.models.checkpoint.weight_files import in_folder
 from bild_lab.engine.models.device import cpu_by_default, dtype_name, wait_for
 from bild_lab.engine.models.hf.positions import trained_positions
 from bild_lab.engine.protocols import (
@@ -52,7 +50,7 @@ from bild_lab.lab.point.prompt_forms import (
     plain_value,
 )
 from bild_lab.lab.point.streaming import stable_prefix, without_byte_tokens
-from bild_lab.lab.schema.formatting import number, short_name
+from bild_lab.lab.schema.formatting import short_name
 
 KNOWS_NO_STOP = (
     "{} knows no stop strings here, so its seconds would count what comes after them; set"
@@ -132,7 +130,7 @@ class Decoder:
 
     def load_weights(self, stage: Callable[[str], None] = lambda name: None) -> None:
         """Read the weights now instead of at the first decoding. stage: called with each model's
-        name and size.
+        name.
 
         Raises UserError for a model whose sessions would not give its own scores, and for one whose
         files were overwritten since.
@@ -143,10 +141,7 @@ class Decoder:
             return
         with LOADING, self._undisturbed():
             for model in self.running:
-                stage(
-                    "loading"
-                    f" {short_name(model.checkpoint.path)}{loading_size(Path(model.checkpoint.location))}"
-                )
+                stage(f"loading {short_name(model.checkpoint.path)}")
                 model.checkpoint.require_not_overwritten()
                 model.load()
                 if self.method.draft_shape is not None:
@@ -527,16 +522,6 @@ class Decoder:
     def synchronize(self) -> None:
         """Wait until the target's device has finished its work."""
         wait_for(self.target.device)
-
-
-def loading_size(place: Path) -> str:
-    """The size of the weights in this folder or GGUF file, as `, 3.1 GB`.
-
-    It is empty below a tenth of a GB, and for a model of the hub.
-    """
-    files = [place / name for name in in_folder(place)] if place.is_dir() else [place]
-    size = sum(file.stat().st_size for file in files if file.is_file())
-    return f", {number(size / 1e9, 1)} GB" if size >= 1e8 else ""
 
 
 def sampling_of(temperature: float, top_k: int | None, top_p: float | None) -> Sampling:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import shutil
 import uuid
@@ -333,38 +332,11 @@ def _remembered_result(folder: Path, *_: int) -> Result | None:
     """
     content = (folder / RESULT).read_bytes()
     try:
-        result = Result.from_json(json.loads(content), folder)
-        return result if _is_whole(result) else None
+        return Result.from_json(json.loads(content), folder)
     except UserError:  # a newer version wrote it: do not measure it again
         raise
     except ValueError:
         return None
-
-
-def _is_whole(result: Result) -> bool:
-    """Whether it has what every report needs: a damaged file may still be read."""
-    setting, speedup, quality = result.setting, result.speedup, result.quality
-    decoding = setting.decoding if isinstance(setting.decoding, dict) else {}
-    has_setting = (
-        isinstance(setting.n_examples, int)
-        and isinstance(setting.split, str)
-        and {"max_new_tokens", "temperature"} <= set(decoding)
-    )
-    speedups = (speedup.value, speedup.low, speedup.high)
-    differences = (quality.difference, quality.difference_low, quality.difference_high)
-    return (
-        has_setting
-        and all(value is None or 0 < value < math.inf for value in speedups)
-        and _has_both_ends_or_none(*speedups)
-        and _has_both_ends_or_none(*differences)
-    )
-
-
-def _has_both_ends_or_none(value: float | None, low: float | None, high: float | None) -> bool:
-    """Whether a value's interval has both ends or none; where it has them there is a value."""
-    if low is None:
-        return high is None
-    return high is not None and value is not None
 
 
 def _age(result: Result) -> tuple[str, str]:

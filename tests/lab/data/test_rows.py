@@ -254,9 +254,9 @@ def test_parquet_shards_are_joined_with_nested_columns(tmp_path: Path) -> None:
         ),
         ("a.csv", b'a,b\n1,"2', "a.csv"),
         ("a.jsonl", b'{"a": "\xff"}\n', "byte 0xff"),
-        ("a.csv", "a,b\nMüller,1\n".encode("latin-1"), "if it is LATIN1: iconv -f LATIN1 -t UTF-8"),
-        ("a.csv", "a,b\nMüller,1\n".encode("utf-16"), "if it is UTF-16: iconv -f UTF-16 -t UTF-8"),
-        ("a.csv", "a,b\n1,2\n".encode("utf-16-le"), "if it is UTF-16: iconv"),
+        ("a.csv", "a,b\nMüller,1\n".encode("latin-1"), "convert it to UTF-8"),
+        ("a.csv", "a,b\nMüller,1\n".encode("utf-16"), "convert it to UTF-8"),
+        ("a.csv", "a,b\n1,2\n".encode("utf-16-le"), "zero bytes; convert it to UTF-8"),
         ("a.csv", b"a,b,a\n1,2,3\n", "two columns are called 'a'"),
         (
             "a.jsonl",

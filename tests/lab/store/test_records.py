@@ -7,7 +7,6 @@ import math
 import shutil
 from dataclasses import replace
 from datetime import datetime, tzinfo
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from bild_lab.lab.schema.result import SCHEMA, Failure, FailureCause, Result
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.lab.store.records import Sweep, require_writable
 from bild_lab.lab.store.table import write_table
-from bild_lab.report.headline import headline
 from tests.report.sample import sample_example, sample_result
 
 
@@ -174,43 +172,6 @@ def test_a_damaged_time_of_the_last_point_costs_no_measurement(stamp: str, tmp_p
     (sweep.folder / ".latest").write_text(stamp)
     sweep.write_point("abc", "", result(tokens=2), [], keep_both=True)
     assert sweep.newest("abc").tokens == 2
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("setting.n_examples", None),
-        ("setting.decoding", None),
-        ("setting.decoding.max_new_tokens", ...),
-        ("speedup.value", float("nan")),
-        ("speedup.low", 0.0),
-        ("speedup.high", None),
-        ("setting.decoding", True),
-        ("setting.decoding.temperature", ...),
-        ("setting.split", None),
-        ("quality.difference", None),
-        ("quality.difference_high", ...),
-    ],
-)
-def test_a_damaged_result_that_can_be_read_takes_no_other_point_with_it(
-    key: str, value: Any, tmp_path: Path
-) -> None:
-    sweep = Sweep(tmp_path / "sweep")
-    kept, lost = (sample_result("bild", {"fallback": one}, 1.5, point=f"p{one}") for one in (1, 2))
-    file = [sweep.write_point(one.point, "", one, []) for one in (kept, lost)][1] / "result.json"
-    content = json.loads(file.read_text())
-    *outer, last = key.split(".")
-    inner = reduce(dict.__getitem__, outer, content)
-    if value is ...:
-        del inner[last]
-    else:
-        inner[last] = value
-    file.write_text(json.dumps(content))
-    assert "decodes 1.50×" in headline(sweep.results())
-    (failure,) = sweep.failures()
-    assert [one.point for one in sweep.results()] == [
-        kept.point
-    ] and f"{file} cannot be read" in failure.error.message
 
 
 def test_a_quality_that_is_no_number_has_no_place_on_the_front() -> None:
