@@ -76,11 +76,6 @@ def merge(cfg: DictConfig) -> None:
     from bild_lab.report.sweep import report_sweep
 
     merged = Sweep(sweep_folder(cfg))
-    for source in sources:
-        if source.folder.resolve() == merged.folder.resolve():
-            raise UserError(
-                f"{source.folder} cannot be merged into itself; choose another name=NAME"
-            )
     require_writable(merged.folder)
     record_command(merged.folder)
     for source in sources:
@@ -161,14 +156,6 @@ def list_runs(cfg: DictConfig) -> None:
     """Print the runs that contain all words, or the points of one sweep."""
     require_flag("latex", cfg.latex)
     words = [str(word) for word in cfg.sweeps]
-    for word in words:
-        folder, of_outputs = Path(word).expanduser(), word.startswith(f"{cfg.outputs}/")
-        if (of_outputs or word[:1] in "/.~") and not (folder / "points").is_dir():
-            there = "has no points" if folder.is_dir() else "is no folder"
-            raise UserError(
-                f"{word} {there}; give the folder of a sweep, outputs/NAME, or words that a run"
-                " contains"
-            )
     if len(words) == 1 and (Path(words[0]).expanduser() / "points").is_dir():
         print_points(Path(words[0]).expanduser(), cfg.latex)
     else:

@@ -8,7 +8,7 @@ figure written.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import cycle, product
@@ -169,30 +169,19 @@ class Rate(NamedTuple):
 
 
 def read_rates(folders: Iterable[Path]) -> list[tuple[str, Rate]]:
-    """Every match rate of these folders, with its data set.
-
-    Raises UserError for files of another form.
-    """
+    """Every match rate of these folders, with its data set."""
     rates: list[tuple[str, Rate]] = []
     for folder in folders:
         if not (folder / CSV).is_file():
             continue
-        try:
-            dataset = json.loads((folder / METRICS).read_text(encoding="utf-8"))["settings"][
-                "dataset.name"
-            ]
-            table = pd.read_csv(
-                folder / CSV, dtype={"heads": str, "position": str}, keep_default_na=False
-            )
-            rates += [
-                (dataset, Rate(*row))
-                for row in table[list(Rate._fields)].itertuples(index=False, name=None)
-            ]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{folder} holds no match rates of scripts/match_rates.py: {error!r}; make them"
-                " anew"
-            ) from error
+        metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        table = pd.read_csv(
+            folder / CSV, dtype={"heads": str, "position": str}, keep_default_na=False
+        )
+        rates += [
+            (metrics["settings"]["dataset.name"], Rate(*row))
+            for row in table[list(Rate._fields)].itertuples(index=False, name=None)
+        ]
     return rates
 
 
@@ -363,7 +352,10 @@ def match_rates(cfg: DictConfig) -> None:
         **{f"dataset.{key}": value for key, value in asdict(dataset).items()},
         "data": data_hash(examples),
     }
-    require_same_rates(folder, settings)
+    if (file := folder / METRICS).is_file():
+        # none of a training, which may have the name
+        stored_settings = json.loads(file.read_text(encoding="utf-8")).get("settings", {})
+        require_same_settings(folder, "match rates", stored_settings, settings, MOVED)
     requests = decoder.requests([example.prompt for example in examples], longest)
     with progress_bar() as bar:
         task = bar.add_task("texts", total=len(requests))
@@ -376,22 +368,6 @@ def match_rates(cfg: DictConfig) -> None:
             " texts"
         )
     )
-
-
-def require_same_rates(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Raise UserError if the folder has match rates of other settings, or rates that cannot be
-    read.
-    """
-    file = folder / METRICS
-    if not file.is_file():
-        return
-    try:
-        stored_settings = dict(json.loads(file.read_text(encoding="utf-8"))["settings"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{file} does not describe match rates; choose another name=NAME, or remove the folder"
-        ) from error
-    require_same_settings(folder, "match rates", stored_settings, settings, MOVED)
 
 
 def target_of(cfg: DictConfig) -> LoadedModel:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bild_lab.files import append_line, write_atomically
+from bild_lab.files import append_line
 from bild_lab.lab.store.hashing import content_hash
 from bild_lab.screening.replay import ReplayedText
 
@@ -79,29 +79,22 @@ class TextLog:
     def read(self, sources: Sequence[str]) -> dict[int, LoggedExample]:
         """The examples that are logged, by their places. sources: the prompts of all examples.
 
-        Lines that are cut short or damaged, or of other prompts, are removed: their examples are
-        decoded anew. Those of examples behind the last of these prompts stay for a command with more.
+        Lines that are cut short, or of other prompts, are left out: their examples are decoded anew.
         """
-        examples: dict[int, LoggedExample] = {}
         if not self.file.is_file():
-            return examples
+            return {}
         head, *lines = self.file.read_bytes().splitlines(keepends=True) or [b""]
-        kept_lines = [f"{self._head()}\n".encode()]
-        for line in lines if head == kept_lines[0] else ():
-            logged = LoggedExample.from_line(line)
-            if logged is None:
-                continue
-            if logged.example >= len(sources):
-                kept_lines.append(line)
-            elif sources[logged.example] == logged.source:
-                examples[logged.example] = logged
-                kept_lines.append(line)
-        if kept_lines != [head, *lines]:
-            log.warning(
-                "%s was cut short or damaged: %d examples are kept", self.file, len(examples)
-            )
-            write_atomically(self.file, b"".join(kept_lines))
-        return examples
+        if head != f"{self._head()}\n".encode():  # cut short as it was begun
+            self.file.unlink()
+            return {}
+        logged_examples = [LoggedExample.from_line(line) for line in lines]
+        return {
+            logged.example: logged
+            for logged in logged_examples
+            if logged is not None
+            and logged.example < len(sources)
+            and sources[logged.example] == logged.source
+        }
 
     def append(self, logged: LoggedExample) -> None:
         """Add an example, and have it survive a kill."""

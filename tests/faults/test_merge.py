@@ -85,7 +85,6 @@ def test_timings_of_different_hardware_never_share_a_curve(command: Command) -> 
     [
         (["name=all"], "folders of sweeps are needed, got none"),
         (["name=all", "outputs/missing"], "outputs/missing has no finished points"),
-        (["name=one", "outputs/one"], "cannot be merged into itself"),
     ],
 )
 def test_what_cannot_be_merged_is_refused(words: list[str], message: str, command: Command) -> None:

@@ -370,7 +370,7 @@ BAD_INPUT = {  # words of the command, and what the message names
     "heads=own layers=[2]": "own has heads for, [1], got [2]",
     "positions=0": "positions must be a whole number >= 1",
     "decoding.max_new_tokens=0": "decoding.max_new_tokens must be a whole number >= 1",
-    "name=trained": "outputs/trained/metrics.json does not describe match rates",
+    "name=trained": "outputs/trained holds match rates with model.weights=None",
 }
 
 

@@ -21,12 +21,12 @@ def require_policy(policy: Any) -> None:
 
     The parts themselves check ranges. A name without a file is the user's own policy.
     """
-    if OmegaConf.is_dict(policy) and not isinstance(policy.get("name"), str):
+    if not OmegaConf.is_dict(policy):
+        raise UserError(f"policy must be one of {', '.join(policy_names())}, got {policy!r}")
+    if not isinstance(policy.get("name"), str):
         raise UserError(
             f"policy must have a name, got {policy.get('name')!r}; write name: NAME into its file"
         )
-    if not OmegaConf.is_dict(policy):
-        raise UserError(f"policy must be one of {', '.join(policy_names())}, got {policy!r}")
     if not OmegaConf.is_dict(policy.get("decoder")) or not isinstance(
         policy.decoder.get("_target_"), str
     ):
@@ -77,9 +77,9 @@ def find_part(path: Any) -> Callable[..., Any]:
 
     Raises UserError for anything else, and for Python's own functions.
     """
-    if not isinstance(path, str):
-        raise UserError(f"cannot find {path}: give the dotted path of a class")
-    if path.partition(".")[0] in sys.stdlib_module_names:  # a configuration must not run commands
+    if (
+        str(path).partition(".")[0] in sys.stdlib_module_names
+    ):  # a configuration must not run commands
         raise UserError(
             f"{path} belongs to Python itself, not to a decoder; give the dotted path of your own"
             " class"

@@ -101,7 +101,7 @@ def _distinct(names: Sequence[str], where: str) -> None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises ValueError for a key that it has twice."""
+    """An object of JSON. Raises UserError for a key that it has twice."""
     members = dict(pairs)
     if len(members) < len(pairs):
         _distinct([key for key, _ in pairs], "an object")
@@ -114,12 +114,10 @@ def _json_lines(file: Path) -> Iterator[tuple[str, Any]]:
             if line.strip():
                 try:
                     yield f"line {number}", json.loads(line, object_pairs_hook=_object)
-                except json.JSONDecodeError as error:
+                except (json.JSONDecodeError, UserError) as error:
                     raise UserError(
                         f"{file} line {number}: wanted one JSON object a line, got {error}"
                     ) from error
-                except UserError as error:
-                    raise UserError(f"{file} line {number}: {error}") from error
 
 
 def _json(file: Path) -> Iterator[tuple[str, Any]]:

@@ -48,7 +48,6 @@ _PRIVATE = (ONLINE, OFFLINE, DISABLED)  # the more private mode comes later
 POINT, SWEEP, TRAINING = "point", "sweep", "training"  # types of jobs
 _INIT_TIMEOUT_S = 20
 _FINISH_TIMEOUT_S = 120
-_NOT_IN_NAMES = "/\\#?%:"  # of projects and entities: they are parts of an address
 _LONGEST_TAG = 64  # the service's limit
 # characters of a group's name in the id of a run, which the service limits to 128
 _LONGEST_GROUP = 60
@@ -118,25 +117,17 @@ class WandbLogger:
         self._warned = False
 
     def _require_names(self) -> None:
-        """Raise UserError for a project, entity, tag or group that wandb would refuse when the
-        first run begins.
+        """Raise UserError for a project, tag or group that wandb would refuse when the first run
+        begins.
         """
         import wandb  # takes seconds
 
-        for key, name in {"project": self._project, "entity": self._entity}.items():
-            text = "" if name is None else str(name).strip()
-            if (not text and (key, name) != ("entity", None)) or set(text) & set(_NOT_IN_NAMES):
-                raise UserError(
-                    f"logger.{key} must be a name without {' '.join(_NOT_IN_NAMES)}, got {name!r}; "
-                    "logger.entity=OWNER logger.project=NAME are two keys"
-                )
-        identity = self._id("0" * 12)
         try:
             wandb.Settings(
                 project=str(self._project),
                 run_tags=self._tags,
                 run_group=self._group,
-                run_id=identity,
+                run_id=self._id("0" * 12),
             )
         except (wandb.errors.Error, ValueError) as error:
             lines = [line.strip() for line in str(error).splitlines()]

@@ -261,7 +261,7 @@ def test_parquet_shards_are_joined_with_nested_columns(tmp_path: Path) -> None:
         (
             "a.jsonl",
             b'{"a": 1, "b": 2}\n{"a": 1, "a": 2}\n',
-            "a.jsonl line 2: an object: two columns are called 'a'",
+            "a.jsonl line 2: wanted one JSON object a line, got an object: two columns are called 'a'",
         ),
         ("a.json", b'[{"a": {"b": 1, "b": 2}}]', "two columns are called 'b'"),
         ("a.jsonl.gz", b"\x1f\x8bno", "a.jsonl.gz"),
