@@ -36,6 +36,7 @@ from bild_lab.lab.config.command_line import (
 )
 from bild_lab.lab.config.compose import compose_config, config_dir, override_words
 from bild_lab.lab.config.console import console, output, status_line, tolerate_streams
+from bild_lab.lab.config.policies import flat_values
 from bild_lab.lab.schema.glossary import terms_text
 from bild_lab.ranks import launched
 
@@ -376,12 +377,4 @@ def known_keys(config_name: str) -> list[str]:
     with suppress(HydraException):  # the choice does not exist either
         config = compose_config(groups, config_name)
 
-    def walk(node: DictConfig, prefix: str) -> list[str]:
-        keys = []
-        for name in node:
-            keys.append(f"{prefix}{name}")
-            if OmegaConf.is_dict(node._get_node(name)):
-                keys += walk(node._get_node(name), f"{prefix}{name}.")
-        return keys
-
-    return walk(config, "")
+    return [*config, *flat_values(OmegaConf.to_container(config, resolve=False))]
