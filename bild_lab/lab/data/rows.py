@@ -104,6 +104,7 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
     if names_no_split and is_one_dataset:
         if path.is_dir():
             _require_one_dataset(root, split, files)
+            _require_configuration(root, files, subfolders)
         return files
     raise _no_split(path, split, by_split)
 
@@ -172,6 +173,21 @@ def split_of(relative: PurePath, requested_split: str) -> str | None:
 def _beside_data(name: str) -> bool:
     """Whether `datasets` and the hub write a file of this name next to the data."""
     return name in METADATA_FILES or (name.startswith("cache-") and name.endswith(".arrow"))
+
+
+def _require_configuration(
+    root: Path, files: Sequence[Path], configurations: Sequence[str]
+) -> None:
+    """Raise UserError for a folder whose only file, named neither by a split nor as a shard, may be
+    of another configuration than those that were asked for.
+    """
+    file = files[0]
+    is_named = _SHARD.search(file.name) or {plain_stem(file), root.name} & set(configurations)
+    if configurations and file.parent == root and not is_named:
+        raise UserError(
+            f"{root} has no file or folder of the configuration {configurations[-1]}, but"
+            f" {file.name}; if that is the one, set dataset.path={file}"
+        )
 
 
 def _require_one_dataset(root: Path, split: str, files: Sequence[Path]) -> None:

@@ -361,10 +361,12 @@ def test_a_number_without_a_name_stays_a_number() -> None:
     assert named({"one": -1, "two": 1, "text": "a"}) == {"one": -1, "two": "yes", "text": "a"}
 
 
-def test_a_file_may_be_of_any_configuration(folder) -> None:
+def test_a_file_of_another_configuration_is_not_taken_for_it(folder) -> None:
     path = folder("throughput_1k.jsonl")
     assert found(path, "test", "throughput_1k") == ["throughput_1k.jsonl"]
     assert found(path / "throughput_1k.jsonl", "test", "main") == ["throughput_1k.jsonl"]
+    with pytest.raises(UserError, match="no file or folder of the configuration throughput_8k"):
+        find_split_files(path, "test", ["throughput_8k"])
 
 
 def test_a_saved_folder_may_be_of_any_configuration(tmp_path: Path) -> None:
