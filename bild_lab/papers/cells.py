@@ -62,13 +62,13 @@ def counted_once(
     for point in points:
         setting = [point.setting.get(key) for key in keys]
         identity = canonical_text([point.policy, dict(point.knobs), setting])
-        counting[identity] = max(counting.get(identity, point), point, key=_examples_and_age)
+        counting[identity] = max(
+            counting.get(identity, point),
+            point,
+            # of equally many examples the later one
+            key=lambda result: (result.setting.n_examples, result.stored_at or ""),
+        )
     return list(counting.values())
-
-
-def _examples_and_age(point: Result) -> tuple[int, str]:
-    """A sort key that is greater for more examples, and of equally many for later results."""
-    return point.setting.n_examples, point.stored_at or ""
 
 
 def in_one_regime(points: Sequence[Result]) -> list[Result]:

@@ -88,7 +88,12 @@ def point_runs(sweeps: Mapping[str, Sequence[Result]]) -> list[PointRuns]:
     all_results = [result for results in timed.values() for result in results]
     telling = telling_knobs(all_results)
     return [
-        PointRuns(_label(runs, telling, all_results), _slowest_first(runs), runs.distinct)
+        PointRuns(
+            _label(runs, telling, all_results),
+            # the slowest first
+            dict(sorted(runs.results.items(), key=lambda run: run[1].speedup.value)),
+            runs.distinct,
+        )
         for runs in matched
     ]
 
@@ -115,10 +120,6 @@ def _label(
     words = [f"{key} {short_name(str(value))}" for key, value in runs.distinct.items()]
     knobs = knob_label(result, telling(result), among=results)
     return f"{result.policy} {', '.join(filter(None, [knobs, *words]))}".strip()
-
-
-def _slowest_first(runs: MatchedRuns) -> dict[str, Result]:
-    return dict(sorted(runs.results.items(), key=lambda run: run[1].speedup.value))
 
 
 def machines_table(points: Sequence[PointRuns]) -> Table:

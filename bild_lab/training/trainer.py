@@ -167,6 +167,11 @@ class ResumableTrainer(Trainer):
         state = super()._init_training_state(*values)
         if self.state.best_global_step:  # the folder may have been moved since
             best = self._folder.checkpoint_of(self.state.best_global_step)
+            if not best.is_dir():  # the Trainer would take the last weights
+                raise UserError(
+                    f"{best}, which holds the best weights so far, is gone; remove"
+                    f" {self._folder.root}"
+                )
             self.state.best_model_checkpoint = str(best)
         self._restart_clock(self.state.global_step)
         return state

@@ -91,7 +91,10 @@ def _measured(
     methods = {name: decoder.method for name, decoder in point.decoders.items()}
     if isinstance(decoder.method, Replays):
         with stopwatch.phase("decode"):
-            timed = _without_clock(time_methods(methods, requests, 1, options))
+            timed = {
+                name: [Timed(text.token_ids, [], text.trace) for text in texts]
+                for name, texts in time_methods(methods, requests, 1, options).items()
+            }
     else:
         timed, load_facts = _time_quietly(point, methods, requests, stopwatch, options)
         environment_facts |= load_facts
@@ -115,7 +118,8 @@ def _load_weights(
     target = point.decoders[METHOD].target
     environment_facts = {**environment(target.device), "host": platform.node()}
     # modules of Transformers last, as they share our decoders' weights
-    for decoder in sorted(point.decoders.values(), key=_runs_transformers):
+    decoders = point.decoders.values()
+    for decoder in sorted(decoders, key=lambda decoder: decoder.method.engine == "hf"):
         decoder.load_weights(stage)
     if (parts := target.transformers.parts) is not None:
         environment_facts["parts"] = parts
@@ -129,10 +133,6 @@ def _server_logs(methods: Mapping[str, Method]) -> dict[str, str]:
     return {name: log for name, log in logs.items() if log is not None}
 
 
-def _runs_transformers(decoder: Decoder) -> bool:
-    return decoder.method.engine == "hf"
-
-
 def _require_decodable(point: Point, requests: Sequence[Request]) -> None:
     """Raise UserError for models that score NaN, and for a batch without room in memory."""
     decoders = point.decoders.values()
@@ -140,10 +140,6 @@ def _require_decodable(point: Point, requests: Sequence[Request]) -> None:
     require_no_nan(running, requests[0])
     if point.batch > 1:
         require_room(_models_of(decoders), requests, point.batch)
-
-
-def _without_clock(timed: TimedTexts) -> TimedTexts:
-    return {name: [text.without_clock() for text in texts] for name, texts in timed.items()}
 
 
 def _time_quietly(

@@ -91,10 +91,6 @@ class Timed:
         """Whether another engine gave no text in one of the repeats, whose seconds say nothing."""
         return any(report.error is not None for report in self.reports)
 
-    def without_clock(self) -> Timed:
-        """The text alone."""
-        return Timed(self.token_ids, [], self.trace)
-
 
 TimedTexts = dict[str, list[Timed]]  # each method's texts, in the order of the examples
 

@@ -4,7 +4,7 @@ two systems.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -40,7 +40,7 @@ from bild_lab.lab.metrics.text_metrics import (
     needs_references,
 )
 from bild_lab.lab.metrics.writing import BY_SCRIPT, References, Writing
-from bild_lab.lab.schema.numbers import POINTS_SCALE, NonInferiority, Quality, scale_of
+from bild_lab.lab.schema.numbers import POINTS_SCALE, Quality, scale_of
 
 NO_REFERENCE = ("",)  # what a metric of tokens gets
 NUMERIC = "numeric"
@@ -137,7 +137,8 @@ class Scoring:
             outputs, baseline_outputs, expected = predictions, baseline, references
             if sums_of_text is not None:
                 outputs, baseline_outputs = (
-                    _token_sums(sums_of_text, system_tokens) for system_tokens in tokens
+                    None if texts is None else [sums_of_text(*text) for text in texts]
+                    for texts in tokens
                 )
                 expected = [NO_REFERENCE] * len(outputs)
             elif metric == AGREEMENT:
@@ -154,16 +155,6 @@ class Scoring:
                 conversations=conversations,
             )
         return scores
-
-
-def _token_sums(
-    sums_of_text: Callable[[int, float | None], tuple[float, float]],
-    texts: Sequence[tuple[int, float | None]] | None,
-) -> list[tuple[float, float]] | None:
-    """What a metric of tokens (`Metric.of_tokens`) takes in place of a system's texts; None for no
-    system.
-    """
-    return None if texts is None else [sums_of_text(*text) for text in texts]
 
 
 def require_references(metric: str, references: References, writing: Writing) -> None:
@@ -346,29 +337,34 @@ class _System:
     conversations: Sequence[int] | None
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the value."""
-        if self._has_shares(self.values):
-            return share_interval(self.values)
-        return central_interval(self.resampled)
-
-    @property
     def quality(self) -> Quality:
-        """The value with its interval."""
-        low, high = self.interval
+        """The value with its 95 % interval."""
+        if self._has_shares(self.values):
+            low, high = share_interval(self.values)
+        else:
+            low, high = central_interval(self.resampled)
         return Quality(metric=self.metric, value=self.value, low=low, high=high)
 
     def beside(
         self, baseline: _System, different: int, margin: float | None, bounded: bool
     ) -> tuple[Quality, Difference]:
         """The quality compared with a baseline's, and the difference. different: as in
-        `difference_from`. margin, bounded: as in `no_worse_than`; without a margin nothing is
+        `difference_from`. margin, bounded: as in `non_inferiority`; without a margin nothing is
         tested.
         """
         difference = self.difference_from(baseline, different)
         tested = None
         if margin is not None:
-            tested = self.no_worse_than(baseline, margin, different, bounded)
+            tested = non_inferiority(
+                self.values,
+                baseline.values,
+                differences=self._paired_differences(baseline),
+                margin=margin,
+                count=self.count,
+                different=different,
+                bounded=bounded,
+                conversations=self.conversations,
+            )
         compared_quality = replace(
             self.quality,
             baseline=baseline.value,
@@ -397,21 +393,6 @@ class _System:
         # texts that are all the baseline's are no sample of a difference: there is none
         low, high = difference_interval(*counts) if different or any(counts[:2]) else (0.0, 0.0)
         return Difference(self.metric, difference, low, high, two_sided_p_value(*counts))
-
-    def no_worse_than(
-        self, baseline: _System, margin: float, different: int, bounded: bool
-    ) -> NonInferiority:
-        """Whether it is no worse by so many points: see `non_inferiority`."""
-        return non_inferiority(
-            self.values,
-            baseline.values,
-            differences=self._paired_differences(baseline),
-            margin=margin,
-            count=self.count,
-            different=different,
-            bounded=bounded,
-            conversations=self.conversations,
-        )
 
     def _has_shares(self, *systems: Sequence[float] | None) -> bool:
         """Whether the metric is a share of independent examples that are right, for these systems."""

@@ -242,7 +242,7 @@ def _with_training(needed: Needs, target: Size, gpu: str, prompt: int, tokens: i
     prompt: the longest. tokens: of a mean answer.
     """
     setting, training = needed.setting, needed.setting.training
-    shape = target.shape if setting.outline is None else outline_shape(setting.outline)
+    shape = target.shape if setting.outline is None else shape_of(configuration_of(setting.outline))
     most_rows = max(1, training.batch_size // training.accumulate)
     memory: TrainingMemory | None = None
     if shape is not None:
@@ -310,11 +310,6 @@ def size_of(model: str) -> Size:
         depth,
         shape_of(config),
     )
-
-
-def outline_shape(outline: Any) -> ModelShape:
-    """The shape of a model with random weights."""
-    return shape_of(configuration_of(outline))
 
 
 def configuration_of(outline: Any) -> Any:
