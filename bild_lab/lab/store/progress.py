@@ -23,12 +23,6 @@ from bild_lab.lab.schema.formatting import counted
 
 # the stage whose examples are counted; those of further repeats begin with it
 DECODING = "decoding"
-# seconds of decoding before the first estimate: fewer would be mostly what comes before the first
-# text, such as the garbage collector's tenths of a second, and not its milliseconds
-FIRST_S = 5.0
-LONG_TEXT_S = 20.0  # the same, if no text is complete
-# a shorter estimate is not worth a line
-SHORT_S = 10.0
 
 
 class PointProgress:
@@ -36,8 +30,7 @@ class PointProgress:
     sweep.
 
     In a file or a pipe it is a line for each point when it begins, one for each stage that lasts
-    some seconds, and then one a minute. Both get an estimate of the whole sweep after some seconds
-    of decoding its first point.
+    some seconds, and then one a minute.
 
     place: of the point among `points`, from 1. typical_s: seconds that a point of this sweep takes;
     None if none was measured yet.
@@ -56,7 +49,6 @@ class PointProgress:
         self._typical_s = typical_s
         self._done = 0.0
         self._started_s = self._decoding_s = self._spoke_s = time.perf_counter()
-        self._estimated = typical_s is not None
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(None),
@@ -112,27 +104,15 @@ class PointProgress:
         count_text = f"{int(self._done + 1e-9)}/{self._examples}, {roughly(left_s)} left"
         self._bars.update(self._stage, completed=self._done, count=count_text)
         sweep_s = left_s + self._later * (self._typical_s or now - self._started_s + left_s)
+        line = f"{self._title}: {count_text}"
         if self._sweep is not None:
-            self._bars.update(self._sweep, count=f"{self._place}, {roughly(sweep_s)} left")
-        estimated_from_s = FIRST_S if self._done + 1e-9 >= 1 else LONG_TEXT_S
-        if not self._estimated and decoding_s >= estimated_from_s:
-            self._estimated = True
-            if sweep_s >= SHORT_S:
-                sweep_estimate = (
-                    f", {roughly(sweep_s)} for the {self._later + 1} points left"
-                    if self._later
-                    else ""
-                )
-                self._line(f"about {roughly(left_s)} for this point{sweep_estimate}", now=True)
-        self._line(count_text)
-
-    def _line(self, text: str, now: bool = False) -> None:
-        """A line that stays; unless it is wanted now, only where no bars are shown and none was
-        printed for long.
-        """
-        if now or (not console.is_terminal and time.perf_counter() - self._spoke_s >= SILENCE_S):
-            console.print(f"{escape(self._title)}: {text}")
-            self._spoke_s = time.perf_counter()
+            sweep_text = f"{roughly(sweep_s)} left"
+            self._bars.update(self._sweep, count=f"{self._place}, {sweep_text}")
+            line = f"{line}; of the sweep {sweep_text}"
+        # where no bars are shown, and none was printed for long
+        if not console.is_terminal and now - self._spoke_s >= SILENCE_S:
+            console.print(escape(line))
+            self._spoke_s = now
 
 
 def roughly(seconds: float) -> str:
