@@ -34,7 +34,7 @@ from bild_lab.lab.config.entrypoint import (
     FAILED_POINTS,
     plain_message,
     refuse,
-    require_leading_metric,
+    require_effect,
     require_same_folder,
 )
 from bild_lab.lab.config.schemas import SCHEMAS, ReportSpec, typed
@@ -94,12 +94,14 @@ def swept_values(config: DictConfig) -> list[list[str]] | None:
     return [alternatives(override) for override in last_override.values()]
 
 
-def check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
+def check_points(
+    jobs: list[list[str]], config_name: str, hydra_words: Sequence[str] = ()
+) -> list[DictConfig]:
     """Exit with a message unless the points of a sweep can be measured, as far as that is known
     without weights.
 
-    Returns the configurations that were looked at: of all points, or in a large sweep those of
-    `points_to_check`.
+    hydra_words: the command's overrides of Hydra itself. Returns the configurations that were
+    looked at: of all points, or in a large sweep those of `points_to_check`.
     """
     configs: list[DictConfig] = []
     # of the points that were checked as a whole, the overrides that may change their data
@@ -110,6 +112,8 @@ def check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
             config = compose_config(list(words), config_name)
         except (UserError, HydraException, OmegaConfBaseException) as error:
             refuse(_error_of_point(changed, error))
+        if hydra_words:
+            config.hydra.overrides.hydra = list(hydra_words)
         refusing_points(partial(require_own_files, config), changed)
         data_words = tuple(word for word in words if not word.startswith(KEEPS_DATA))
         if data_words in checked_data and not replays(config.policy):
@@ -162,7 +166,7 @@ def check_point(
         require_own_files(config)
         if "hydra" in config:
             require_same_folder(config.hydra)
-            require_leading_metric(words or override_words(config.hydra), lambda: config.dataset)
+            require_effect(words or override_words(config.hydra), config, config.hydra)
         typed(ReportSpec, config.report, "report")
         point = prepare(without_hydra(config))
         # the prompts are those of the first point

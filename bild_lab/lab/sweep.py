@@ -262,7 +262,9 @@ class SweepCallback(Callback):
         if total == 0:
             refuse(UserError("the sweep has no points: one of its lists of values is empty"))
         if jobs is not None:
-            points = check_points(jobs, config.hydra.job.config_name)
+            hydra = config.hydra
+            hydra_words = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
+            points = check_points(jobs, hydra.job.config_name, hydra_words)
             refusing_points(lambda: require_own_values(config, points))
             refusing_points(lambda: require_one_folder(config, points))
             refusing_points(lambda: require_gpus(config, points))

@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from bild_lab.engine.models.checkpoint.hub import commits_read, no_progress_bars
 from bild_lab.engine.models.device import default_threads, within_memory
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, warn_once
 from bild_lab.files import holding
 from bild_lab.lab.config.console import progress_bar, status_line
 from bild_lab.lab.point.environment import environment
@@ -83,6 +83,12 @@ class TrainingRun:
         if (finished := self.folder.finished()) is not None:
             return finished
         recipe = self.job.recipe
+        if recipe.warmup_steps >= recipe.max_steps and launched().is_main:
+            warn_once(
+                f"{self.title}: the rate rises for train.warmup_steps={recipe.warmup_steps}, and"
+                f" train.max_steps={recipe.max_steps} end before, so that it never reaches"
+                f" train.learning_rate={recipe.learning_rate:g}; lower train.warmup_steps"
+            )
         with isolated(recipe.seed, self.folder.threads(recipe.threads)):
             return self._train()
 

@@ -59,12 +59,21 @@ def test_a_command_with_words_of_its_own_reads_them(
     )
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("margin=-1", "margin must be a finite number > 0, got -1"),
+        (
+            "++margn=5",
+            "adds a key that no value refers to, so it changes nothing; did you mean margin?",
+        ),
+    ],
+)
 def test_a_refused_command_leaves_the_working_directory(
-    command: Callable[..., tuple[int, str]],
+    word: str, said: str, command: Callable[..., tuple[int, str]]
 ) -> None:
     """Fault: it is the folder of this command's results, and empty, and is removed like another."""
-    code, printed = command(compare, "sweeps=[a,b]", "margin=-1", config="compare")
-    said = "margin must be a finite number > 0, got -1"
+    code, printed = command(compare, "sweeps=[a,b]", word, config="compare")
     assert code == BAD_INPUT and said in " ".join(printed.split())
     assert Path.cwd().is_dir()
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, TrainerCallback
 import bild_lab
 from bild_lab.engine.models import device
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, warn_once
 from bild_lab.training import finetune as finetuning
 from bild_lab.training import run as runs
 from bild_lab.training import trainer as training
@@ -82,6 +82,18 @@ def test_losses_scores_and_provenance_are_recorded(whole: tuple[Path, dict]) -> 
     assert metrics["passes"] == pytest.approx(24 / 22)
     assert metrics["environment"]["torch"] == version("torch")
     assert metrics["training_s"] > 0 and metrics["start"] == "random weights (micro t5)"
+
+
+@pytest.mark.parametrize(("warmup", "told"), [(6, True), (5, False)])
+def test_a_rate_that_is_never_reached_is_told(
+    warmup: int, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Planted: a recipe's warm-up in a short training, which learns at a part of the rate."""
+    warn_once.cache_clear()
+    metrics = finetune(job(tmp_path, warmup_steps=warmup, evaluate_every=None))
+    rates = [entry["learning_rate"] for entry in metrics["history"] if "learning_rate" in entry]
+    assert (max(rates) < MICRO.learning_rate) is told
+    assert ("never reaches train.learning_rate=0.05" in caplog.text) is told
 
 
 @pytest.mark.fast("3")

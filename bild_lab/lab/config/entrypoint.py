@@ -28,13 +28,14 @@ from bild_lab.errors import UserError, suggestion
 from bild_lab.lab.config.command_line import (
     MULTIRUN,
     as_typed,
+    key_of,
     options_first,
     quote_free_text,
     require_no_secrets,
     require_overrides,
     this_script,
 )
-from bild_lab.lab.config.compose import compose_config, config_dir, override_words
+from bild_lab.lab.config.compose import BUILT_BY_HYDRA, compose_config, config_dir, override_words
 from bild_lab.lab.config.console import console, output, status_line, tolerate_streams
 from bild_lab.lab.config.policies import flat_values
 from bild_lab.lab.schema.glossary import terms_text
@@ -227,9 +228,8 @@ def refusing(config_name: str = "config") -> Iterator[None]:
             new_folder = _new_folder(hydra)
             require_same_folder(hydra)
             words = override_words(hydra)
-            require_leading_metric(
-                words, lambda: compose_config(words, hydra.job.config_name).dataset
-            )
+            if any(map(_may_change_nothing, words)):
+                require_effect(words, compose_config(words, hydra.job.config_name), hydra)
         yield
     except (UserError, HydraException, OmegaConfBaseException) as error:
         if new_folder is not None:
@@ -262,20 +262,67 @@ def require_same_folder(hydra: DictConfig) -> None:
         )
 
 
-def require_leading_metric(words: Sequence[str], dataset_of: Callable[[], DictConfig]) -> None:
-    """Raise UserError for a metric among the overrides that changes nothing, as `dataset.metrics` has
-    not it first. dataset_of: gives the dataset that the overrides make.
+def require_effect(words: Sequence[str], cfg: DictConfig, hydra: DictConfig) -> None:
+    """Raise UserError for a word of the command line that changes nothing: a metric beside a list of
+    metrics that another one leads, and an added key that no other refers to, such as a misspelt
+    group.
+
+    words: the overrides. cfg: the configuration that they make. hydra: its own part of it.
     """
-    word = next((word for word in words if word.lstrip("+").startswith("dataset.metric=")), None)
-    if word is None:
-        return
-    dataset = dataset_of()
+    for word in filter(_may_change_nothing, words):
+        if word[:1] == "+" and key_of(word).lstrip("+") not in hydra.runtime.choices:
+            _require_referred_to(word, cfg, hydra)
+        if _is_metric(word):
+            _require_leading(word, cfg.dataset)
+
+
+def _may_change_nothing(word: str) -> bool:
+    return word[:1] == "+" or _is_metric(word)
+
+
+def _is_metric(word: str) -> bool:
+    return word.lstrip("+").startswith("dataset.metric=")
+
+
+def _require_leading(word: str, dataset: DictConfig) -> None:
+    """Raise UserError where `dataset.metrics` has not the metric of this word, or not first."""
     metric, metrics = dataset.metric, dataset.get("metrics")
     if metric is None or not metrics or metric == metrics or metric == metrics[0]:
         return
     raise UserError(
         f"{word} would change nothing beside dataset.metrics={metrics}, whose first metric leads; set"
         f" dataset.metrics=null, or a list that begins with {metric}"
+    )
+
+
+def _require_referred_to(word: str, cfg: DictConfig, hydra: DictConfig) -> None:
+    """Raise UserError where a word adds a group, or a key outside of any, that no value refers to."""
+    key = key_of(word).lstrip("+")
+    name, config_name = key.partition(".")[0], hydra.job.config_name
+    if name in compose_config([], config_name):  # the keys of a known group are checked with it
+        return
+    if _has_own_callbacks(hydra):  # which may read any key, and say nowhere which
+        return
+    values, hydra_values = (OmegaConf.to_container(node, resolve=False) for node in (cfg, hydra))
+    may_refer = [value for key_name, value in values.items() if key_name not in (name, "hydra")]
+    may_refer += [value for key_name, value in hydra_values.items() if key_name != "overrides"]
+    # a point of a sweep has their values nowhere else
+    may_refer += hydra_values["overrides"]["hydra"]
+    if re.search(rf"\$\{{[^}}]*\b{re.escape(name)}\b", str(may_refer)):
+        return
+    meant = suggestion(key, known_keys(config_name)) or "."
+    raise UserError(
+        f"{word} adds a key that no value refers to, so it changes nothing{meant} A key of your own"
+        f" needs ${{{key}}} where its value belongs"
+    )
+
+
+def _has_own_callbacks(hydra: DictConfig) -> bool:
+    """Whether a callback of the user's own runs beside ours."""
+    callbacks = filter(None, (hydra.callbacks or {}).values())
+    # a point of a sweep has what the command line says of callbacks nowhere else
+    return any(callback.get("_target_") not in BUILT_BY_HYDRA for callback in callbacks) or any(
+        re.match(r"\+*hydra[./]callbacks", word) for word in hydra.overrides.hydra
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -10,7 +11,7 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, warn_once
 from bild_lab.lab.config.compose import compose_policy, knob_values, policy_names
 from bild_lab.lab.schema.formatting import knob_value
 
@@ -19,7 +20,8 @@ def require_policy(policy: Any) -> None:
     """Raise UserError unless a policy has a name, a decoder, and the knobs of its file with values
     of the right type.
 
-    The parts themselves check ranges. A name without a file is the user's own policy.
+    The parts themselves check ranges. A name without a file is the user's own policy, of which a
+    knob that changes nothing is logged.
     """
     if not OmegaConf.is_dict(policy):
         raise UserError(f"policy must be one of {', '.join(policy_names())}, got {policy!r}")
@@ -35,6 +37,7 @@ def require_policy(policy: Any) -> None:
         )
     values = knob_values(OmegaConf.to_container(policy, resolve=False))
     if (shipped := shipped_knobs(policy.name)) is None:
+        _warn_of_unused(policy, values)
         return
     if differing := set(values) ^ set(shipped):
         knob_names = ", ".join(shipped) or "none"
@@ -49,6 +52,22 @@ def require_policy(policy: Any) -> None:
         is_switch = isinstance(value, bool) and isinstance(default, int | float | str)
         if not takes_anything and (is_group or is_switch):
             raise UserError(f"policy.{knob} must be a value such as {default!r}, got {value!r}")
+
+
+def _warn_of_unused(policy: DictConfig, knobs: Mapping[str, Any]) -> None:
+    """Log the knobs of the user's own policy that no other value of it refers to.
+
+    None of a policy that is given them all for its baseline (`BringsBaseline`).
+    """
+    if hasattr(find_part(policy.decoder._target_), "baseline_knobs"):
+        return
+    file = OmegaConf.to_yaml(policy, resolve=False)
+    for knob in knobs:
+        if not re.search(rf"\$\{{[^\n]*\b{re.escape(knob)}\b", file):
+            warn_once(
+                f"policy {policy.name} has a knob {knob!r} that changes nothing in it: write"
+                f" ${{policy.{knob}}} where its value belongs"
+            )
 
 
 @lru_cache

@@ -14,13 +14,17 @@ import numpy as np
 
 from bild_lab.errors import UserError, cause_in_words, one_line, warn_once
 from bild_lab.lab.metrics.bootstrap import MetricSums, mean_metric
-from bild_lab.lab.metrics.writing import BY_SCRIPT, References, Writing
+from bild_lab.lab.metrics.writing import BY_SCRIPT, ENGLISH, SPACED, References, Writing
 
 EVALUATE = "evaluate:"  # before the name or path of a metric of `evaluate`
 # examples that show the scale of a metric of `evaluate`, and whether it is a mean
 TRIED_EXAMPLES = 8
 NONSENSE = "x"  # a text that is right nowhere
 LISTS = ("list", "List", "LargeList", "Sequence")  # features that hold several references
+# metrics of `evaluate` whose own tokenizer takes English letters
+ENGLISH_ONLY = ("rouge", "meteor")
+# metrics of `evaluate` whose own tokenizer takes words between spaces
+SPACED_ONLY = ("bleu", "google_bleu", "sacrebleu", "nist_mt", "ter", "wer")
 
 
 def user_function(path: str, noun: str = "metric") -> Callable[..., Any]:
@@ -89,7 +93,7 @@ def mean_of_function(
 
 
 def evaluate_metric(
-    metric: str, predictions: Sequence[str], references: References, _: Writing = BY_SCRIPT
+    metric: str, predictions: Sequence[str], references: References, writing: Writing = BY_SCRIPT
 ) -> MetricSums:
     """A metric `evaluate:NAME_OR_PATH` or `evaluate:NAME_OR_PATH@KEY`, where the key names one of
     several results.
@@ -102,6 +106,7 @@ def evaluate_metric(
     """
     location, _, key = metric.removeprefix(EVALUATE).partition("@")
     module = evaluate_module(location)
+    _warn_of_english(metric, module.name, writing.of(references))
     outputs = [text.strip() for text in predictions]
     expected = _expected(metric, module, references)
     raw_value = partial(_value, metric, module, key)
@@ -127,6 +132,21 @@ def evaluate_metric(
     if (values := _means(compute, len(outputs))) is not None:
         return mean_metric(shown, values, signature)
     return MetricSums(shown, len(outputs), value_of, None, signature)
+
+
+def _warn_of_english(metric: str, name: str, writing: Writing) -> None:
+    """Warn of a metric of `evaluate` whose tokenizer does not fit the references."""
+    english = name in ENGLISH_ONLY and writing.kind != ENGLISH
+    if english or (name in SPACED_ONLY and writing.kind not in (ENGLISH, SPACED)):
+        what = (
+            "drops or stems letters as if they were English"
+            if english
+            else "takes words between spaces"
+        )
+        warn_once(
+            f"{metric} {what}, and the references are of another kind; choose bleu, rouge or chrf"
+            " of our own"
+        )
 
 
 def script_of(name: str) -> Path | None:

@@ -76,12 +76,36 @@ def test_a_file_of_the_users_own_that_a_shipped_one_hides_is_refused(own: Path) 
             require_own_files(compose_config([f"policy={name}"]))
 
 
+def test_a_knob_of_ones_own_policy_that_nothing_refers_to_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    policy = {
+        "name": "mine",
+        "used": 1,
+        "user": 2,
+        "of_other": 3,
+        "decoder": {"_target_": "bild_lab.engine.decode.DraftThenVerify"},
+    }
+    policy["decoder"]["values"] = ["${policy.used}", "${drafter_of:${policy.of_other},null}"]
+    require_policy(OmegaConf.create(policy))
+    (told,) = caplog.messages
+    assert told.startswith("policy mine has a knob 'user' that changes nothing in it")
+
+
 def test_a_policy_of_ones_own_needs_a_name_of_its_own() -> None:
     decoder = {"_target_": "bild_lab.engine.decode.DraftThenVerify"}
     with pytest.raises(UserError, match="a policy of your own needs another name"):
         require_policy(OmegaConf.create({"name": "bild", "window": 3, "decoder": decoder}))
     with pytest.raises(UserError, match=r"policy must have a name, got None; write name: NAME"):
         require_policy(OmegaConf.create({"window": 3, "decoder": decoder}))
+
+
+def test_the_knobs_of_a_policy_that_brings_its_baseline_are_not_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is given them all."""
+    require_policy(OmegaConf.merge(compose_policy("server"), {"name": "mine"}))
+    assert not caplog.messages
 
 
 def test_a_policy_in_the_shipped_folder_may_be_made_of_others(

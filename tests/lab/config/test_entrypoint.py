@@ -540,6 +540,35 @@ BAD_INPUT = {
         ["hydra.job.chdir=true"],
         "hydra.job.chdir=true would put results where no report",
     ),
+    "misspelt group that is added": (
+        ["++runtme.dtype=float32"],
+        "adds a key that no value refers to, so it changes nothing; did you mean runtime.dtype?",
+    ),
+    "key of one's own": (
+        ["+mine.window=3", "policy.window=${mine.window}", "policy.fallback=2"],
+        "must lie in [0, 1], got 2",  # mine.window has its effect
+    ),
+    "key of one's own that Hydra's own values read, in a sweep": (
+        ["-m", "+mine=3", "hydra.job.name=of_${mine}", "policy.fallback=2,3"],
+        "must lie in [0, 1], got 2",
+    ),
+    "key of one's own that a callback of one's own may read": (
+        [
+            "+mine=3",
+            "+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback",
+            "policy.fallback=2",
+        ],
+        "must lie in [0, 1], got 2",
+    ),
+    "key of one's own that a callback of one's own may read, in a sweep": (
+        [
+            "-m",
+            "+mine=3",
+            "+hydra.callbacks.mine._target_=hydra.experimental.callback.Callback",
+            "policy.fallback=2,3",
+        ],
+        "must lie in [0, 1], got 2",
+    ),
     "experiments with lists of values of their own": (
         ["-m", "experiment=quickstart,quickstart_lossless", "pair=toy"],
         "experiment=quickstart has lists of values of its own, which a sweep over several files",
@@ -608,6 +637,10 @@ def test_the_folder_of_a_refused_command_is_its_own_where_the_command_has_made_i
     "no draft model",
     "points of several folders",
     "another working directory",
+    "misspelt group that is added",
+    "key of one's own",
+    "key of one's own that a callback of one's own may read",
+    "key of one's own that a callback of one's own may read, in a sweep",
     "experiments with lists of values of their own",
     "another folder of a sweep",
     "metric that another one leads",

@@ -144,6 +144,18 @@ def test_a_metric_gets_one_reference_or_all_as_it_asks(
     assert score("evaluate:share", ["b", "d"], [["a", "b"], ["d"]]).value == 100
 
 
+def test_a_metric_for_english_is_cautioned_with_other_references(
+    metric, caplog: pytest.LogCaptureFixture
+) -> None:
+    metric(share)
+    module = external_metrics.evaluate_module("share")
+    module.name = "rouge"
+    score("evaluate:share@share", ["a"], [["a"]])
+    assert not caplog.text
+    score("evaluate:share@share", ["Кошка"], [["Кошка"]])
+    assert "evaluate:share@share drops or stems letters as if they were English" in caplog.text
+
+
 @pytest.mark.slow
 def test_metrics_of_a_local_folder_run_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
