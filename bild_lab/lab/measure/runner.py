@@ -30,6 +30,7 @@ from bild_lab.lab.measure.timing import (
     TimedTexts,
     TimingOptions,
     differing_repeats,
+    no_joules,
     no_progress,
     repeats_of,
     time_methods,
@@ -172,11 +173,13 @@ def _time_quietly(
         load_facts |= row_cost_facts(point.decoders.get(BASELINE, decoder), requests[0].source)
     with stopwatch.phase("decode"):
         other_load, clock = OtherLoad(helpers_s), GpuClock(decoder.target.device)
+        energy = Energy(decoder.target.device, point.specs.runtime.device_map)
         options = replace(
             options,
             compiled_steps=lambda: compiled_steps(decoders),
             first_trace=_first_trace(point, shortest_verify_s),
-            joules=Energy(decoder.target.device).since,
+            # a server's devices are not known here
+            joules=no_joules if isinstance(decoder.method, Served) else energy.since,
             after_block=clock.read,
             rehearses=decoder.target.device.type == "cuda",
         )

@@ -265,7 +265,7 @@ class Result:
     )
     joules_per_token: float | None = column(
         "Joules of the GPU, or of the CPU’s packages, while the policy decoded, over its tokens;"
-        " empty where no counter can be read.",
+        " empty for a server, and where no counter can be read.",
         label="energy a token",
         heading="energy, J/token",
         unit="J",
