@@ -199,8 +199,8 @@ class Result:
     baseline_latency_s: Latency | None = None
     speedup: Speedup = group("speedup_", Speedup())
     independent_texts: int | None = column(
-        "How many texts the intervals are over: those that came, a conversation’s turns counted"
-        " once.",
+        "How many texts the intervals are over: those that came, a conversation’s turns, and"
+        " questions on one source, counted once.",
         digits=0,
     )
     tokens: int = required(

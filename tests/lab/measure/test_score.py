@@ -74,7 +74,8 @@ def test_texts_that_an_engine_failed_to_give_are_left_out_of_what_is_compared(
 
     monkeypatch.setattr(score, "change_of", change_of)
     monkeypatch.setattr(score, "score_all", score_all)
-    examples = [Example(name, "", "", ()) for name in ("a", "b", "b")]
+    names = {"a": None, "b": None, "c": "b"}  # the third has the second's source
+    examples = [Example(name, "", "", same_source=first) for name, first in names.items()]
     texts = {
         METHOD: [timed(5, error="timed out"), timed(5, 6), timed(7)],
         BASELINE: [timed(5), timed(5, 6, 8), timed(7)],
