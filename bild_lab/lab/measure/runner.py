@@ -82,7 +82,7 @@ def _measured(
     with stopwatch.phase("load"):
         # before the peak of the memory is watched
         timed_facts = {} if isinstance(decoder.method, Replays) else bandwidth_facts(decoder)
-        device_use = DeviceUse(decoder.target.device)
+        device_use = DeviceUse(decoder.target.device, device_map=point.specs.runtime.device_map)
         environment_facts = _load_weights(point, stopwatch.stage) | timed_facts
     with stopwatch.phase("history"):
         examples, requests = prepare_texts(point, sweep.folder)

@@ -215,7 +215,7 @@ def _engine_facts(point: Point) -> dict[str, Any]:
         "engine": decoder.method.engine,
         "draft_engine": draft_engines if drafting and runs_here else None,
         "precision": precision_of(decoder.method, decoder.target, point.setting["dtype"]),
-        "peak_memory_mb": peak_memory_mb(decoder.target.device),
+        "peak_memory_mb": peak_memory_mb(decoder.target.device, point.specs.runtime.device_map),
     }
 
 

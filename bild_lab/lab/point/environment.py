@@ -48,12 +48,12 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def peak_memory_mb(device: torch.device) -> float:
-    """Peak memory in MB, a million bytes, since the last `DeviceUse`: of a GPU, or on Linux of the
-    process.
+def peak_memory_mb(device: torch.device, device_map: str | None = None) -> float:
+    """Peak memory in MB, a million bytes, since the last `DeviceUse`: of the GPUs that a target runs
+    on, each at its own time, or on Linux of the process. device_map: as of `Energy`.
     """
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e6
+        return sum(map(torch.cuda.max_memory_allocated, _gpus_of(device_map, device))) / 1e6
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, kibibytes on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
@@ -313,9 +313,14 @@ class DeviceUse:
     counts from here on.
     """
 
-    def __init__(self, device: torch.device, folder: Path | None = None) -> None:
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+    def __init__(
+        self,
+        device: torch.device,
+        folder: Path | None = None,
+        device_map: str | None = None,
+    ) -> None:
+        for gpu in _gpus_of(device_map, device):
+            torch.cuda.reset_peak_memory_stats(gpu)
         with suppress(OSError):  # other systems keep the peak of the whole process
             Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
         self._stream: BinaryIO | None = None

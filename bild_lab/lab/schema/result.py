@@ -256,8 +256,8 @@ class Result:
         heading="Python",
     )
     peak_memory_mb: float | None = column(
-        "Peak memory of the process, on a GPU of the device, from loading the models to the last"
-        " score, method and baseline together.",
+        "Peak memory of the process, on a GPU of all GPUs that the target runs on, from loading the"
+        " models to the last score, method and baseline together.",
         label="peak memory",
         heading="memory, MB",
         unit="MB",

@@ -97,7 +97,7 @@ def measured(
         patch.setattr(
             runner,
             "DeviceUse",
-            lambda device: SimpleNamespace(shared=lambda: True, close=lambda: None),
+            lambda device, device_map: SimpleNamespace(shared=lambda: True, close=lambda: None),
         )
         patch.setattr(
             runner, "Energy", lambda device, device_map: SimpleNamespace(since=joules.__next__)

@@ -136,7 +136,7 @@ def test_parameters_are_those_of_each_model_by_its_role() -> None:
 def test_an_engine_of_another_process_drafts_with_none_of_the_models_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(score, "peak_memory_mb", lambda device: 12.0)
+    monkeypatch.setattr(score, "peak_memory_mb", lambda device, device_map: 12.0)
     running = [model_of(), model_of("kernels"), model_of("kernels")]
     for engine, models, drafting in (
         ("native", running, "kernels"),
@@ -147,7 +147,11 @@ def test_an_engine_of_another_process_drafts_with_none_of_the_models_here(
             method=SimpleNamespace(engine=engine), running=models, target=models[0]
         )
         found = score._engine_facts(
-            point_of(decoders={METHOD: decoder}, setting={"dtype": "float32"})
+            point_of(
+                decoders={METHOD: decoder},
+                setting={"dtype": "float32"},
+                specs=SimpleNamespace(runtime=SimpleNamespace(device_map=None)),
+            )
         )
         assert (found["engine"], found["draft_engine"]) == (engine, drafting)
         assert (found["precision"], found["peak_memory_mb"]) == ("float32", 12.0)

@@ -238,6 +238,21 @@ def test_the_energy_of_a_spread_target_is_that_of_all_gpus(monkeypatch: pytest.M
     assert Energy(torch.device("cuda", 0), device_map="auto").since() is None
 
 
+def test_the_memory_of_a_spread_target_is_that_of_all_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peaks = {0: 3e6, 1: 4e6}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(peaks))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda gpu: peaks[gpu.index])
+    first = torch.device("cuda", 0)
+    assert (peak_memory_mb(first), peak_memory_mb(first, device_map="auto")) == (3, 7)
+    reset: list[int] = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda gpu: reset.append(gpu.index))
+    monkeypatch.setattr(DeviceUse, "_join", lambda *_: None)
+    DeviceUse(first, tmp_path, device_map="auto").close()
+    assert reset == [0, 1]
+
+
 class NVMLError(Exception):
     """What NVML raises."""
 
