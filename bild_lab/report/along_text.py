@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from bild_lab.lab.schema.examples import MeasuredExample
-from bild_lab.lab.schema.questions import questions_of
+from bild_lab.lab.schema.questions import questions_of, source_ids
 from bild_lab.lab.schema.statistics import are_enough, ratio_of_totals
 
 FIRST_STRETCH = 16  # tokens; each further stretch ends where a text is twice as long
@@ -44,7 +44,7 @@ def stretches_of(examples: Sequence[MeasuredExample]) -> list[Stretch]:
     The texts of a later stretch are the longer ones, so a difference between two stretches may be
     one between texts.
     """
-    questions = questions_of([example.id for example in examples])
+    questions = questions_of(source_ids(examples))
     sums: dict[int, dict[str, list[int]]] = {}  # of tokens and calls, by stretch and question
     for question, example in zip(questions, examples, strict=True):
         for begin, added in _verified_rounds(example):

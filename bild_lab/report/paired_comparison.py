@@ -24,7 +24,7 @@ from bild_lab.lab.metrics.text_metrics import AGREEMENT, metric_named
 from bild_lab.lab.metrics.writing import Writing
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import SIGNIFICANT, NonInferiority, Quality, Speedup
-from bild_lab.lab.schema.questions import questions_of
+from bild_lab.lab.schema.questions import questions_of, source_ids
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import (
     are_enough,
@@ -165,7 +165,7 @@ def compare_point(
         if not (in_a.failed or in_b.failed)
     ]
     reason = _why_not_comparable(pair, answered)
-    questions = questions_of([example_id for example_id, _ in keys])
+    questions = questions_of(source_ids(a.examples))
     answered_questions = [questions[place] for place in answered]
     latency_ratios = {"latency_ratio": None, "baseline_latency_ratio": None}
     if reason is None:
@@ -242,7 +242,7 @@ class _Side:
         if self.has_all:
             return self.result.speedup
         answered = [place for place, example in enumerate(self.examples) if not example.failed]
-        questions = questions_of([example.id for example in self.examples])
+        questions = questions_of(source_ids(self.examples))
         conversations = conversations_of([questions[place] for place in answered])
         seconds, baseline_s = self.latency_s(answered), self.baseline_s(answered)
         return _ratio([baseline_s], [seconds], conversations, [self.result]) or Speedup()
@@ -269,7 +269,7 @@ class _Side:
         resampling = {
             "seed": SACREBLEU_SEED,
             "margin": margin,
-            "conversations": conversations_of([example.id for example in self.examples]),
+            "conversations": conversations_of(source_ids(self.examples)),
         }
         texts = [[example.prediction for example in side] for side in sides]
         values = _stored_values(metric, sides)

@@ -39,6 +39,7 @@ from bild_lab.lab.point.decoder import METHOD, Decoder
 from bild_lab.lab.point.history import prepare_texts
 from bild_lab.lab.point.identity import code_of, contents_of, sweep_folder
 from bild_lab.lab.point.prepare import Point, prepare
+from bild_lab.lab.schema.questions import source_ids
 from bild_lab.lab.schema.statistics import conversations_of
 from bild_lab.screening.candidates import Candidate, CandidateGrid, vanilla
 from bild_lab.screening.cost_model import CostModel, TimedText
@@ -122,6 +123,8 @@ class Screening:
                 " measure sampled points with run.py"
             )
         examples = [example for example in point.examples if example.prompt not in self.left_out]
+        if self.left_out:  # what is certified, for texts that are drawn one by one
+            examples = [example for example in examples if example.same_source is None]
         return replace(point, examples=tuple(examples))
 
     @cached_property
@@ -146,7 +149,9 @@ class Screening:
         return requests
 
     def held_out(self, split: str) -> Screening:
-        """The screening of another split, without the texts that points are chosen on."""
+        """The screening of another split, without the texts that points are chosen on, and with one
+        text of each source.
+        """
         return replace(self, split=split, left_out=self._prompts)
 
     def shared_texts(self, split: str) -> int:
@@ -379,7 +384,7 @@ class Screening:
             run_code=scoring.run_code,
             writing=scoring.writing,
             margin=scoring.margin,
-            conversations=conversations_of([example.id for example in self.point.examples]),
+            conversations=conversations_of(source_ids(self.point.examples)),
         )
         baseline_s = None if model is None else model.seconds(screened[0].features)
         rows = []

@@ -93,11 +93,12 @@ def _of_sglang(fields: Mapping[str, Any]) -> ReportedRounds:
 def _of_llama_cpp(fields: Mapping[str, Any]) -> ReportedRounds:
     """Every verification emits what it accepted and one token more.
 
-    A text for which nothing was drafted has no `draft_n`.
+    A text for which nothing was drafted has no `draft_n`. mlx-vlm's server, which has these fields
+    too, also counts what it accepted after the end of a text; it tells its rounds itself.
     """
-    accepted = fields.get("draft_n_accepted", 0)
+    accepted = fields.get("draft_n_accepted") or 0
     return ReportedRounds(
-        verifications=fields["predicted_n"] - accepted,
-        drafted=fields.get("draft_n", 0),
+        verifications=fields.get("draft_rounds") or fields["predicted_n"] - accepted,
+        drafted=fields.get("draft_n") or 0,
         accepted=accepted,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -42,6 +44,10 @@ def test_few_texts_have_no_stretch_and_a_conversation_is_one_text() -> None:
     assert stretches_of([text(str(index), [3], 4) for index in range(19)]) == []
     turns = [text(f"{index}{turn}", [3], 4) for index in range(10) for turn in ("", "/2", "/3")]
     assert stretches_of(turns) == []
+    on_ten_passages = [
+        replace(text(f"{index}", [3], 4), same_source=str(index % 10)) for index in range(30)
+    ]
+    assert stretches_of(on_ten_passages) == []
     assert stretches_of([sample_example(str(index)) for index in range(30)]) == []
 
 

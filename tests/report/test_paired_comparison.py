@@ -290,6 +290,10 @@ def test_turns_of_a_conversation_are_compared_as_one() -> None:
     alone = [[replace(one, id=f"{one.id}-{one.turn}", turn=1) for one in side] for side in in_turns]
     apart = compared(*alone).quality.difference
     assert together.value == apart.value == 15
+    on_one_source = [
+        [replace(one, same_source=one.id.partition("-")[0]) for one in side] for side in alone
+    ]
+    assert compared(*on_one_source).quality.difference == together
     assert together.p_value > 1.5 * apart.p_value and together.low < apart.low
 
 

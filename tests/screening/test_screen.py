@@ -359,6 +359,10 @@ def test_a_row_has_the_acceptance_of_judged_tokens_and_the_interval_of_conversat
     assert (found.acceptance_rate, found.tokens_per_target_call) == (2 / 3, 4)
     ends = (found.quality_difference_low, found.quality_difference_high)
     assert found.quality_difference == -50 and ends == (-50, -50)
+    apart = [Example(name, "", "", ("right",), same_source="7") for name in ("7", "8")]
+    vars(screening)["point"].examples = apart
+    (found,) = screening.rows([alone, other], None)
+    assert (found.quality_difference_low, found.quality_difference_high) == (-50, -50)
 
 
 def test_a_predicted_speedup_is_of_the_target_alone_over_the_point(

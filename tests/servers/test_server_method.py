@@ -129,6 +129,8 @@ def test_a_text_without_drafts_counts_as_many_forwards_as_tokens() -> None:
     """llama-server tells of drafts only where it drafted."""
     told = reported_rounds({"timings": {"predicted_n": 7}})
     assert (told.verifications, told.drafted, told.accepted) == (7, 0, 0)
+    nothing = {"draft_rounds": None, "draft_n": None, "draft_n_accepted": None}  # as mlx-vlm's says
+    assert reported_rounds({"timings": {"predicted_n": 7, **nothing}}) == told
     texts = [
         Timed([5] * 7, [1.0], Trace(report=EngineReport(rounds=told))),
         Timed(
@@ -140,6 +142,13 @@ def test_a_text_without_drafts_counts_as_many_forwards_as_tokens() -> None:
     ]
     measured = counts(texts)
     assert measured.tokens_per_target_call == 15 / 9 and measured.accepted_share == 6 / 9
+
+
+def test_what_was_accepted_after_the_end_of_a_text_hides_no_verification() -> None:
+    """Planted: five tokens, of which mlx-vlm's server accepted four and two after the end."""
+    timings = {"predicted_n": 5, "draft_rounds": 3, "draft_n": 9, "draft_n_accepted": 4}
+    told = over_all_forwards(reported_rounds({"timings": timings}), completion_tokens=5)
+    assert (told.verifications, told.drafted, told.accepted) == (3, 9, 4)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.protocols import Served
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.measure import runner
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point.decoder import BASELINE
 from bild_lab.lab.point.prepare import Point, _require_one_template, prepare
@@ -76,11 +77,17 @@ def fake(llama: str, *arguments: object) -> FakeServer:
 
 
 def test_a_server_is_timed_in_turn_with_the_target_and_certified(
-    llama: str, point_of: Callable[..., Point], measured: Callable[[Point], Result]
+    llama: str,
+    point_of: Callable[..., Point],
+    measured: Callable[[Point], Result],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    here = SimpleNamespace(since=lambda: 1.0)  # joules of this machine, and not of the server's
+    monkeypatch.setattr(runner, "Energy", lambda device, device_map: here)
     with serving(fake(llama)) as url:
         result = measured(point_of(url, "measure.certify=true"))
     assert result.engine == "server" and result.agreement_with_target == 1.0
+    assert result.joules_per_token is None
     assert result.baseline_drafted is None and "drafted too" not in cautions(result)
     certificate = result.certificate
     assert (certificate.equal, certificate.ties, certificate.defects) == (len(PROMPTS), 0, 0)

@@ -36,6 +36,7 @@ from bild_lab.lab.data.prompts import (
 from bild_lab.lab.data.rows import canonical_split, hub_rows, local_rows
 from bild_lab.lab.metrics.programs import ANSWER
 from bild_lab.lab.metrics.text_metrics import needs_references
+from bild_lab.lab.schema.questions import questions_of
 
 log = logging.getLogger(__name__)
 # SPEED-Bench has this instead of texts it may not distribute
@@ -55,7 +56,8 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
     rows = islice(_numbered_rows(spec), spec.skip, None)
     if spec.limit is not None:
         rows = islice(rows, spec.limit)
-    examples = tuple(_examples(spec, rows, "".join(text for _, text in shots)))
+    read_examples = _examples(spec, rows, "".join(text for _, text in shots))
+    examples = tuple(_with_shared_sources(read_examples, ends_with_its_question(spec)))
     if not examples:
         raise _why_none(spec)
     _require_unique_ids(spec, examples)
@@ -67,6 +69,21 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
             " a file for each split"
         )
     return examples if unanswered and spec.history is None else _with_history(spec, examples)
+
+
+def _with_shared_sources(examples: Iterable[Example], asks_the_last: bool) -> Iterator[Example]:
+    """The examples, which say whether an earlier one has their source, such as a passage with several
+    questions on it. Of a conversation the first turn counts; where its last one is asked, all of it.
+    """
+    first_ids: dict[str, str] = {}
+    same_source = None
+    for example in examples:
+        if example.turn == 1:
+            (question,) = questions_of([example.id])
+            source = example.prompt if asks_the_last else example.source
+            first_id = first_ids.setdefault(source, question)
+            same_source = None if first_id == question else first_id
+        yield replace(example, same_source=same_source)
 
 
 def _why_none(spec: DatasetSpec) -> UserError:

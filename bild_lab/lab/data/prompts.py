@@ -25,6 +25,7 @@ class Continuation:
 class Example:
     """One input text and its references.
 
+    same_source: the id of the first example whose source it has too; None: no earlier one has it.
     prompt: the text for the tokenizer. While `continues` is set, the answer to the previous turn is
     not known, and `prompt` is only the text after that answer. `with_answers` gives the complete
     prompt.
@@ -37,6 +38,7 @@ class Example:
     category: str | None = None
     turn: int = 1
     continues: Continuation | None = None
+    same_source: str | None = None
 
 
 class SourcePrompt(str):

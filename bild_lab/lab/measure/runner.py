@@ -30,6 +30,7 @@ from bild_lab.lab.measure.timing import (
     TimedTexts,
     TimingOptions,
     differing_repeats,
+    no_joules,
     no_progress,
     repeats_of,
     time_methods,
@@ -81,7 +82,7 @@ def _measured(
     with stopwatch.phase("load"):
         # before the peak of the memory is watched
         timed_facts = {} if isinstance(decoder.method, Replays) else bandwidth_facts(decoder)
-        device_use = DeviceUse(decoder.target.device)
+        device_use = DeviceUse(decoder.target.device, device_map=point.specs.runtime.device_map)
         environment_facts = _load_weights(point, stopwatch.stage) | timed_facts
     with stopwatch.phase("history"):
         examples, requests = prepare_texts(point, sweep.folder)
@@ -168,11 +169,13 @@ def _time_quietly(
         load_facts |= row_cost_facts(point.decoders.get(BASELINE, decoder), requests[0].source)
     with stopwatch.phase("decode"):
         other_load, clock = OtherLoad(helpers_s), GpuClock(decoder.target.device)
+        energy = Energy(decoder.target.device, point.specs.runtime.device_map)
         options = replace(
             options,
             compiled_steps=lambda: compiled_steps(decoders),
             first_trace=_first_trace(point, shortest_verify_s),
-            joules=Energy(decoder.target.device).since,
+            # a server's devices are not known here
+            joules=no_joules if isinstance(decoder.method, Served) else energy.since,
             after_block=clock.read,
             rehearses=decoder.target.device.type == "cuda",
         )

@@ -45,7 +45,7 @@ from bild_lab.lab.point.environment import peak_memory_mb
 from bild_lab.lab.point.prepare import Point
 from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
 from bild_lab.lab.schema.numbers import CertificateCounts, DecodingCosts
-from bild_lab.lab.schema.questions import questions_of
+from bild_lab.lab.schema.questions import questions_of, source_ids
 from bild_lab.lab.schema.result import Environment, Result, Setting
 from bild_lab.lab.schema.statistics import conversations_of
 
@@ -174,7 +174,7 @@ def _scored(
             for name in (METHOD, BASELINE)
         ),
     )
-    questions = questions_of([example.id for example in examples])
+    questions = questions_of(source_ids(examples))
     answered_questions = [questions[index] for index in answered_indices(timed)]
     answered_timed, answered_likelihoods = _answered(timed, likelihoods)
     fields = {
@@ -215,7 +215,7 @@ def _engine_facts(point: Point) -> dict[str, Any]:
         "engine": decoder.method.engine,
         "draft_engine": draft_engines if drafting and runs_here else None,
         "precision": precision_of(decoder.method, decoder.target, point.setting["dtype"]),
-        "peak_memory_mb": peak_memory_mb(decoder.target.device),
+        "peak_memory_mb": peak_memory_mb(decoder.target.device, point.specs.runtime.device_map),
     }
 
 
@@ -475,6 +475,7 @@ def measured_examples(
             id=example.id,
             category=example.category,
             turn=example.turn,
+            same_source=example.same_source,
             prediction=texts[METHOD][index],
             token_ids=text.token_ids,
             latency_s=text.latency_s,

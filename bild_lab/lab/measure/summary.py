@@ -32,7 +32,7 @@ from bild_lab.lab.schema.numbers import (
     Speedup,
     Streamed,
 )
-from bild_lab.lab.schema.questions import questions_of
+from bild_lab.lab.schema.questions import questions_of, source_ids
 from bild_lab.lab.schema.statistics import (
     FEWEST_RUNS,
     acceptance_by_position,
@@ -61,7 +61,7 @@ def summarize(examples: Sequence[Example], timed: Mapping[str, Sequence[Timed]])
         raise UserError(f"no text came from the server; the last answer was: {failures[-1]}")
     indices = answered_indices(timed)
     # by all ids, as the first turn of a conversation may be what did not come
-    questions = questions_of([example.id for example in examples])
+    questions = questions_of(source_ids(examples))
     examples = [replace(examples[index], id=questions[index]) for index in indices]
     timed = texts_at(timed, indices)
     baseline = timed.get(BASELINE)
@@ -164,7 +164,7 @@ def waits(timed: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
 
 
 def _conversations(examples: Sequence[Example]) -> list[int] | None:
-    return conversations_of([example.id for example in examples])
+    return conversations_of(source_ids(examples))
 
 
 def speed(

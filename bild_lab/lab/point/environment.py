@@ -48,12 +48,12 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def peak_memory_mb(device: torch.device) -> float:
-    """Peak memory in MB, a million bytes, since the last `DeviceUse`: of a GPU, or on Linux of the
-    process.
+def peak_memory_mb(device: torch.device, device_map: str | None = None) -> float:
+    """Peak memory in MB, a million bytes, since the last `DeviceUse`: of the GPUs that a target runs
+    on, each at its own time, or on Linux of the process. device_map: as of `Energy`.
     """
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e6
+        return sum(map(torch.cuda.max_memory_allocated, _gpus_of(device_map, device))) / 1e6
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, kibibytes on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
@@ -66,14 +66,18 @@ class Energy:
     packages (RAPL).
 
     It is that of all programs on the device. Many systems let only administrators read RAPL.
+    device_map: how a target is spread over all GPUs of the process, which all count then; None: on
+    one device.
     """
 
-    def __init__(self, device: torch.device, folder: Path = POWERCAP) -> None:
+    def __init__(
+        self, device: torch.device, device_map: str | None = None, folder: Path = POWERCAP
+    ) -> None:
         zones = sorted(folder.glob("intel-rapl:*/name")) if device.type == "cpu" else []
         self._zones = [
             name.parent for name in zones if name.read_text(encoding="utf-8").startswith("package")
         ]  # a package's counter holds those of its other zones
-        self._gpu = _gpu_millijoules(device) if device.type == "cuda" else None
+        self._gpus = [_gpu_millijoules(gpu) for gpu in _gpus_of(device_map, device)]
         self._last_counters = self._counters()
 
     def since(self) -> float | None:
@@ -90,8 +94,9 @@ class Energy:
         """Microjoules so far, and the value behind each counter's last; empty unless all can be
         read.
         """
-        if self._gpu is not None:
-            return [(1000 * self._gpu(), 1 << 64)]
+        if self._gpus:
+            known = None not in self._gpus
+            return [(1000 * millijoules(), 1 << 64) for millijoules in self._gpus] if known else []
         names = ("energy_uj", "max_energy_range_uj")
         with suppress(OSError, ValueError):
             values = [
@@ -100,6 +105,15 @@ class Energy:
             ]
             return [(now, last_value + 1) for now, last_value in values]
         return []
+
+
+def _gpus_of(device_map: str | None, device: torch.device) -> list[torch.device]:
+    """The GPUs that a target runs on, none on a CPU. device_map: how it is spread over all GPUs of
+    the process, None: on one device.
+    """
+    if device.type != "cuda" or device_map is None:
+        return [device] if device.type == "cuda" else []
+    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
 def _gpu_millijoules(device: torch.device) -> Callable[[], int] | None:
@@ -226,8 +240,7 @@ def hardware(device_map: str | None, device: torch.device) -> str:
     """
     if device.type != "cuda":
         return cpu_name()
-    devices = [device] if device_map is None else range(torch.cuda.device_count())
-    counts = Counter(map(torch.cuda.get_device_name, devices))
+    counts = Counter(map(torch.cuda.get_device_name, _gpus_of(device_map, device)))
     return ", ".join(
         [
             *(name if count == 1 else f"{count} x {name}" for name, count in counts.items()),
@@ -300,9 +313,14 @@ class DeviceUse:
     counts from here on.
     """
 
-    def __init__(self, device: torch.device, folder: Path | None = None) -> None:
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+    def __init__(
+        self,
+        device: torch.device,
+        folder: Path | None = None,
+        device_map: str | None = None,
+    ) -> None:
+        for gpu in _gpus_of(device_map, device):
+            torch.cuda.reset_peak_memory_stats(gpu)
         with suppress(OSError):  # other systems keep the peak of the whole process
             Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
         self._stream: BinaryIO | None = None

@@ -63,7 +63,8 @@ class MeasuredRound:
 class MeasuredExample:
     """The outputs and timings of method and baseline for one example.
 
-    turn: of its conversation, from 1. latency_s: seconds of each repeat. The baseline's fields are
+    turn: of its conversation, from 1. same_source: the id of the first example whose source it has
+    too; None: no earlier one has it. latency_s: seconds of each repeat. The baseline's fields are
     None if none was timed. certificate: the comparison with the target's own text, with
     `measure.certify`. Only traced examples have the last three fields. spans: every stage in order.
     pieces: the text of each token, by its id. scores: of the metrics that are means over examples,
@@ -74,6 +75,7 @@ class MeasuredExample:
     id: str
     category: str | None = None
     turn: int = 1
+    same_source: str | None = None
     prediction: str
     token_ids: Sequence[int]
     latency_s: Sequence[float]

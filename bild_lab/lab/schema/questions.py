@@ -1,11 +1,29 @@
-"""Which examples are of one question, by their ids."""
+"""Which examples are of one question, by their ids, and which have one source."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 _TEMPLATE_NUMBER = re.compile(r"@\d+$")
+
+
+class WithSource(Protocol):
+    """An example. same_source: the id of the first one with its source, None if it is that itself."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def same_source(self) -> str | None: ...
+
+
+def source_ids(examples: Iterable[WithSource]) -> list[str]:
+    """The id of the first example with the source of each: questions on one passage are no
+    independent ones, and rows that repeat a text even less.
+    """
+    return [example.same_source or example.id for example in examples]
 
 
 def questions_of(ids: Sequence[str]) -> list[str]:

@@ -199,8 +199,8 @@ class Result:
     baseline_latency_s: Latency | None = None
     speedup: Speedup = group("speedup_", Speedup())
     independent_texts: int | None = column(
-        "How many texts the intervals are over: those that came, a conversation’s turns counted"
-        " once.",
+        "How many texts the intervals are over: those that came, a conversation’s turns, and"
+        " questions on one source, counted once.",
         digits=0,
     )
     tokens: int = required(
@@ -256,8 +256,8 @@ class Result:
         heading="Python",
     )
     peak_memory_mb: float | None = column(
-        "Peak memory of the process, on a GPU of the device, from loading the models to the last"
-        " score, method and baseline together.",
+        "Peak memory of the process, on a GPU of all GPUs that the target runs on, from loading the"
+        " models to the last score, method and baseline together.",
         label="peak memory",
         heading="memory, MB",
         unit="MB",
@@ -265,7 +265,7 @@ class Result:
     )
     joules_per_token: float | None = column(
         "Joules of the GPU, or of the CPU’s packages, while the policy decoded, over its tokens;"
-        " empty where no counter can be read.",
+        " empty for a server, and where no counter can be read.",
         label="energy a token",
         heading="energy, J/token",
         unit="J",

@@ -25,7 +25,7 @@ from bild_lab.lab.measure.blocks import block_numbers
 from bild_lab.lab.point.environment import git_commit
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.formatting import duration
-from bild_lab.lab.schema.questions import questions_of
+from bild_lab.lab.schema.questions import questions_of, source_ids
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import conversations_of, paired_speedup
 from bild_lab.lab.store.commands import COMMANDS, read_commands
@@ -142,9 +142,7 @@ def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:
         ]
     questions = [
         question
-        for question, example in zip(
-            questions_of([example.id for example in examples]), examples, strict=True
-        )
+        for question, example in zip(questions_of(source_ids(examples)), examples, strict=True)
         if not example.failed
     ]
     examples = [example for example in examples if not example.failed]

@@ -164,6 +164,32 @@ def test_a_history_with_two_answers_to_one_turn_is_refused(rows_file, tmp_path: 
         load_examples(given)
 
 
+def test_questions_on_one_passage_name_the_first_of_them(rows_file) -> None:
+    """Planted: SQuAD's five questions on a passage, or rows that repeat a text, as independent."""
+    rows = [("Rome", "a"), ("Rome", "b"), ("Oslo", "c"), ("Rome", "a")]
+    path = rows_file(*({"de": passage, "question": asked} for passage, asked in rows))
+    fields = {"reference_column": None, "metric": "agreement", "input_column": "question"}
+    template = "{source} {input}"
+    examples = load_examples(spec(path=path, prompt_template=template, **fields))
+    assert [example.same_source for example in examples] == [None, "test-0", None, "test-0"]
+    examples = load_examples(spec(path=path, **fields))  # the input belongs to the source
+    assert [example.same_source for example in examples] == [None, None, None, "test-0"]
+
+
+def test_later_turns_share_the_source_that_their_first_turn_shares(rows_file) -> None:
+    turns = (["Hi", "More"], ["Ho", "More"], ["Hi", "Less"])
+    path = rows_file(*({"de": list(asked)} for asked in turns))
+    fields = {"reference_column": None, "metric": "agreement", "turns": None}
+    two_templates = {"chat_template": ["[{question}]", "<{question}>"]}
+    examples = load_examples(spec(path=path, **fields, **two_templates), unanswered=True)
+    assert [example.same_source for example in examples] == [None] * 8 + ["test-0"] * 4
+    rows = [[("user", first), ("assistant", "A"), ("user", "More")] for first in ("Hi", "Ho", "Hi")]
+    messages = [[{"role": role, "content": text} for role, text in row] for row in rows]
+    path = rows_file(*({"de": row, "en": "B"} for row in messages))
+    examples = load_examples(spec(path=path, metric="bleu"))
+    assert [example.same_source for example in examples] == [None, None, "test-0"]
+
+
 def test_ids_and_categories_come_from_the_data_where_it_has_them(rows_file) -> None:
     path = rows_file(
         {"de": "a", "en": "b", "number": 81, "kind": "writing"}, {"de": "c", "en": "d"}

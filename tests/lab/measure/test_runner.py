@@ -97,9 +97,11 @@ def measured(
         patch.setattr(
             runner,
             "DeviceUse",
-            lambda device: SimpleNamespace(shared=lambda: True, close=lambda: None),
+            lambda device, device_map: SimpleNamespace(shared=lambda: True, close=lambda: None),
         )
-        patch.setattr(runner, "Energy", lambda device: SimpleNamespace(since=joules.__next__))
+        patch.setattr(
+            runner, "Energy", lambda device, device_map: SimpleNamespace(since=joules.__next__)
+        )
         folder, stages = tmp_path_factory.mktemp("sweep"), []
         result = run_point(point, Sweep(folder), setup_s=1000.0, stage=stages.append)
     return result, read_examples(result.folder), stages

@@ -74,7 +74,8 @@ def test_texts_that_an_engine_failed_to_give_are_left_out_of_what_is_compared(
 
     monkeypatch.setattr(score, "change_of", change_of)
     monkeypatch.setattr(score, "score_all", score_all)
-    examples = [Example(name, "", "", ()) for name in ("a", "b", "b")]
+    names = {"a": None, "b": None, "c": "b"}  # the third has the second's source
+    examples = [Example(name, "", "", same_source=first) for name, first in names.items()]
     texts = {
         METHOD: [timed(5, error="timed out"), timed(5, 6), timed(7)],
         BASELINE: [timed(5), timed(5, 6, 8), timed(7)],
@@ -135,7 +136,7 @@ def test_parameters_are_those_of_each_model_by_its_role() -> None:
 def test_an_engine_of_another_process_drafts_with_none_of_the_models_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(score, "peak_memory_mb", lambda device: 12.0)
+    monkeypatch.setattr(score, "peak_memory_mb", lambda device, device_map: 12.0)
     running = [model_of(), model_of("kernels"), model_of("kernels")]
     for engine, models, drafting in (
         ("native", running, "kernels"),
@@ -146,7 +147,11 @@ def test_an_engine_of_another_process_drafts_with_none_of_the_models_here(
             method=SimpleNamespace(engine=engine), running=models, target=models[0]
         )
         found = score._engine_facts(
-            point_of(decoders={METHOD: decoder}, setting={"dtype": "float32"})
+            point_of(
+                decoders={METHOD: decoder},
+                setting={"dtype": "float32"},
+                specs=SimpleNamespace(runtime=SimpleNamespace(device_map=None)),
+            )
         )
         assert (found["engine"], found["draft_engine"]) == (engine, drafting)
         assert (found["precision"], found["peak_memory_mb"]) == ("float32", 12.0)

@@ -83,6 +83,9 @@ def test_turns_of_a_conversation_are_resampled_together() -> None:
     assert counted == (2, 1)
     assert summarize(turns, both)["independent_texts"] == 1
     assert summarize(others, both)["independent_texts"] == 2
+    on_one_passage = [replace(example, same_source="1") for example in others]
+    assert summarize(on_one_passage, both)["independent_texts"] == 1
+    assert quality("exact_match", on_one_passage, texts).difference_low == -50
 
 
 def test_turns_belong_together_though_the_first_of_them_never_came() -> None:

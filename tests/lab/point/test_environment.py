@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -199,12 +200,12 @@ def test_energy_is_that_of_the_packages_also_where_a_counter_begins_anew(tmp_pat
         ):
             (tmp_path / zone / file).write_text(f"{content}\n")
 
-    assert Energy(CPU, tmp_path).since() is None
+    assert Energy(CPU, folder=tmp_path).since() is None
     for socket, used in enumerate((1_000_000, 9_500_000)):
         put(f"intel-rapl:{socket}", f"package-{socket}", used)
     put("intel-rapl:0:0", "core", 5)  # a part of the package
     put("intel-rapl:2", "psys", 5)  # which has the packages, too
-    energy = Energy(CPU, tmp_path)
+    energy = Energy(CPU, folder=tmp_path)
     for zone, name, used in (
         ("0", "package-0", 3_000_000),
         ("1", "package-1", 500_000),
@@ -217,6 +218,39 @@ def test_energy_is_that_of_the_packages_also_where_a_counter_begins_anew(tmp_pat
     assert energy.since() is None and energy.since() is None
     put("intel-rapl:1", "package-1", 500_000)
     assert energy.since() is None and energy.since() == 0  # nothing is known of the time before
+
+
+def test_the_energy_of_a_spread_target_is_that_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: of four GPUs the first one's, a quarter of it."""
+    counters = [1000, 2000, 3000, 4000]  # millijoules
+
+    def counter(device: torch.device) -> Callable[[], int] | None:
+        return None if device.index in uncounted else lambda: counters[device.index or 0]
+
+    uncounted: set[int] = set()
+    monkeypatch.setattr(environment, "_gpu_millijoules", counter)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(counters))
+    one = Energy(torch.device("cuda", 0))
+    spread = Energy(torch.device("cuda", 0), device_map="auto")
+    counters[:] = [1500, 2000, 3500, 6000]
+    assert (one.since(), spread.since()) == (0.5, 3.0)
+    uncounted.add(3)
+    assert Energy(torch.device("cuda", 0), device_map="auto").since() is None
+
+
+def test_the_memory_of_a_spread_target_is_that_of_all_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peaks = {0: 3e6, 1: 4e6}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(peaks))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda gpu: peaks[gpu.index])
+    first = torch.device("cuda", 0)
+    assert (peak_memory_mb(first), peak_memory_mb(first, device_map="auto")) == (3, 7)
+    reset: list[int] = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda gpu: reset.append(gpu.index))
+    monkeypatch.setattr(DeviceUse, "_join", lambda *_: None)
+    DeviceUse(first, tmp_path, device_map="auto").close()
+    assert reset == [0, 1]
 
 
 class NVMLError(Exception):

@@ -156,22 +156,29 @@ def test_the_table_of_a_screening_is_packed_as_it_says_where_points_were_chosen(
 
 
 @pytest.mark.parametrize(
-    ("ids", "batch"), [([f"{number}" for number in range(40)], 2), (["1", "1/2", "2", "2/2"], 1)]
+    ("ids", "batch", "shares_source"),
+    [
+        ([f"{number}" for number in range(40)], 2, False),
+        (["1", "1/2", "2", "2/2"], 1, False),
+        (["1", "2", "3", "4"], 1, True),
+    ],
 )
 def test_the_interval_of_batches_and_of_conversations_is_computed_again_as_it_was(
-    sweep: Sweep, ids: list[str], batch: int
+    sweep: Sweep, ids: list[str], batch: int, shares_source: bool
 ) -> None:
     (result,) = sweep.results()
     seconds = np.random.default_rng(0).uniform(1, 2, (2, len(ids), 3))
-    speedup = paired_speedup(*seconds, conversations_of(ids), block_numbers(len(ids), batch))
+    conversations = [0, 1, 0, 1] if shares_source else conversations_of(ids)
+    speedup = paired_speedup(*seconds, conversations, block_numbers(len(ids), batch))
     timed = [
         sample_example(
             name,
+            same_source=ids[index % 2] if shares_source else None,
             latency_s=method_s.tolist(),
             baseline_latency_s=baseline_s.tolist(),
             baseline_token_ids=[1],
         )
-        for name, baseline_s, method_s in zip(ids, *seconds, strict=True)
+        for index, (name, baseline_s, method_s) in enumerate(zip(ids, *seconds, strict=True))
     ]
     result = replace(
         with_speedup(result, **vars(speedup)),

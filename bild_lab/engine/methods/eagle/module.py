@@ -277,13 +277,18 @@ class Eagle(BesideTarget):
         return read, normed if self.config.normed_residual else states
 
 
+def released_layers(depth: int) -> tuple[int, int, int]:
+    """After how many of a target's layers the released code of EAGLE-3 reads its states."""
+    return 2, depth // 2, depth - 3
+
+
 def spread_layers(depth: int) -> tuple[int, int, int]:
     """After how many of a target's layers EAGLE-3 reads its states: low, middle and high.
 
     Those of the released code where the model is deep enough, else spread evenly before the last
     layer, whose output Transformers gives normed.
     """
-    released = (2, depth // 2, depth - 3)
+    released = released_layers(depth)
     if released[0] < released[1] < released[2]:
         return released
     low, middle, high = (round(thirds * (depth - 1) / 3) for thirds in (1, 2, 3))
@@ -381,7 +386,7 @@ def _config(folder: Path, weights: Mapping[str, Tensor], depth: int) -> EagleCon
         config = layer_config(layer, 1, path, KIND)
         require_known(_wrong_fields(values, layer, weights), {**layer, **values}, path, KIND)
         is_eagle3 = _is_eagle3(weights)
-        target_layers = tuple(_named_layers(values) or spread_layers(depth)) if is_eagle3 else ()
+        target_layers = _target_layers(values, depth) if is_eagle3 else ()
         fused = weights["fc.weight"].shape[1]
         target_size = (
             _state_width(fused, target_layers, values, path)
@@ -448,6 +453,18 @@ def _draft_vocabulary(
     if not _is_eagle3(weights):
         return None
     return values.get("draft_vocab_size") or vocabulary
+
+
+def _target_layers(values: Mapping[str, Any], depth: int) -> tuple[int, ...]:
+    """After how many of a target's layers an EAGLE-3 reads its states.
+
+    vLLM numbers them so. SpecForge and NVIDIA's Model Optimizer number the layers whose outputs they
+    are, from 0, which is one less (SGLang's pull request 25454). By default both read the released
+    layers, and so these are known in either numbering.
+    """
+    named = tuple(_named_layers(values) or spread_layers(depth))
+    released = released_layers(depth)
+    return released if named == tuple(layer - 1 for layer in released) else named
 
 
 def _named_layers(values: Mapping[str, Any]) -> Any:

@@ -241,6 +241,27 @@ def test_the_released_layers_are_read_where_the_target_is_deep_enough() -> None:
     assert [spread_layers(depth) for depth in (6, 2, 1)] == [(2, 3, 5), (0, 1, 1), (0, 0, 0)]
 
 
+@pytest.mark.parametrize(
+    ("depth", "named", "read"),
+    [
+        (36, [1, 17, 32], (2, 18, 33)),  # gpt-oss, by NVIDIA
+        (94, [1, 46, 90], (2, 47, 91)),  # Qwen3 235B, by NVIDIA
+        (36, [2, 18, 33], (2, 18, 33)),
+        (36, [24, 30, 35], (24, 30, 35)),
+        (36, [1, 9, 17], (1, 9, 17)),
+    ],
+)
+def test_layers_named_by_their_outputs_are_those_of_the_released_code(
+    depth: int, named: list[int], read: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Planted: the states one layer earlier, which the drafter never saw in its training."""
+    random_eagle(EAGLE3, MODEL.config).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = named
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_eagle(tmp_path, depth).config.target_layers == read
+
+
 def test_what_is_no_eagle_or_does_not_fit_is_refused(tmp_path: Path, checkpoints: Path) -> None:
     with pytest.raises(
         UserError,
