@@ -6,7 +6,7 @@ import errno
 import hashlib
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -134,14 +134,12 @@ def replacing(path: Path) -> Iterator[Path]:
     file is on disk, and becomes `path` in one step. An error leaves what was there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(descriptor)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    temporary.open("xb").close()  # with the rights that the user's umask gives any file
     try:
         yield temporary
         with temporary.open("r+b") as file:
             os.fsync(file.fileno())  # else a power cut may leave the name without the content
-        os.chmod(temporary, 0o644)  # mkstemp keeps its files private
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

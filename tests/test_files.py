@@ -60,6 +60,18 @@ def test_a_file_is_written_on_a_disk_that_cannot_sync_a_folder(
         sync_folder(tmp_path)
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o002, 0o664), (0o077, 0o600)])
+def test_files_have_the_rights_that_the_umask_gives(tmp_path: Path, umask: int, mode: int) -> None:
+    """Fault: 644 always, which a group that shares a folder cannot write, and a stranger can read."""
+    before = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "file", b"whole")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_who_holds_a_lock_is_waited_for_as_long_as_was_said(tmp_path: Path) -> None:
     lock, order = tmp_path / "lock", []
 

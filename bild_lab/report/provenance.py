@@ -26,6 +26,7 @@ _SOURCE = (
     "tokenizers",
     "os",
 )
+LOOPING = 0.05  # of a point's texts that end in a loop; more are told
 # that decode by our loop or by `generate` of Transformers, and no other program
 _OWN_ENGINES = ("kernels", "native", "hf")
 
@@ -237,6 +238,21 @@ def unreliable(results: Sequence[Result]) -> list[str]:
             for count, how, where in reasons
             if count
         ),
+        *_loops(results),
+    ]
+
+
+def _loops(results: Sequence[Result]) -> list[str]:
+    """How many texts end in a loop, in a sentence; none where hardly any does."""
+    shares = [max(result.looping or 0.0, result.baseline_looping or 0.0) for result in results]
+    percents = [100 * share for share in shares if share > LOOPING]
+    if not percents:
+        return []
+    points = f"{len(percents)} of {counted(len(results), 'point')}"
+    return [
+        f"In {points} {number_range(percents, digits=0)} % of the texts, or of the baseline’s, end in"
+        " a loop, which is drafted easily: speedups on other texts are lower. Look at the prompts,"
+        " the template and decoding.max_new_tokens."
     ]
 
 

@@ -236,6 +236,18 @@ def test_a_figure_is_captioned_with_how_many_of_its_points_were_disturbed():
     assert caption([quiet]) == "" == caption([])
 
 
+def test_points_whose_texts_end_in_loops_are_named():
+    plain = sample_result("bild", {"fallback": 0.2}, 1.5, looping=0.05)
+    own = replace(plain, looping=0.1)
+    targets = replace(plain, baseline_looping=0.25)
+    assert notes([plain]) == []
+    assert notes([plain, own, targets]) == [
+        "In 2 of 3 points 10 to 25 % of the texts, or of the baseline’s, end in a loop, which is"
+        " drafted easily: speedups on other texts are lower. Look at the prompts, the template and"
+        " decoding.max_new_tokens."
+    ]
+
+
 @pytest.mark.parametrize(
     ("metric", "fields", "said"),
     [

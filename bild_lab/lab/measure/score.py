@@ -29,6 +29,7 @@ from bild_lab.lab.measure.summary import (
     summarize,
     texts_at,
 )
+from bild_lab.lab.measure.text_faults import text_faults
 from bild_lab.lab.measure.timing import (
     LONG_ROUND_S,
     Stopwatch,
@@ -106,7 +107,7 @@ def result_of(
             **quality_fields,
             **summary,
             certificate=_counted_verdicts(point, certificates),
-            **truncation_rates(timed, texts, requests),
+            **text_faults(timed, texts, requests),
             **_engine_facts(point),
             baseline_loop_share=baseline_loop_share,
             stages_s=stages_s,
@@ -229,29 +230,6 @@ def token_stats(
         return None
     lengths = [len(text.token_ids) for text in timed]
     return list(zip(lengths, nats or [None] * len(lengths), strict=True))
-
-
-def truncation_rates(
-    timed: TimedTexts, texts: Mapping[str, Sequence[str]], requests: Sequence[Request]
-) -> dict[str, float]:
-    """Fields of a Result: the shares of the texts that are empty, the method's and the baseline's,
-    and of the baseline's that the length limit cut. Without a baseline it has no fields.
-    """
-    answered_texts = [texts[METHOD][index] for index in answered_indices(timed)]
-    shares = {"empty": _empty_share(answered_texts)}
-    if BASELINE not in timed:
-        return shares
-    n_cut = 0
-    for text, request in zip(timed[BASELINE], requests, strict=True):
-        tokens = [*request.source.prompt, *text.token_ids]
-        if request.limits.room(tokens) <= 0 and not request.limits.ended(tokens):
-            n_cut += 1
-    baseline_empty = _empty_share(texts[BASELINE])
-    return {**shares, "baseline_empty": baseline_empty, "baseline_cut": n_cut / len(requests)}
-
-
-def _empty_share(texts: Sequence[str]) -> float:
-    return sum(not text.strip() for text in texts) / max(len(texts), 1)
 
 
 def parameters_of(decoder: Decoder) -> dict[str, int]:

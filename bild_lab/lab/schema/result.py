@@ -242,6 +242,14 @@ class Result:
     baseline_empty: float | None = share(
         "The share of the baseline’s texts without a word.", label="baseline empty"
     )
+    looping: float | None = share(
+        "The share of the texts that say one block of tokens over and over at their end. Such text is"
+        " drafted easily, so speedups are higher than on others.",
+        label="ending in a loop",
+    )
+    baseline_looping: float | None = share(
+        "The share of the baseline’s texts that end in a loop.", label="baseline ending in a loop"
+    )
     baseline_cut: float | None = share(
         "The share of the baseline’s texts that the length limit cut.", label="baseline cut"
     )

@@ -21,8 +21,8 @@ from bild_lab.lab.measure.score import (
     parameters_of,
     precision_of,
     token_stats,
-    truncation_rates,
 )
+from bild_lab.lab.measure.text_faults import text_faults
 from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.point.decoder import BASELINE, METHOD
 
@@ -111,11 +111,39 @@ def test_empty_texts_and_those_that_the_limit_cut_are_shares_of_all() -> None:
         BASELINE: [timed(5, 6), timed(5, END), timed(END), timed(5)],
     }
     words = {METHOD: ["one", " \n", "", "two"], BASELINE: ["", "", "one", "two"]}
-    found = truncation_rates(texts, words, requests_of(2, 2, 2, 2))
+    found = text_faults(texts, words, requests_of(2, 2, 2, 2))
     # of the method's texts that came
-    assert found == {"empty": pytest.approx(1 / 3), "baseline_empty": 0.5, "baseline_cut": 0.25}
-    alone = truncation_rates({METHOD: texts[METHOD]}, words, requests_of(2, 2, 2, 2))
-    assert alone == {"empty": pytest.approx(1 / 3)}
+    assert found == {
+        "empty": pytest.approx(1 / 3),
+        "looping": 0.0,
+        "baseline_empty": 0.5,
+        "baseline_looping": 0.0,
+        "baseline_cut": 0.25,
+    }
+    alone = text_faults({METHOD: texts[METHOD]}, words, requests_of(2, 2, 2, 2))
+    assert alone == {"empty": pytest.approx(1 / 3), "looping": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "looping"),
+    [
+        ([*range(10, 20), *[7] * 33], True),
+        ([*range(10, 20), *[7] * 32], False),  # of which 31 repeat the one before
+        ([*[7, 8, 9] * 12, END], True),  # also before an end token
+        ([*[7, 8, 9] * 12, 10, END], False),  # it went on
+        ([*range(40)] * 2, False),  # twice is no loop
+        ([5, *[*range(40)] * 3], True),
+        ([5, *[*range(40)] * 2, *range(39)], False),
+        ([], False),
+    ],
+)
+def test_texts_that_end_with_the_same_block_over_and_over_are_counted(
+    tokens: list[int], looping: bool
+) -> None:
+    texts = {METHOD: [timed(9, error="timed out"), timed(*tokens)], BASELINE: [timed(5)] * 2}
+    texts[BASELINE][0] = timed(*tokens)
+    found = text_faults(texts, {METHOD: ["", "a"], BASELINE: ["a", "a"]}, requests_of(99, 99))
+    assert (found["looping"], found["baseline_looping"]) == (looping, looping / 2)
 
 
 def model_of(engine: str = "native", **shapes: Sequence[int]) -> SimpleNamespace:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 from transformers import LlamaConfig, MambaConfig
 
-from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import EngineReport, Forward, Round, Trace
 from bild_lab.lab.config.schemas import MeasureSpec
@@ -277,19 +276,6 @@ def test_energy_is_told_only_where_it_was_read_of_every_text() -> None:
     read = [replace(in_repeats(1.0), joules=[2.0, 3.0, 9.0]) for _ in range(2)]
     assert joules_per_token(read) == 3.0
     assert joules_per_token([*read, in_repeats(1.0)]) is None
-
-
-def test_of_texts_that_came_those_without_words_are_empty_and_those_that_did_not_end_cut() -> None:
-    request = Request(Source((3,)), Limits(1, 2, frozenset([1])))
-    baseline = [Timed(tokens, [1.0], Trace()) for tokens in ([5, 1], [5, 6], [1], [5])]
-    failed = Timed([], [1.0], Trace(), reports=[EngineReport(error="it has died")])
-    timed = {"method": [*baseline[:3], failed], "baseline": baseline}
-    texts = {"method": ["a", "a", "\n", ""], "baseline": ["a", "a", "", "a"]}
-    assert score.truncation_rates(timed, texts, [request] * 4) == {
-        "empty": 1 / 3,
-        "baseline_empty": 1 / 4,
-        "baseline_cut": 1 / 4,  # one ended at the limit itself
-    }
 
 
 @pytest.mark.parametrize(("temperature", "claimed"), [(0.0, True), (1.0, False)])

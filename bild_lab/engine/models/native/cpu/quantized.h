@@ -6,16 +6,22 @@ namespace {
 
 constexpr int BLOCK = 32;  // inputs
 
+#if defined(__aarch64__)
+typedef __fp16 float16;  // g++ has _Float16 there since version 13
+#else
+typedef _Float16 float16;
+#endif
+
 // GCC would convert one number after the other
 #if defined(__AVX512F__)
-inline vec wide(const _Float16* p) {
+inline vec wide(const float16* p) {
     return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 inline vec wide(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 #elif defined(__AVX2__) && defined(__F16C__)
-inline vec wide(const _Float16* p) {
+inline vec wide(const float16* p) {
     const __m128i* eights = reinterpret_cast<const __m128i*>(p);
     return {(floats8)_mm256_cvtph_ps(_mm_loadu_si128(eights)), (floats8)_mm256_cvtph_ps(_mm_loadu_si128(eights + 1))};
 }
@@ -116,7 +122,7 @@ inline vec more_bits(const Packed<4>& lower, const Packed<UPPER>& upper, int inp
 
 struct OneScale {
     static constexpr int INPUTS = 32, RUN = 32;
-    _Float16 scale[PANEL];
+    float16 scale[PANEL];
     struct Scales { vec factor; };
     Scales scales(int, int half) const { return {wide(scale + half * LANES)}; }
 };
@@ -152,7 +158,7 @@ struct Block5 : OneScale {  // Q5_0: whole numbers from -16 to 15
 
 struct Block4K {  // Q4_K: from 0 to 15, with a scale and a minimum for 32 inputs. Scale times number is exact in float32
     static constexpr int BITS = 4, INPUTS = 256, RUN = 32;
-    _Float16 scale[PANEL], least[PANEL];
+    float16 scale[PANEL], least[PANEL];
     int8_t steps[8][PANEL], minima[8][PANEL];
     Packed<4> numbers[8][2];
     struct Scales { vec factor, least; };
@@ -175,7 +181,7 @@ struct Block4K {  // Q4_K: from 0 to 15, with a scale and a minimum for 32 input
 
 struct Block6K {  // Q6_K: from -32 to 31, with a scale for 16 inputs
     static constexpr int BITS = 6, INPUTS = 256, RUN = 16;
-    _Float16 scale[PANEL];
+    float16 scale[PANEL];
     int8_t steps[16][PANEL];
     Packed<4> low[8][2];
     Packed<2> high[8][2];
