@@ -344,21 +344,6 @@ def test_a_text_drafts_by_a_program_from_its_first_draft_on(length: int) -> None
         assert prompts[0] == (length if length <= 64 else length - 1)
 
 
-def test_a_launch_names_what_its_kernel_takes() -> None:
-    from bild_lab.engine.models.native.gpu.plan import PassShape  # late: needs Triton
-
-    _, decoder, source = build("llama", torch.float16)
-    plan = triton_session(decoder, source, 64).layers.packed.plan
-    launch = plan.copy_of_stream(plan.buffers.hidden[0], PassShape.unsized([0]))
-    renamed = {
-        ("goal" if name == "target" else name): launch.arguments[name] for name in launch.arguments
-    }
-    with pytest.raises(
-        ValueError, match=r"copy_rows and its launch differ in \['goal', 'target'\]"
-    ):
-        replace(launch, arguments=renamed)
-
-
 @torch.inference_mode()
 def test_kernels_of_a_chain_that_has_ended_do_nothing() -> None:
     _, decoder, source = build("llama", torch.float16)

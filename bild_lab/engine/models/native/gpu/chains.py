@@ -247,24 +247,18 @@ class ChainPrograms:
         return launches
 
     def _choose(self, program: ChainShape, step: int, head: Head, scores: ScoreBuffers) -> Launch:
-        tables, plan = self._tables, self._plan
+        tables = self._tables
         constants = {
             "ADVANCES": step > 0,
             "PICKED": program.temperature > 0,
             "NARROW": head.tokens is not None,
             "TILES": scores.compared_tiles,
-            "MAX_ROWS": MAX_ROWS,
             "STEP_NUMBERS": tables.tokens.stride(0),
             "END_TOKENS": MAX_END_TOKENS,
-            "num_warps": scores.warps,
-            **plan.flow(False),
         }
-        del constants["STOPPABLE"]  # it is what ends a chain
         arguments = {
-            "running": plan.buffers.running,
-            "tile_best": scores.tile_best,
-            "tile_tokens": scores.tile_tokens,
-            "tile_sums": scores.tile_sums,
+            **vars(scores),
+            **self._inputs.tables,
             "picked": tables.picked,
             "head_tokens": tables.picked if head.tokens is None else head.tokens,
             "chain_table": tables.chains,
@@ -272,12 +266,9 @@ class ChainPrograms:
             "end_tokens": tables.end_tokens,
             "drafted": tables.tokens,
             "confidences": tables.confidences,
-            "row_table": self._inputs.row_table,
-            "text_table": self._inputs.text_table,
-            "tiles": scores.tiles,
             "step": step,
         }
-        return Launch(choose, (program.texts,), arguments, constants)
+        return self._plan.launch(choose, (program.texts,), arguments, constants, scores.warps)
 
     def _results(
         self, program: ChainShape, texts: Sequence[SequenceSlice], chains: Sequence[ChainSpec]

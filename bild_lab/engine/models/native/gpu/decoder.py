@@ -200,7 +200,7 @@ class TritonDecoder:
             if reads:
                 head_input = self._head_input(texts)
         if shape.hidden:
-            hidden = plan.buffers.hidden[: len(shape.layers), :rows].clone()
+            hidden = plan.buffers.layer_outputs[: len(shape.layers), :rows].clone()
         layers_run = int(plan.buffers.layers_run) if shape.exits else None
         return PackedScores(logits, head_input, hidden, layers_run)
 

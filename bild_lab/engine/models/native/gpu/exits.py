@@ -14,7 +14,7 @@ LEAST_NORM = tl.constexpr(1e-8)  # as in PyTorch's cosine
 def leave_if_confident(
     running,
     layers_run,
-    threshold,
+    exit_threshold,
     layer_input,
     next_norm,
     x,
@@ -52,7 +52,7 @@ def leave_if_confident(
     norms = tl.maximum(norm_of_state, LEAST_NORM) * tl.maximum(norm_before, LEAST_NORM)
     cosine = tl.sum(state * before) / norms
     cosine = tl.where(cosine > 1.0, 1.0, cosine)  # NaN stays, and exceeds nothing
-    leaves = measured & (cosine.to(tl.float64) > tl.load(threshold, cache_modifier=".cg"))
+    leaves = measured & (cosine.to(tl.float64) > tl.load(exit_threshold, cache_modifier=".cg"))
     tl.debug_barrier()  # all warps have read `running`
     if layers_before == 0:
         tl.store(running, 1)

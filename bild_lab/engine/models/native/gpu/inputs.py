@@ -67,6 +67,7 @@ class PassInputs:
         self.paths: Int[Tensor, "rows depths"] = torch.zeros(
             MAX_ROWS, MAX_TREE, dtype=torch.int64, device=device
         )
+        self.tables = {**tables, "paths": self.paths}  # by the names of the kernels' parameters
         self.tokens: Int[Tensor, " rows"] = self.row_table[0]
 
     def fill(

@@ -231,7 +231,6 @@ class TreePrograms:
         tile_block = plan.score_tiling(head).block_n
         tiles = scores.compared_tiles
         group = power_of_two(-(-scores.tiles // tiles))
-        warps = scores.warps
         constants = {
             "FIRST": level == 0,
             "SCALED": program.temperature != 1.0,
@@ -241,31 +240,25 @@ class TreePrograms:
             "TILES": tiles,
             "GROUP": group,
             "SPAN": group * tile_block,
-            "BLOCK": 512 * warps,
-            "num_warps": warps,
-            **self._flow(),
+            "BLOCK": 512 * scores.warps,
         }
         arguments = {
-            "running": plan.buffers.running,
-            "logits": scores.logits,
-            "tile_best": scores.tile_best,
-            "tile_sums": scores.tile_sums,
+            **vars(scores),
             "head_tokens": grown.tokens if head.tokens is None else head.tokens,
             "prune_confidences": self._rules.prune_confidences,
             "leaves": grown.leaves,
             "tokens": grown.tokens,
             "chances": grown.chances,
             "vocab": head.vocab,
-            "tiles": scores.tiles,
             "level": level,
             "temperature": program.temperature,
         }
         grid = (sizes.texts, sizes.width if level else 1)
-        return Launch(add_children, grid, arguments, constants)
+        return plan.launch(add_children, grid, arguments, constants, scores.warps)
 
     def _next_level(self, program: TreeShape, level: int) -> Launch:
         """The launch that lays out the level after this one."""
-        plan, sizes, grown, rules = self._plan, program.sizes, self._levels(program), self._rules
+        sizes, grown, rules = program.sizes, self._levels(program), self._rules
         candidates = power_of_two(sizes.width * sizes.children)
         constants = {
             "FIRST": level == 0,
@@ -274,32 +267,20 @@ class TreePrograms:
             "ROWS": power_of_two(sizes.width),
             "CANDIDATES": candidates,
             "END_TOKENS": MAX_END_TOKENS,
-            "MAX_ROWS": MAX_ROWS,
-            "MAX_DEPTH": MAX_TREE,
-            "num_warps": 1 if candidates <= 256 else 4,
-            **self._flow(),
         }
         arguments = {
-            "running": plan.buffers.running,
+            **self._inputs.tables,
             "depths": rules.depths,
             "min_probs": rules.min_probs,
             "end_tokens": rules.end_tokens,
             "leaves": grown.leaves,
             "tokens": grown.tokens,
             "chances": grown.chances,
-            "row_table": self._inputs.row_table,
-            "text_table": self._inputs.text_table,
-            "paths": self._inputs.paths,
             "level_paths": self._level_paths,
             "level": level,
         }
-        return Launch(next_level, (sizes.texts,), arguments, constants)
-
-    def _flow(self) -> dict[str, bool]:
-        """Whether the kernels between forwards overlap; what stops is theirs to decide."""
-        flow = self._plan.flow(False)
-        del flow["STOPPABLE"]
-        return flow
+        warps = 1 if candidates <= 256 else 4
+        return self._plan.launch(next_level, (sizes.texts,), arguments, constants, warps)
 
     def _levels(self, program: TreeShape) -> GrownLevels:
         """Where programs of these sizes leave what they grow."""
