@@ -26,6 +26,8 @@ from bild_lab.benchmark.bench import random_model
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.methods.early_exit.calm import leave_layer_by_layer, saturation
+from bild_lab.engine.methods.fr_spec import NarrowSession
+from bild_lab.engine.methods.speculative.draft_model import draft_chain
 from bild_lab.engine.methods.speculative.draft_tree import grow_tree
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native.cpu.panels import PLAIN
@@ -43,7 +45,7 @@ from bild_lab.engine.models.native.quantized_matrix import quantize_weights
 from bild_lab.engine.models.native.stack import Layer, Weight
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
-from bild_lab.engine.sampling import Sampling, pick
+from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ChainResult, ChainSpec, GrownTree, OutputSpec, Rows, TreeSpec
 
 ROW_COUNTS = (2, 3, 8, 9, 16, 24, 33, 64)  # that must have the bits of one row
@@ -132,6 +134,7 @@ class KernelCheck:
         self.tokens: list[int] = torch.randint(
             3, self.vocab, (PROMPT + ROOM,), generator=draws
         ).tolist()
+        self.fed = self.tokens[:2]  # before a draft
         self.source_ids = (
             torch.tensor([self.tokens[-SOURCE:]], device=device)
             if isinstance(self.decoder, T5Decoder)
@@ -258,64 +261,53 @@ class KernelCheck:
     @torch.inference_mode()
     def program_is_loop(self) -> Finding:
         """A chain drafted by one program is the loop's, also where a threshold ends it."""
-        fed = self.tokens[:2]
-        loop, drafted, confidences = self.session(), [], []
-        logits = loop.extend(fed).logits[-1:]
-        for _ in range(CHAIN_STEPS):
-            confidences.append(float(logits.float().softmax(-1).max()))
-            drafted.append(int(logits.argmax()))
-            logits = loop.extend(drafted[-1:]).logits
-        middle = sorted(confidences)[CHAIN_STEPS // 2]
-        stop = next(
-            index for index, confidence in enumerate(confidences) if confidence < middle * 1.001
-        )
-        free = self.session().draft(fed, ChainSpec(CHAIN_STEPS, frozenset()))
-        ended = self.session().draft(
-            fed, ChainSpec(CHAIN_STEPS, frozenset(), threshold=middle * 1.001)
-        )
-        right = (
-            free.tokens == drafted and ended.tokens == drafted[:stop] and ended.forwards == stop + 1
-        )
+        chain = ChainSpec(CHAIN_STEPS, frozenset())
+        confidences = self.drafted_by_loop(replace(chain, threshold=0.0)).confidences
+        ended = replace(chain, threshold=sorted(confidences)[CHAIN_STEPS // 2] * 1.001)
+        right = self.drafts_as_loop(chain) and self.drafts_as_loop(ended)
         return outcome(f"a chain of {CHAIN_STEPS} in one program", right)
 
     @torch.inference_mode()
     def drawn_program_is_loop(self) -> Finding:
         """A chain that is drawn is the loop's: its graph has operators of PyTorch among our kernels."""
-        fed, draws = self.tokens[:2], torch.Generator().manual_seed(2)
+        draws = torch.Generator().manual_seed(2)
         uniforms = torch.rand(CHAIN_STEPS, generator=draws, dtype=torch.float64).to(self.device)
         chain = ChainSpec(CHAIN_STEPS, frozenset(), None, TEMPERATURE, uniforms, keeps_probs=True)
-        loop, drafted, probs = self.session(), [], []
-        logits = loop.extend(fed).logits[-1:]
-        for uniform in uniforms:
-            probs.append((logits / TEMPERATURE).softmax(-1))
-            drafted.append(int(pick(probs[-1], uniform[None])))
-            logits = loop.extend(drafted[-1:]).logits
-        drawn = self.session().draft(fed, chain)
-        right = list(drawn.tokens) == drafted and torch.allclose(
-            drawn.probs, torch.cat(probs), atol=1e-6
-        )
-        return outcome(f"a chain of {CHAIN_STEPS} drawn in one program", right)
+        return outcome(f"a chain of {CHAIN_STEPS} drawn in one program", self.drafts_as_loop(chain))
 
     @torch.inference_mode()
     def narrow_program_is_loop(self) -> Finding:
         """A chain of a draft vocabulary is the loop's."""
-        fed, drafted, loop = self.tokens[:2], [], self.session()
         vocabulary = DraftVocabulary(range(0, self.vocab, VOCABULARY_STEP))
-        narrow = OutputSpec(vocabulary=vocabulary)
-        logits = loop.extend(fed, narrow).logits[-1:]
-        for _ in range(CHAIN_STEPS):
-            drafted.append(int(logits.argmax()))
-            logits = loop.extend(drafted[-1:], narrow).logits
         chain = ChainSpec(CHAIN_STEPS, frozenset(), vocabulary=vocabulary)
-        right = self.session().draft(fed, chain).tokens == drafted
+        right = self.drafts_as_loop(chain)
         return outcome(f"a chain of {len(vocabulary)} tokens in one program", right)
+
+    def drafts_as_loop(self, chain: ChainSpec) -> bool:
+        """Whether one program drafts what one forward after another does."""
+        expected, drafted = self.drafted_by_loop(chain), self.session().draft(self.fed, chain)
+        same_probs = expected.probs is None or torch.allclose(
+            drafted.probs, expected.probs, atol=1e-6
+        )
+        return (
+            same_probs
+            and list(map(int, drafted.tokens)) == list(map(int, expected.tokens))
+            and drafted.forwards == expected.forwards
+        )
+
+    def drafted_by_loop(self, chain: ChainSpec) -> ChainResult:
+        """A chain that is drafted by one forward after another."""
+        session = self.session()
+        if chain.vocabulary is not None:
+            session = NarrowSession(session, chain.vocabulary)
+        return draft_chain(session, self.fed, chain, Sampling(chain.temperature))
 
     @torch.inference_mode()
     def tree_program_is_loop(self) -> Finding:
         """Trees grown by one program are the loop's, also where an end token, a chance or sure rows
         end them; and so are the rows that are kept.
         """
-        fed = self.tokens[:2]
+        fed = self.fed
         confidence = float(self.session().extend(fed).logits[-1].float().softmax(-1).max())
         first_token = self.grown_by_loop(self.session(), fed, replace(TREE, depth=1)).tokens[0]
         tree_specs = (
