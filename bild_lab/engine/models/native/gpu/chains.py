@@ -99,12 +99,17 @@ class ChainTables:
     """
 
     def __init__(self, device: torch.device) -> None:
-        sizes = [2 * MAX_ROWS, MAX_ROWS, MAX_ROWS * MAX_END_TOKENS, 1]
-        self._rules = CopiedTables(sizes, device)
-        chains, thresholds, end_tokens, self._running = self._rules.tables
-        self.chains = chains.view(2, MAX_ROWS)
+        self._rules = CopiedTables(
+            {
+                "chains": (2, MAX_ROWS),
+                "thresholds": (MAX_ROWS,),
+                "end_tokens": (MAX_ROWS, MAX_END_TOKENS),
+                "running": (1,),
+            },
+            device,
+        )
+        self.chains, thresholds, self.end_tokens, self._running = self._rules.tables.values()
         self.thresholds = thresholds.view(torch.float64)
-        self.end_tokens = end_tokens.view(MAX_ROWS, MAX_END_TOKENS)
         self.uniforms = torch.zeros(MAX_STEPS, MAX_ROWS, dtype=torch.float64, device=device)
         self.picked = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
         # of each step the tokens, then the bits of the confidences
@@ -116,8 +121,8 @@ class ChainTables:
     def fill(self, chains: Sequence[ChainSpec], running: Int[Tensor, "1"]) -> None:
         """Write the chains' rules, and that all of them run. The host does not wait."""
         count = len(chains)
-        rules, thresholds, end_tokens, running_chains = self._rules.next()
-        rules = rules.reshape(2, MAX_ROWS)
+        tables = self._rules.parts_of(self._rules.next())
+        rules, thresholds, end_tokens, running_chains = tables.values()
         rules[0] = 0
         rules[0, :count] = [chain.steps for chain in chains]
         rules[1, :count] = [chain.threshold is not None for chain in chains]

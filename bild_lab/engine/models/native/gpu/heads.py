@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -34,15 +35,18 @@ class Head:
         return ProductWeights.whole((self.matrix,))
 
 
-@dataclass
 class ScoreBuffers:
-    """Where the scores of a forward go, and what each tile says of its own."""
+    """Where the scores of a forward go, and what each tile says of its own: logits [rows, vocab];
+    tile_best, tile_tokens and tile_sums [rows · tiles].
+    """
 
-    logits: Float[Tensor, "rows vocab"]
-    tile_best: Float[Tensor, " rows_and_tiles"]
-    tile_tokens: Tensor
-    tile_sums: Float[Tensor, " rows_and_tiles"]
-    tiles: int
+    def __init__(self, vocab: int, tiles: int, device: torch.device) -> None:
+        zeros = partial(torch.zeros, dtype=torch.float32, device=device)
+        self.logits = zeros(MAX_ROWS, vocab)
+        self.tile_best = zeros(MAX_ROWS * tiles)
+        self.tile_tokens = zeros(MAX_ROWS * tiles, dtype=torch.int32)
+        self.tile_sums = zeros(MAX_ROWS * tiles)
+        self.tiles = tiles
 
     @property
     def compared_tiles(self) -> int:
@@ -53,16 +57,6 @@ class ScoreBuffers:
     def warps(self) -> int:
         """How many warps a kernel that compares the tiles has."""
         return 16 if self.tiles > 1024 else 4
-
-    @classmethod
-    def of(cls, vocab: int, tiles: int, device: torch.device) -> ScoreBuffers:
-        return cls(
-            logits=torch.zeros(MAX_ROWS, vocab, dtype=torch.float32, device=device),
-            tile_best=torch.zeros(MAX_ROWS * tiles, dtype=torch.float32, device=device),
-            tile_tokens=torch.zeros(MAX_ROWS * tiles, dtype=torch.int32, device=device),
-            tile_sums=torch.zeros(MAX_ROWS * tiles, dtype=torch.float32, device=device),
-            tiles=tiles,
-        )
 
 
 class Heads:

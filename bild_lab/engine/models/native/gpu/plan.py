@@ -126,30 +126,46 @@ class Launch:
         self.kernel[self.grid](*self.values, **self.constants)
 
 
-@dataclass
 class Buffers:
-    """What kernels of a forward leave for those after them, by the names of their parameters."""
+    """What kernels of a forward leave for those after them, by the names of their parameters. Made
+    once, with room for MAX_ROWS rows.
+    """
 
-    x: Float[Tensor, "rows dim"]  # the residual stream
-    scaled: Float[Tensor, "rows dim"]  # as `products.py` says
-    squares: Float[Tensor, "rows groups"]
-    block: Float[Tensor, "rows dim"]  # a block's result that is still to be normed
-    block_squares: Float[Tensor, "rows groups"]
-    queries: Float[Tensor, "rows features"]
-    mixed: Float[Tensor, "rows features"]
-    inner: Float[Tensor, "rows hidden"]
-    states: Float[Tensor, "rows dim"]  # that a forward begins with
-    layer_outputs: Float[Tensor, "layers rows dim"]
-    scratch: Tensor  # partial sums
-    tickets: Tensor  # zero between forwards
-    always: Tensor  # 1: for kernels that nothing stops
-    running: (
-        Tensor  # how many chains or trees are running; of a row that may leave early, whether it is
-    )
-    exit_threshold: Float[Tensor, "1"]
-    layer_input: Float[Tensor, " dim"]  # of such a row
-    layers_run: Int[Tensor, "1"]
-    partial: Float[Tensor, " numbers"]  # results of chunks of attention, of the longest text so far
+    def __init__(self, plan: ForwardPlan) -> None:
+        stack, dim = plan.stack, plan.dim
+        zeros = partial(torch.zeros, dtype=torch.float32, device=plan.device)
+        inner = stack.hidden * (1 + stack.layers[0].inner.gated)
+        widest = max(plan.projected, inner, dim)
+        scratch_parts = 8
+        # 1. the residual stream; `scaled` and `squares` as `products.py` says
+        self.x = zeros(MAX_ROWS, dim)
+        self.scaled = zeros(MAX_ROWS, dim, dtype=plan.dtype)
+        self.squares = zeros(MAX_ROWS, plan.groups)
+        # 2. a block's result that is still to be normed
+        self.block = zeros(MAX_ROWS, dim)
+        self.block_squares = zeros(MAX_ROWS, plan.groups)
+        # 3. what is within a block
+        self.queries = zeros(MAX_ROWS, plan.width, dtype=plan.dtype)
+        self.mixed = zeros(MAX_ROWS, plan.width, dtype=plan.dtype)
+        self.inner = zeros(MAX_ROWS, stack.hidden, dtype=plan.dtype)
+        # 4. what a forward begins with in place of embeddings, and each layer's output
+        self.states = zeros(MAX_ROWS, dim)
+        self.layer_outputs = zeros(len(stack.layers), MAX_ROWS, dim)
+        # 5. partial sums, of which the last tile may reach beyond its outputs, and tickets, which
+        # are zero between forwards
+        self.scratch = zeros(scratch_parts * MAX_ROWS * (widest + 256))
+        ticket_count = max(MAX_ROWS // 8 * (widest // 16 + 1), MAX_ROWS * stack.heads)
+        self.tickets = zeros(ticket_count, dtype=torch.int32)
+        # 6. how many chains or trees are running; of a row that may leave early, whether it is; and 1,
+        # for kernels that nothing stops
+        self.running = zeros(1, dtype=torch.int64)
+        self.always = torch.ones_like(self.running)
+        # 7. of a row that may leave early
+        self.exit_threshold = zeros(1, dtype=torch.float64)
+        self.layer_input = zeros(dim)
+        self.layers_run = zeros(1, dtype=torch.int64)
+        # 8. results of chunks of attention, of the longest text so far
+        self.partial = zeros(0)
 
 
 class ForwardPlan:
@@ -172,7 +188,7 @@ class ForwardPlan:
         self.heads = Heads(stack)
         self._scores: dict[int, ScoreBuffers] = {}
         self.inputs = PassInputs(stack.heads // stack.kv_heads, self.device)
-        self.buffers = self._make_buffers()
+        self.buffers = Buffers(self)
         self.scores_of(self.heads.of(None))
         for layer in stack.layers:  # refused now rather than at the first forward
             self.parts_of(layer.qkv, self.projected, layer.head_norm is not None)
@@ -241,7 +257,7 @@ class ForwardPlan:
         if head.vocab not in self._scores:
             tiling = self.score_tiling(head)
             tiles = -(-head.vocab // tiling.block_n)
-            self._scores[head.vocab] = ScoreBuffers.of(head.vocab, tiles, self.device)
+            self._scores[head.vocab] = ScoreBuffers(head.vocab, tiles, self.device)
         return self._scores[head.vocab]
 
     def sized(self, shape: PassShape, texts: Sequence[SequenceSlice], tiles: int) -> PassShape:
@@ -262,40 +278,6 @@ class ForwardPlan:
             chunks=power_of_two(-(-stop // CHUNK)),
             tree_chunks=power_of_two(most_tree_chunks) if most_tree_chunks else 0,
             source_chunks=power_of_two(-(-max(sources, default=1) // CHUNK)),
-        )
-
-    def _make_buffers(self) -> Buffers:
-        stack = self.stack
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=self.device)
-
-        inner = stack.hidden * (1 + stack.layers[0].inner.gated)
-        widest = max(self.projected, inner, self.dim)
-        scratch_parts = 8
-        return Buffers(
-            x=zeros(MAX_ROWS, self.dim),
-            scaled=zeros(MAX_ROWS, self.dim, dtype=self.dtype),
-            squares=zeros(MAX_ROWS, self.groups),
-            block=zeros(MAX_ROWS, self.dim),
-            block_squares=zeros(MAX_ROWS, self.groups),
-            queries=zeros(MAX_ROWS, self.width, dtype=self.dtype),
-            mixed=zeros(MAX_ROWS, self.width, dtype=self.dtype),
-            inner=zeros(MAX_ROWS, stack.hidden, dtype=self.dtype),
-            states=zeros(MAX_ROWS, self.dim),
-            layer_outputs=zeros(len(stack.layers), MAX_ROWS, self.dim),
-            # the last tile of a product may reach beyond its outputs
-            scratch=zeros(scratch_parts * MAX_ROWS * (widest + 256)),
-            tickets=zeros(
-                max(MAX_ROWS // 8 * (widest // 16 + 1), MAX_ROWS * stack.heads),
-                dtype=torch.int32,
-            ),
-            always=zeros(1, dtype=torch.int64) + 1,
-            running=zeros(1, dtype=torch.int64),
-            exit_threshold=zeros(1, dtype=torch.float64),
-            layer_input=zeros(self.dim),
-            layers_run=zeros(1, dtype=torch.int64),
-            partial=zeros(0),
         )
 
     def partial_results(self, chunks: int) -> tuple[Tensor, Tensor]:

@@ -61,17 +61,26 @@ class TreeRules:
     """
 
     def __init__(self, device: torch.device) -> None:
-        sizes = [MAX_ROWS * MAX_END_TOKENS, MAX_ROWS, MAX_ROWS, MAX_ROWS, 1]
-        self._rules = CopiedTables(sizes, device)
-        end_tokens, self.depths, min_probs, prune_confidences, self._running = self._rules.tables
-        self.end_tokens = end_tokens.view(MAX_ROWS, MAX_END_TOKENS)
+        self._rules = CopiedTables(
+            {
+                "end_tokens": (MAX_ROWS, MAX_END_TOKENS),
+                "depths": (MAX_ROWS,),
+                "min_probs": (MAX_ROWS,),
+                "prune_confidences": (MAX_ROWS,),
+                "running": (1,),
+            },
+            device,
+        )
+        tables = self._rules.tables.values()
+        self.end_tokens, self.depths, min_probs, prune_confidences, self._running = tables
         self.min_probs = min_probs.view(torch.float64)
         self.prune_confidences = prune_confidences.view(torch.float64)
 
     def fill(self, tree_specs: Sequence[TreeSpec], running: Tensor) -> None:
         """Write the rules of these trees, and that all of them grow. The host does not wait."""
         count = len(tree_specs)
-        end_tokens, depths, min_probs, prune_confidences, trees = self._rules.next()
+        tables = self._rules.parts_of(self._rules.next())
+        end_tokens, depths, min_probs, prune_confidences, trees = tables.values()
         write_end_tokens(end_tokens, [tree_spec.end_tokens for tree_spec in tree_specs])
         depths[:count] = [tree_spec.depth for tree_spec in tree_specs]
         min_probs.view(np.float64)[:count] = [tree_spec.min_prob for tree_spec in tree_specs]
