@@ -488,18 +488,3 @@ def test_a_drawn_chain_has_its_distributions() -> None:
             assert set(result.tokens) <= set(chain.vocabulary.tokens.tolist())
         else:
             assert result.unscaled_probs.shape == result.probs.shape
-
-
-@torch.inference_mode()
-def test_a_row_after_the_cache_or_the_rotations_is_refused() -> None:
-    _, decoder, source = build("llama")
-    session = triton_session(decoder, source, 64)
-    session.extend([5])
-    row = session.layers.text_rows(session.layers.cache.capacity, 1)
-    with pytest.raises(IndexError, match="lies behind a cache of"):
-        session.layers.packed.run(torch.tensor([5]), [row])
-    empty = decoder.rotations(4)
-    session.layers.packed.rotate_by(*(table[:, :4] for table in empty))
-    row = session.layers.text_rows(session.length, 1)
-    with pytest.raises(IndexError, match="lies behind 4 rotations"):
-        session.layers.packed.run(torch.tensor([5]), [row])

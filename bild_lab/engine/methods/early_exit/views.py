@@ -43,8 +43,6 @@ class TargetLayers:
     def start(
         self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
     ) -> LayerView:
-        if session_options.target is None:
-            raise ValueError("a view of the target starts beside the target's session, got none")
         return LayerView(session_options.target, self.layers, self.skipped)
 
 

@@ -412,9 +412,6 @@ class PackedDecoder:
         """The model with a head of these tokens. Its attribute `memory` is what the head points
         to.
         """
-        last_token = int(vocabulary.tokens[-1])
-        if last_token >= min(self.vocab, self.known):
-            raise IndexError(f"a draft vocabulary names token {last_token} of {self.known}")
         model = c.Model.from_buffer_copy(self._model)
         model.memory = PointedMemory()
         if vocabulary.covers_most_of(
@@ -506,10 +503,6 @@ class PackedHeads:
         ]
         # 2. the matrices to the vocabulary
         if isinstance(outputs, PackedDecoder):
-            if outputs.dtype != blocks.dtype:
-                raise ValueError(
-                    f"heads in {blocks.dtype} cannot share a matrix in {outputs.dtype}"
-                )
             self._memory.keep(outputs)
             output_matrices = [outputs.head]
         else:

@@ -102,12 +102,7 @@ class TritonDecoder:
         exit_threshold: float | None = None,
         vocabulary: DraftVocabulary | None = None,
     ) -> PackedScores:
-        """As `KernelDecoder.run`. With an exit threshold the host waits for the layers' number.
-
-        Raises ValueError for an exit threshold on another number of rows than one.
-        """
-        if exit_threshold is not None and tokens.shape[0] != 1:
-            raise ValueError(f"one row leaves early, not {tokens.shape[0]}")
+        """As `KernelDecoder.run`. With an exit threshold the host waits for the layers' number."""
         scores_by_forward = []
         start = 0
         with self._alone():

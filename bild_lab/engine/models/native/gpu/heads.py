@@ -68,7 +68,7 @@ class Heads:
             matrix = matrix.to(embedding.dtype).contiguous()
         else:
             (matrix,) = matrix
-        self._stack, self._known = stack, embedding.shape[0]
+        self._stack = stack
         self._matrix = matrix
 
     @property
@@ -82,9 +82,6 @@ class Heads:
         return vocabulary.cached_for(self, lambda: self._narrow(vocabulary))
 
     def _narrow(self, vocabulary: DraftVocabulary) -> Head:
-        last_token = int(vocabulary.tokens[-1])
-        if last_token >= min(self.vocab, self._known):
-            raise IndexError(f"a draft vocabulary names token {last_token} of {self._known}")
         device = self._stack.embedding.device
         if vocabulary.covers_most_of(self.vocab):
             # the whole head, without the other tokens' scores

@@ -261,14 +261,9 @@ class ForwardPlan:
         return self._scores[head.vocab]
 
     def sized(self, shape: PassShape, texts: Sequence[SequenceSlice], tiles: int) -> PassShape:
-        """A shape with room for these texts' rows.
-
-        Raises IndexError for a row that its cache, or the rotations, cannot hold.
-        """
+        """A shape with room for these texts' rows."""
         rows = sum(text.count for text in texts)
         stop = max(text.start + text.count for text in texts)
-        for text in texts:
-            require_room(text, self.positions)
         most_tree_chunks = max(map(tree_chunks, texts))
         sources = [text.memory[0].shape[2] for text in texts if text.memory is not None]
         return shape._replace(
@@ -378,15 +373,6 @@ class ForwardPlan:
         """The launches of a forward of this shape. inputs: its tables; None: the plan's own."""
         forward = _Forward(self, shape, masks, self.inputs if inputs is None else inputs)
         return forward.launches()
-
-
-def require_room(text: SequenceSlice, positions: float) -> None:
-    """Raise IndexError if a cache has no slot for these rows, or the rotations no position."""
-    stop = text.start + text.count
-    if stop > text.cache.capacity:
-        raise IndexError(f"slot {stop - 1} lies behind a cache of {text.cache.capacity} slots")
-    if stop - text.reserved > positions:
-        raise IndexError(f"position {stop - text.reserved - 1} lies behind {positions} rotations")
 
 
 def tree_chunks(text: SequenceSlice) -> int:

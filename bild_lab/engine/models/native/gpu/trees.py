@@ -205,7 +205,7 @@ class TreePrograms:
         level decides: its rows' tokens, slots, positions and paths, and where its keys begin.
 
         Tiles of attention stay, each text's as of `width` rows in a tree. Returns the shape with
-        room for all rows. Raises IndexError as `ForwardPlan.sized`.
+        room for all rows.
         """
         width = tree_specs[0].width
         level_rows = [self._tree_rows(text, width) for text in texts]
