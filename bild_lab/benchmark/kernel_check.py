@@ -180,7 +180,6 @@ class KernelCheck:
         """`numbers` after a long text, where attention merges chunks of slots."""
         return self._numbers_after(LONG_TEXT)
 
-    @torch.inference_mode()
     def _numbers_after(self, slots: int) -> Finding:
         """slots: how many come before the rows, of which a prompt has the first."""
 
@@ -205,7 +204,6 @@ class KernelCheck:
             right,
         )
 
-    @torch.inference_mode()
     def same_bits(self) -> Finding:
         """A row has the bits that it has alone, whatever number of rows runs."""
         alone = self.session()
@@ -222,7 +220,6 @@ class KernelCheck:
             not differing,
         )
 
-    @torch.inference_mode()
     def tree_is_chain(self) -> Finding:
         """A branch of a tree has the bits of the chain."""
         first, second, third, sibling, late = self.tokens[:5]
@@ -232,7 +229,6 @@ class KernelCheck:
         branch = self.session().extend(rows).logits[[0, 2, 3]]
         return outcome("a branch of a tree is the chain", torch.equal(branch, chain))
 
-    @torch.inference_mode()
     def texts_side_by_side(self) -> Finding:
         """Rows of two texts of different lengths have the bits that each has alone."""
         sessions = [self.session(), self.session()]
@@ -247,7 +243,6 @@ class KernelCheck:
         alone = [sessions[0].extend(rows[:2]).logits, sessions[1].extend(rows[2:]).logits]
         return outcome("texts side by side", torch.equal(together, torch.cat(alone)))
 
-    @torch.inference_mode()
     def resumed_is_straight(self) -> Finding:
         """Rows that go on from the states of the first layer have the bits of one forward."""
         depth, rows = len(self.decoder.layers), self.tokens[:5]
@@ -258,7 +253,6 @@ class KernelCheck:
         resumed = session.extend(Rows(rows, states=first_layer.hidden[0]), later_layers).logits
         return outcome("layers in two forwards", torch.equal(resumed, straight))
 
-    @torch.inference_mode()
     def program_is_loop(self) -> Finding:
         """A chain drafted by one program is the loop's, also where a threshold ends it."""
         chain = ChainSpec(CHAIN_STEPS, frozenset())
@@ -267,7 +261,6 @@ class KernelCheck:
         right = self.drafts_as_loop(chain) and self.drafts_as_loop(ended)
         return outcome(f"a chain of {CHAIN_STEPS} in one program", right)
 
-    @torch.inference_mode()
     def drawn_program_is_loop(self) -> Finding:
         """A chain that is drawn is the loop's: its graph has operators of PyTorch among our kernels."""
         draws = torch.Generator().manual_seed(2)
@@ -275,7 +268,6 @@ class KernelCheck:
         chain = ChainSpec(CHAIN_STEPS, frozenset(), None, TEMPERATURE, uniforms, keeps_probs=True)
         return outcome(f"a chain of {CHAIN_STEPS} drawn in one program", self.drafts_as_loop(chain))
 
-    @torch.inference_mode()
     def narrow_program_is_loop(self) -> Finding:
         """A chain of a draft vocabulary is the loop's."""
         vocabulary = DraftVocabulary(range(0, self.vocab, VOCABULARY_STEP))
@@ -302,7 +294,6 @@ class KernelCheck:
             session = NarrowSession(session, chain.vocabulary)
         return draft_chain(session, self.fed, chain, Sampling(chain.temperature))
 
-    @torch.inference_mode()
     def tree_program_is_loop(self) -> Finding:
         """Trees grown by one program are the loop's, also where an end token, a chance or sure rows
         end them; and so are the rows that are kept.
@@ -334,7 +325,6 @@ class KernelCheck:
         right &= torch.equal(loop.extend(fed).logits, session.extend(fed).logits)
         return outcome(f"a tree of {TREE.depth} levels in one program", right)
 
-    @torch.inference_mode()
     def programs_side_by_side(self) -> Finding:
         """Texts of different lengths draft together, each time, the chains and trees that each
         drafts alone, though they end at different steps; their keys and values have the same bits.
@@ -368,7 +358,6 @@ class KernelCheck:
             return Finding(f"{text}OTHER BITS of {' and '.join(differing)}", right=False)
         return Finding(f"{text}the same bits", right=True)
 
-    @torch.inference_mode()
     def exit_is_loop(self) -> Finding:
         """A row that leaves early in one program is the row that runs layer by layer."""
         program, loop = self.session(), self.session()
@@ -401,7 +390,6 @@ class KernelCheck:
         depth = len(self.decoder.layers)
         return leave_layer_by_layer(session, token, threshold, saturation, depth)
 
-    @torch.inference_mode()
     def repeats_are_equal(self) -> Finding:
         """Forwards, a chain, a tree and an exit after a long text give the same each time, unlike
         kernels that race.
@@ -434,7 +422,6 @@ class KernelCheck:
         results["an exit"], _ = self.leave(session, in_one=True)
         return results
 
-    @torch.inference_mode()
     def graph_is_eager(self) -> Finding:
         """A replayed graph gives what its kernels give when they are launched one by one."""
         rows, graphs = self.tokens[:8], self.kernels.graphs
@@ -448,7 +435,6 @@ class KernelCheck:
             graphs.clear()
         return outcome("a graph's replay", torch.equal(replayed, eager))
 
-    @torch.inference_mode()
     def overlap_changes_nothing(self) -> Finding:
         """Kernels that begin while those before them run give what they give in turn."""
         plan = self.kernels.plan
@@ -511,7 +497,8 @@ class KernelCheck:
 def attempted(check: Callable[[], Finding]) -> Finding:
     """What a check found; an error that it raises is wrong, and hides no check after it."""
     try:
-        return check()
+        with torch.inference_mode():
+            return check()
     except Exception as error:
         return raised(check.__name__.replace("_", " "), error)
 

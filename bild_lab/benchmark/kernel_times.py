@@ -56,7 +56,6 @@ class KernelTimes:
     def _length(self) -> int:
         return self._session.length
 
-    @torch.inference_mode()
     def of_forwards(self) -> Finding:
         """Forwards by their number of rows, with the host's part."""
         check, milliseconds = self._check, {}
@@ -66,7 +65,6 @@ class KernelTimes:
             milliseconds[rows] = self.milliseconds(lambda: check.kernels.run(tokens, [text]))  # noqa: B023
         return Finding(f"ms a forward: {self._by_rows(milliseconds)}")
 
-    @torch.inference_mode()
     def of_graphs(self) -> Finding:
         """Forwards by their number of rows, on the GPU alone."""
         milliseconds = {
@@ -74,7 +72,6 @@ class KernelTimes:
         }
         return Finding(f"of these on the GPU: {self._by_rows(milliseconds)}")
 
-    @torch.inference_mode()
     def of_chains(self) -> Finding:
         """A chain in one program that runs all steps, and one that ends at once."""
         milliseconds = {
@@ -87,7 +84,6 @@ class KernelTimes:
             f" {between / (CHAIN_STEPS - 1):.3f} more for each step"
         )
 
-    @torch.inference_mode()
     def of_trees(self) -> Finding:
         """A tree in one program, and by the loop."""
         milliseconds = {
@@ -101,7 +97,6 @@ class KernelTimes:
             f"ms a tree of {TREE.depth} levels of {TREE.width}: {listed_ms(milliseconds)}"
         )
 
-    @torch.inference_mode()
     def of_exits(self) -> Finding:
         """A row that leaves early in one program, and by the loop."""
         milliseconds = {
@@ -110,7 +105,6 @@ class KernelTimes:
         }
         return Finding(f"ms a row that leaves early: {listed_ms(milliseconds)}")
 
-    @torch.inference_mode()
     def of_pytorch(self) -> Finding:
         """A forward of one row by PyTorch."""
         check = self._check

@@ -45,6 +45,7 @@ class Peer:
 
     engine: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
+    quantizers: ClassVar[tuple[str, ...]] = ()  # further packages, which round weights
     precisions: ClassVar[tuple[torch.dtype, ...]]
     known_bits: ClassVar[tuple[int, ...]] = ()
     # environment variables to try; the quickest stay
@@ -58,7 +59,8 @@ class Peer:
     ) -> None:
         require_choice("policy.bits", bits, (*self.known_bits, None))
         self.bits = bits
-        self.versions = package_versions(self.packages)
+        rounded_by = () if bits is None else self.quantizers
+        self.versions = package_versions([*self.packages, *rounded_by])
         if target.device.type != "cpu":
             raise UserError(
                 f"{self.engine} is run on a CPU, got {target.device}; set runtime.device=cpu"
@@ -194,13 +196,7 @@ class OpenVINO(Peer):
     packages = ("openvino", "openvino-genai", "optimum-intel", "transformers")
     precisions = (torch.float32, torch.bfloat16)
     known_bits = (8, 4)
-
-    def __init__(
-        self, target: LoadedModel, bits: int | None = None, cache: Path | None = None
-    ) -> None:
-        super().__init__(target, bits, cache)
-        if bits is not None:
-            self.versions |= package_versions(["nncf"])
+    quantizers = ("nncf",)
 
 
 class OpenVINOSpeculative(OpenVINO):

@@ -125,17 +125,12 @@ class BitaAdapter(SavedModule):
         Raises UserError for an encoder–decoder, an unknown prompt, and fewer than one mask or
         prompt token.
         """
-        shape = base_sizes(model_config, "a BiTA adapter")
         config = BitaConfig(
             prompt=prompt,
             prompt_tokens=0 if prompt == "none" else prompt_tokens,
             mask_tokens=mask_tokens,
-            layers=shape.layers,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            hidden_size=shape.hidden_size,
+            **base_sizes(model_config, "a BiTA adapter"),
             base=dict(base),
-            vocabulary=shape.vocabulary,
             markov_rank=markov_rank,
         )
         return cls(config, seed)
@@ -148,10 +143,8 @@ def load_bita(
 
     Raises UserError as `SavedModule.load_for` does.
     """
-    base = base_sizes(target.checkpoint.config, KIND.noun)
-    sizes = {
-        name: getattr(base, name) for name in ("layers", "kv_heads", "head_dim", "hidden_size")
-    }
+    sizes = base_sizes(target.checkpoint.config, KIND.noun)
+    del sizes["vocabulary"]  # unknown of older adapters
     return BitaAdapter.load_for(target, path, vocabulary, **sizes)
 
 

@@ -50,32 +50,21 @@ class FolderKind:
     remedy: str
 
 
-@dataclass(frozen=True)
-class BaseSizes:
-    """The sizes of the base model that a small module depends on: layers, KV cache and
-    vocabulary.
+def base_sizes(config: PreTrainedConfig, noun: str) -> dict[str, int]:
+    """The sizes of a decoder-only model that a small module depends on: layers, KV cache and
+    vocabulary. Raises UserError for an encoder–decoder.
     """
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    hidden_size: int
-    vocabulary: int
-
-
-def base_sizes(config: PreTrainedConfig, noun: str) -> BaseSizes:
-    """The shapes of a decoder-only model. Raises UserError for an encoder–decoder."""
     if config.is_encoder_decoder:
         raise UserError(
             f"{noun} needs a decoder-only model, got the encoder–decoder {config.model_type}"
         )
-    return BaseSizes(
-        layers=config.num_hidden_layers,
-        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=head_width(config),
-        hidden_size=config.hidden_size,
-        vocabulary=config.vocab_size,
-    )
+    return {
+        "layers": config.num_hidden_layers,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "head_dim": head_width(config),
+        "hidden_size": config.hidden_size,
+        "vocabulary": config.vocab_size,
+    }
 
 
 def require_made_for(

@@ -414,12 +414,9 @@ class PackedDecoder:
         """
         model = c.Model.from_buffer_copy(self._model)
         model.memory = PointedMemory()
-        if vocabulary.covers_most_of(
-            self.vocab
-        ):  # the whole head, without the other tokens' scores
-            zeros = torch.zeros(1, len(vocabulary), dtype=torch.float32, device="cpu")
-            bias = vocabulary.widened(zeros, self.vocab, float("-inf"))[0]
-            model.head.bias = model.memory.address(bias_in_panel_order(bias))
+        if vocabulary.covers_most_of(self.vocab):
+            bias = bias_in_panel_order(vocabulary.bias(self.vocab))
+            model.head.bias = model.memory.address(bias)
             return model
         head = self._stack.head
         if isinstance(head, tuple):  # in blocks of a GGUF file, of which no row can be taken

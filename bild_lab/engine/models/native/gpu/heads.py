@@ -84,12 +84,7 @@ class Heads:
     def _narrow(self, vocabulary: DraftVocabulary) -> Head:
         device = self._stack.embedding.device
         if vocabulary.covers_most_of(self.vocab):
-            # the whole head, without the other tokens' scores
-            zeros = torch.zeros(
-                1, len(vocabulary), dtype=torch.float32, device=vocabulary.tokens.device
-            )
-            bias = vocabulary.widened(zeros, self.vocab, float("-inf"))[0]
-            return Head(self._matrix, bias.to(device))
+            return Head(self._matrix, vocabulary.bias(self.vocab).to(device))
         tokens = vocabulary.tokens.to(device)
         return Head(self._matrix[tokens], tokens=tokens)
 
