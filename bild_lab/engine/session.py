@@ -404,11 +404,6 @@ class Session(Protocol):
     def prefill(self) -> None:
         """Run the prompt now instead of with the first rows."""
 
-    def memory(
-        self, layers: int
-    ) -> tuple[Float[Tensor, "layers heads s dim"], Float[Tensor, "layers heads s dim"]]:
-        """Keys and values of the source in the last so many layers, which have run before."""
-
 
 class StagedSession(Session, Protocol):
     """A target's own session, whose layers may have run different rows (CALM, PPD)."""

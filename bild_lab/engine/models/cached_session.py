@@ -137,11 +137,6 @@ class Layers(Protocol):
         """For how many rows the head runs."""
         return forward_pass.read
 
-    def memory_of_last_layers(
-        self, layers: int
-    ) -> tuple[Float[Tensor, "layers heads s dim"], Float[Tensor, "layers heads s dim"]]:
-        """Keys and values of the source in the last so many layers, which have run before."""
-
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         """Move these rows, counted from slot `start`, to slot `start` and the following slots, in
         these layers.
@@ -332,9 +327,6 @@ class CachedSession:
         if self._pending:
             last_token = self._pending.pop()  # the others run with it
             self.extend([last_token], PROMPT)
-
-    def memory(self, layers: int) -> tuple[Tensor, Tensor]:
-        return self.layers.memory_of_last_layers(layers)
 
     @torch.inference_mode()
     def commit_row(self, row: int, layers: Sequence[int]) -> None:

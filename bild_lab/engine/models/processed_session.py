@@ -63,9 +63,6 @@ class SessionOver(StagedSession):
     def prefill(self) -> None:
         self._session.prefill()
 
-    def memory(self, layers: int) -> tuple[Tensor, Tensor]:
-        return self._session.memory(layers)
-
     def commit_row(self, row: int, layers: Sequence[int]) -> None:
         self._session.commit_row(row, layers)
 

@@ -265,9 +265,6 @@ class NativeLayers(Layers):
         """Kernels run the head wherever its input is asked for."""
         return forward_pass.logits if self.packed is None else forward_pass.read
 
-    def memory_of_last_layers(self, layers: int) -> tuple[Tensor, Tensor]:
-        return self.memory[0].keys[-layers:], self.memory[0].values[-layers:]
-
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         self.cache.gather(
             start, rows, slice(None) if layers is None else slice(layers[0], layers[-1] + 1)
