@@ -350,7 +350,8 @@ class KernelCheck:
             ]
             for _ in range(REPEATS):
                 together = drafted_rows(program, tokens, texts, specs)
-                if not all(map(same_rows, together, alone)):
+                drafted = all(draft is not None for draft, _, _ in together)
+                if not drafted or not all(map(same, together, alone)):
                     differing.append(name)
                     break
         text = f"{REPEATS} times chains and trees of {len(texts)} texts in one program: "
@@ -511,18 +512,9 @@ def raised(what: str, error: Exception) -> Finding:
 
 def same(result: Any, other: Any) -> bool:
     """Whether two results are equal, tensors to the last bit."""
+    if isinstance(result, tuple):
+        return all(map(same, result, other))
     return torch.equal(result, other) if isinstance(result, torch.Tensor) else result == other
-
-
-@dataclass(frozen=True)
-class DraftedRows:
-    """What a text drafts; and the keys and values of the rows that ran for it, each [layers, heads,
-    rows, dim].
-    """
-
-    draft: ChainResult | GrownTree | None
-    keys: Tensor
-    values: Tensor
 
 
 def drafted_rows(
@@ -530,39 +522,27 @@ def drafted_rows(
     tokens: Sequence[Sequence[int]],
     texts: Sequence[SequenceSlice],
     specs: Sequence[ChainSpec | TreeSpec],
-) -> list[DraftedRows]:
-    """What these texts draft together, none of whose rows lie in their caches before.
+) -> list[tuple[ChainResult | GrownTree | None, Tensor, Tensor]]:
+    """What these texts draft together, none of whose rows lie in their caches before; and the keys
+    and values of the rows that ran for it, each [layers, heads, rows, dim].
 
     program: as `KernelDecoder.draft` or `KernelDecoder.grow`.
     """
-    for text in texts:
-        for store in (text.cache.keys, text.cache.values):
-            store[:, :, text.start : text.start + MOST_DRAFTED].zero_()
-    results = []
-    for fed, text, draft in zip(tokens, texts, program(tokens, texts, specs), strict=True):
-        stop = text.start + rows_run(draft, len(fed))
-        keys, values = (
-            store[:, :, text.start : stop].clone() for store in (text.cache.keys, text.cache.values)
-        )
-        results.append(DraftedRows(draft, keys, values))
-    return results
-
-
-def rows_run(draft: ChainResult | GrownTree | None, fed: int) -> int:
-    """How many rows ran for a draft, the ones that were fed among them."""
-    if draft is None:
-        return 0
-    return sum(draft.forwards) if isinstance(draft, GrownTree) else fed + draft.forwards - 1
-
-
-def same_rows(rows: DraftedRows, others: DraftedRows) -> bool:
-    """Whether they are equal to the last bit, and there is a draft at all."""
-    return (
-        rows.draft is not None
-        and rows.draft == others.draft
-        and torch.equal(rows.keys, others.keys)
-        and torch.equal(rows.values, others.values)
-    )
+    stores = [
+        [
+            store[:, :, text.start : text.start + MOST_DRAFTED]
+            for store in (text.cache.keys, text.cache.values)
+        ]
+        for text in texts
+    ]
+    for keys, values in stores:
+        keys.zero_()
+        values.zero_()
+    drafts = program(tokens, texts, specs)
+    return [
+        (draft, keys.clone(), values.clone())
+        for draft, (keys, values) in zip(drafts, stores, strict=True)
+    ]
 
 
 def decoder_of(module: PreTrainedModel) -> Decoder:
