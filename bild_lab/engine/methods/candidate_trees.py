@@ -75,8 +75,14 @@ def narrowing_tree(widths: Sequence[int]) -> list[CandidateNode]:
 
 def full_tree(widths: Sequence[int]) -> list[CandidateNode]:
     """Each depth's candidates as children of every candidate of the previous depth (BiTA
-    §4.3.4).
+    §4.3.4). Raises UserError for more than MAX_NODES nodes.
     """
+    count = sum(accumulate(widths, mul))
+    if count > MAX_NODES:
+        raise UserError(
+            f"a full tree of top_k {list(widths)} has {count} nodes, more than {MAX_NODES}; lower"
+            " top_k, or draft less far ahead"
+        )
     nodes: list[CandidateNode] = []
     parents: Sequence[int] = [ROOT]
     for depth, width in enumerate(widths):
@@ -95,15 +101,7 @@ def branch_nodes(branches: Sequence[str]) -> list[CandidateNode]:
     ]
 
 
-def medusa_tree(widths: Sequence[int]) -> list[CandidateNode]:
-    """The tree of Medusa's authors, as deep as there are widths; how many candidates a depth has is
-    its own.
-    """
-    return [node for node in branch_nodes(MEDUSA_BRANCHES) if node.depth < len(widths)]
-
-
-TreeBuilder = Callable[[Sequence[int]], list[CandidateNode]]
-TREE_BUILDERS: dict[str, TreeBuilder] = {
+TREE_BUILDERS: dict[str, Callable[[Sequence[int]], list[CandidateNode]]] = {
     "efficient_tree": efficient_tree,
     "full_tree": full_tree,
     "narrowing_tree": narrowing_tree,
@@ -149,31 +147,38 @@ class ProbedTree:
         return 1 + len(self.nodes) + sum(self.probes)
 
 
-def require_few_nodes(grow: TreeBuilder, widths: Sequence[int]) -> None:
-    """Raise UserError for a full tree of more than MAX_NODES nodes."""
-    count = sum(accumulate(widths, mul))  # how many nodes a full tree has
-    if grow is full_tree and count > MAX_NODES:
-        raise UserError(
-            f"a full tree of top_k {list(widths)} has {count} nodes, more than {MAX_NODES}; lower"
-            " top_k, or draft less far ahead"
-        )
+def built_nodes(
+    tree: str, top_k: int | Sequence[int], depth: int, vocabulary: int
+) -> list[CandidateNode]:
+    """The nodes of a tree of `TREE_BUILDERS`. Raises UserError for widths that cannot be."""
+    return TREE_BUILDERS[tree](candidate_widths(top_k, depth, vocabulary))
+
+
+def is_tree_file(tree: Any) -> bool:
+    return isinstance(tree, str) and Path(tree).expanduser().is_file()
+
+
+def unknown_tree(tree: Any, kinds: Sequence[str]) -> UserError:
+    """The refusal of a tree that is none of these kinds, and no file."""
+    return UserError(
+        f"tree must be one of {', '.join(kinds)} or the file of a fitted tree, got {tree!r}"
+    )
 
 
 def trees_by_depth(
-    grow: TreeBuilder, widths: Sequence[int], probes: int = 0, probe_nodes: bool = True
+    nodes: Sequence[CandidateNode], probes: int = 0, probe_nodes: bool = True
 ) -> tuple[ProbedTree, ...]:
-    """The trees of one kind, by how many positions have candidates: from none to one for each
-    width.
+    """A tree, whose nodes come level by level, cut by how many positions have candidates: from none
+    to all.
 
-    probes: how many follow the last committed token and, with probe_nodes, each node. Raises
-    UserError for a full tree of more than MAX_NODES nodes.
+    probes: how many follow the last committed token and, with probe_nodes, each node.
     """
-    require_few_nodes(grow, widths)
+    depth = 1 + max((node.depth for node in nodes), default=-1)
     trees = []
-    for depth in range(len(widths) + 1):
-        nodes = tuple(grow(widths[:depth]))
+    for positions in range(depth + 1):
+        upper_nodes = tuple(node for node in nodes if node.depth < positions)
         probes_of_node = probes if probe_nodes else 0
-        trees.append(ProbedTree(nodes, (probes, *[probes_of_node] * len(nodes))))
+        trees.append(ProbedTree(upper_nodes, (probes, *[probes_of_node] * len(upper_nodes))))
     return tuple(trees)
 
 
@@ -191,7 +196,7 @@ def medusa_trees(max_depth: int, max_probes: int, vocabulary: int) -> tuple[Prob
             f"{MEDUSA_TREE} takes the {width} most likely tokens of {depth} positions ahead, got"
             f" {vocabulary} tokens and {max_depth} positions; choose another policy.tree"
         )
-    return trees_by_depth(medusa_tree, [width] * depth, min(max_probes, depth))
+    return trees_by_depth(nodes, min(max_probes, depth))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from jaxtyping import Int
@@ -16,10 +15,11 @@ from bild_lab.engine.methods.candidate_trees import (
     TREE_BUILDERS,
     CandidateNode,
     branch_nodes,
-    candidate_widths,
+    built_nodes,
     efficient_tree,
+    is_tree_file,
     read_trees,
-    require_few_nodes,
+    unknown_tree,
 )
 from bild_lab.engine.session import OutputSpec, Rows, Session, on_device
 from bild_lab.errors import UserError
@@ -146,15 +146,11 @@ def named_nodes(
     if tree == PUBLISHED:
         return branch_nodes(EAGLE_BRANCHES)
     if isinstance(tree, str) and tree in TREE_BUILDERS:
-        widths = candidate_widths(top_k, window, vocabulary)
-        require_few_nodes(TREE_BUILDERS[tree], widths)
-        return TREE_BUILDERS[tree](widths)
-    if isinstance(tree, str) and Path(tree).expanduser().is_file():
-        if not (nodes := read_trees(tree, window, 0, vocabulary)[-1].nodes):
-            raise UserError(
-                f"{tree} has no tree with nodes; give another file, or one of {DYNAMIC},"
-                f" {PUBLISHED}"
-            )
-        return nodes
-    kinds = ", ".join([DYNAMIC, CHAIN, PUBLISHED, *TREE_BUILDERS])
-    raise UserError(f"tree must be one of {kinds} or the file of a fitted tree, got {tree!r}")
+        return built_nodes(tree, top_k, window, vocabulary)
+    if not is_tree_file(tree):
+        raise unknown_tree(tree, [DYNAMIC, CHAIN, PUBLISHED, *TREE_BUILDERS])
+    if not (nodes := read_trees(tree, window, 0, vocabulary)[-1].nodes):
+        raise UserError(
+            f"{tree} has no tree with nodes; give another file, or one of {DYNAMIC}, {PUBLISHED}"
+        )
+    return nodes
