@@ -528,21 +528,24 @@ def drafted_rows(
 
     program: as `KernelDecoder.draft` or `KernelDecoder.grow`.
     """
-    stores = [
-        [
-            store[:, :, text.start : text.start + MOST_DRAFTED]
-            for store in (text.cache.keys, text.cache.values)
-        ]
-        for text in texts
-    ]
-    for keys, values in stores:
-        keys.zero_()
-        values.zero_()
-    drafts = program(tokens, texts, specs)
-    return [
-        (draft, keys.clone(), values.clone())
-        for draft, (keys, values) in zip(drafts, stores, strict=True)
-    ]
+    for text in texts:
+        for store in (text.cache.keys, text.cache.values):
+            store[:, :, text.start : text.start + MOST_DRAFTED].zero_()
+    results = []
+    for fed, text, draft in zip(tokens, texts, program(tokens, texts, specs), strict=True):
+        stop = text.start + rows_run(draft, len(fed))
+        keys, values = (
+            store[:, :, text.start : stop].clone() for store in (text.cache.keys, text.cache.values)
+        )
+        results.append((draft, keys, values))
+    return results
+
+
+def rows_run(draft: ChainResult | GrownTree | None, fed: int) -> int:
+    """How many rows ran for a draft, the ones that were fed among them."""
+    if draft is None:
+        return 0
+    return sum(draft.forwards) if isinstance(draft, GrownTree) else fed + draft.forwards - 1
 
 
 def decoder_of(module: PreTrainedModel) -> Decoder:
