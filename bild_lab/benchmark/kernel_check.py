@@ -46,7 +46,16 @@ from bild_lab.engine.models.native.stack import Layer, Weight
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import ChainResult, ChainSpec, GrownTree, OutputSpec, Rows, TreeSpec
+from bild_lab.engine.session import (
+    ChainResult,
+    ChainSpec,
+    Drafted,
+    DraftSpec,
+    GrownTree,
+    OutputSpec,
+    Rows,
+    TreeSpec,
+)
 
 ROW_COUNTS = (2, 3, 8, 9, 16, 24, 33, 64)  # that must have the bits of one row
 PROMPT = 40  # tokens, few enough to run by the kernels
@@ -313,7 +322,10 @@ class KernelCheck:
         for tree_spec in tree_specs:
             loop.rollback(start)
             session.rollback(start)
-            expected, grown = self.grown_by_loop(loop, fed, tree_spec), session.grow(fed, tree_spec)
+            expected, grown = (
+                self.grown_by_loop(loop, fed, tree_spec),
+                session.draft(fed, tree_spec),
+            )
             right &= (grown.tokens, grown.parents, grown.rows, grown.forwards[1:]) == (
                 expected.tokens,
                 expected.parents,
@@ -340,16 +352,13 @@ class KernelCheck:
         chains = [ChainSpec(steps, frozenset(), threshold=0.0) for steps in all_steps]
         trees = [replace(TREE, depth=depth) for depth in depths]
         differing = []
-        for name, program, specs in (
-            ("chains", self.kernels.draft, chains),
-            ("trees", self.kernels.grow, trees),
-        ):
+        for name, specs in (("chains", chains), ("trees", trees)):
             alone = [
-                drafted_rows(program, [fed], [text], [spec])[0]
+                self.drafted_rows([fed], [text], [spec])[0]
                 for fed, text, spec in zip(tokens, texts, specs, strict=True)
             ]
             for _ in range(REPEATS):
-                together = drafted_rows(program, tokens, texts, specs)
+                together = self.drafted_rows(tokens, texts, specs)
                 drafted = all(draft is not None for draft, _, _ in together)
                 if not drafted or not all(map(same, together, alone)):
                     differing.append(name)
@@ -358,6 +367,27 @@ class KernelCheck:
         if differing:
             return Finding(f"{text}OTHER BITS of {' and '.join(differing)}", right=False)
         return Finding(f"{text}the same bits", right=True)
+
+    def drafted_rows(
+        self,
+        tokens: Sequence[Sequence[int]],
+        texts: Sequence[SequenceSlice],
+        specs: Sequence[DraftSpec],
+    ) -> list[tuple[Drafted | None, Tensor, Tensor]]:
+        """What these texts draft together, none of whose rows lie in their caches before; and the keys
+        and values of the rows that ran for it, each [layers, heads, rows, dim].
+        """
+        for text in texts:
+            for store in (text.cache.keys, text.cache.values):
+                store[:, :, text.start : text.start + MOST_DRAFTED].zero_()
+        drafts = self.kernels.draft(tokens, texts, specs)
+        results = []
+        for fed, text, draft in zip(tokens, texts, drafts, strict=True):
+            ran = 0 if draft is None else len(fed) + sum(draft.later_rows)
+            rows = slice(text.start, text.start + ran)
+            keys, values = text.cache.keys[:, :, rows], text.cache.values[:, :, rows]
+            results.append((draft, keys.clone(), values.clone()))
+        return results
 
     def exit_is_loop(self) -> Finding:
         """A row that leaves early in one program is the row that runs layer by layer."""
@@ -417,7 +447,7 @@ class KernelCheck:
         session.rollback(length)
         results["a chain"] = session.draft(row, ChainSpec(CHAIN_STEPS, frozenset())).tokens
         session.rollback(length)
-        tree = session.grow(row, TREE)
+        tree = session.draft(row, TREE)
         results["a tree"] = tree.tokens, tree.parents
         session.rollback(length)
         results["an exit"], _ = self.leave(session, in_one=True)
@@ -449,7 +479,7 @@ class KernelCheck:
                 self.kernels.graphs.clear()
                 session = self.session()
                 logits, chain = session.extend(rows).logits, session.draft(rows[:1], spec)
-                results.append((logits, chain.tokens, session.grow(rows[:1], TREE)))
+                results.append((logits, chain.tokens, session.draft(rows[:1], TREE)))
         finally:
             plan.overlap = True
             self.kernels.graphs.clear()
@@ -515,37 +545,6 @@ def same(result: Any, other: Any) -> bool:
     if isinstance(result, tuple):
         return all(map(same, result, other))
     return torch.equal(result, other) if isinstance(result, torch.Tensor) else result == other
-
-
-def drafted_rows(
-    program: Callable[..., Sequence[ChainResult | GrownTree | None]],
-    tokens: Sequence[Sequence[int]],
-    texts: Sequence[SequenceSlice],
-    specs: Sequence[ChainSpec | TreeSpec],
-) -> list[tuple[ChainResult | GrownTree | None, Tensor, Tensor]]:
-    """What these texts draft together, none of whose rows lie in their caches before; and the keys
-    and values of the rows that ran for it, each [layers, heads, rows, dim].
-
-    program: as `KernelDecoder.draft` or `KernelDecoder.grow`.
-    """
-    for text in texts:
-        for store in (text.cache.keys, text.cache.values):
-            store[:, :, text.start : text.start + MOST_DRAFTED].zero_()
-    results = []
-    for fed, text, draft in zip(tokens, texts, program(tokens, texts, specs), strict=True):
-        stop = text.start + rows_run(draft, len(fed))
-        keys, values = (
-            store[:, :, text.start : stop].clone() for store in (text.cache.keys, text.cache.values)
-        )
-        results.append((draft, keys, values))
-    return results
-
-
-def rows_run(draft: ChainResult | GrownTree | None, fed: int) -> int:
-    """How many rows ran for a draft, the ones that were fed among them."""
-    if draft is None:
-        return 0
-    return sum(draft.forwards) if isinstance(draft, GrownTree) else fed + draft.forwards - 1
 
 
 def decoder_of(module: PreTrainedModel) -> Decoder:

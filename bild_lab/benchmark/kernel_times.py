@@ -89,7 +89,7 @@ class KernelTimes:
         milliseconds = {
             name: self.milliseconds(lambda: self._grow(grow))  # noqa: B023
             for name, grow in (
-                ("in one program", CachedSession.grow),
+                ("in one program", CachedSession.draft),
                 ("by one forward after another", self._check.grown_by_loop),
             )
         }

@@ -293,7 +293,7 @@ def test_texts_that_end_at_different_steps_do_not_race(
     assert [chain.forwards for chain in chains_drafted] == [2, 1, 3]
     ends = frozenset[int]()
     tree_specs = [TreeSpec(99, depth, width=2, children=2, end_tokens=ends) for depth in (2, 1, 3)]
-    trees = model.packed.grow(tokens, texts, tree_specs)
+    trees = model.packed.draft(tokens, texts, tree_specs)
     assert [len(tree.forwards) for tree in trees] == [2, 1, 3]
 
 

@@ -101,7 +101,8 @@ def branch_nodes(branches: Sequence[str]) -> list[CandidateNode]:
     ]
 
 
-TREE_BUILDERS: dict[str, Callable[[Sequence[int]], list[CandidateNode]]] = {
+TreeBuilder = Callable[[Sequence[int]], list[CandidateNode]]
+TREE_BUILDERS: dict[str, TreeBuilder] = {
     "efficient_tree": efficient_tree,
     "full_tree": full_tree,
     "narrowing_tree": narrowing_tree,

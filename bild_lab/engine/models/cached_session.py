@@ -20,7 +20,8 @@ from bild_lab.engine.session import (
     ALL_LOGITS,
     ChainResult,
     ChainSpec,
-    GrownTree,
+    Drafted,
+    DraftSpec,
     OutputSpec,
     RowsOrTokens,
     Scores,
@@ -107,9 +108,9 @@ class Layers(Protocol):
     def run(self, forward_pass: ForwardPass) -> Scores:
         """Run the rows. `hidden` of the result has all rows."""
 
-    def draft(self, start: int, tokens: Sequence[int], chain: ChainSpec) -> ChainResult | None:
-        """Run these rows from slot `start` on, and a chain after them; None if there is no program
-        for it.
+    def draft(self, start: int, tokens: Sequence[int], spec: DraftSpec) -> Drafted | None:
+        """Run these rows from slot `start` on, and draft a chain or a tree after them; None if there is
+        no program for it.
         """
         return None
 
@@ -125,12 +126,6 @@ class Layers(Protocol):
         self, start: int, token: int, threshold: float
     ) -> tuple[Float[Tensor, "1 vocab"], int] | None:
         """As in `StagedSession`, at slot `start`."""
-        return None
-
-    def grow(self, start: int, tokens: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
-        """Run these rows from slot `start` on, and a tree after them; None if there is no program
-        for it.
-        """
         return None
 
     def scored(self, forward_pass: ForwardPass) -> int:
@@ -231,15 +226,18 @@ class CachedSession:
         return replace(scores, hidden=tuple(states[-shown_count:] for states in scores.hidden))
 
     @torch.inference_mode()
-    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
-        if not chain.plain:
+    def draft(self, rows: Sequence[int], spec: DraftSpec) -> Drafted | None:
+        if not spec.plain:
             return None
-        if chain.position is not None:
-            return self._draft_ahead(rows, chain, self.layers.reserved + chain.position)
+        is_tree = isinstance(spec, TreeSpec)
+        if not is_tree and spec.position is not None:
+            return self._draft_ahead(rows, spec, self.layers.reserved + spec.position)
         tokens = self._rows_after_prompt(rows)
-        drafted = self.layers.draft(self._cached, tokens, chain)
+        drafted = self.layers.draft(self._cached, tokens, spec)
         if drafted is not None:
-            self._record_program([len(tokens), *[1] * (drafted.forwards - 1)], chain.vocabulary)
+            if is_tree:
+                self._base = self._cached + len(tokens)
+            self._record_program([len(tokens), *drafted.later_rows], spec.vocabulary)
         return drafted
 
     @torch.inference_mode()
@@ -256,17 +254,6 @@ class CachedSession:
             self._cached, [1], layers=layers, filled_layers=self.layers.depth - layers
         )
         return early_exit
-
-    @torch.inference_mode()
-    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
-        if not tree_spec.plain:
-            return None
-        tokens = self._rows_after_prompt(rows)
-        grown = self.layers.grow(self._cached, tokens, tree_spec)
-        if grown is not None:
-            self._base = self._cached + len(tokens)
-            self._record_program([len(tokens), *grown.forwards[1:]], tree_spec.vocabulary)
-        return grown
 
     def _require_runnable(self, forward_pass: ForwardPass, is_text: bool) -> None:
         """Raise UserError for a forward that an engine cannot run: it would read memory that is not the
@@ -402,7 +389,7 @@ class CachedSession:
             return None
         end = self._record_forwards(
             start,
-            [len(rows), *[1] * (drafted.forwards - 1)],
+            [len(rows), *drafted.later_rows],
             layers=len(chain.layers),
             skipped_attention=len(chain.skipped.attention),
             skipped_feed_forward=len(chain.skipped.feed_forward),

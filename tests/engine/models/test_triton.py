@@ -334,7 +334,7 @@ def test_a_text_drafts_by_a_program_from_its_first_draft_on(length: int) -> None
     for grows in (False, True):
         session = triton_session(decoder, Source(prompt), 64, like=loop)
         if grows:
-            tree = session.grow([prompt[-1]], TreeSpec(4, 2, 2, 2, frozenset()))
+            tree = session.draft([prompt[-1]], TreeSpec(4, 2, 2, 2, frozenset()))
             assert tree is not None
         else:
             found = session.draft([prompt[-1]], chain)

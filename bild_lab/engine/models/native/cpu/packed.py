@@ -19,7 +19,16 @@ from bild_lab.engine.models.native.cpu.library import library
 from bild_lab.engine.models.native.cpu.panels import bias_in_panel_order, packed_matrix
 from bild_lab.engine.models.native.packed_pass import PackedScores, SequenceSlice
 from bild_lab.engine.models.native.stack import ACTIVATIONS, Layer, Stack, Weight
-from bild_lab.engine.session import NOTHING, ChainResult, ChainSpec, GrownTree, Skipped, TreeSpec
+from bild_lab.engine.session import (
+    NOTHING,
+    ChainResult,
+    ChainSpec,
+    Drafted,
+    DraftSpec,
+    GrownTree,
+    Skipped,
+    TreeSpec,
+)
 
 # fields of a stack that the structure has by the same name
 NUMBERS = (
@@ -223,9 +232,18 @@ class PackedDecoder:
         self,
         tokens: Sequence[Sequence[int]],
         texts: Sequence[SequenceSlice],
+        specs: Sequence[DraftSpec],
+    ) -> Sequence[Drafted]:
+        """As `KernelDecoder.draft`: every chain and every tree has a program."""
+        is_tree = isinstance(specs[0], TreeSpec)
+        return (self._grow if is_tree else self._draft_chains)(tokens, texts, specs)
+
+    def _draft_chains(
+        self,
+        tokens: Sequence[Sequence[int]],
+        texts: Sequence[SequenceSlice],
         chains: Sequence[ChainSpec],
     ) -> list[ChainResult]:
-        """As `KernelDecoder.draft`: every chain has a program."""
         vocabulary = chains[0].vocabulary
         width = self._model_for(vocabulary).vocab
         memory = PointedMemory()
@@ -280,13 +298,12 @@ class PackedDecoder:
             states=None if buffers.states is None else buffers.states[: draft.rows],
         )
 
-    def grow(
+    def _grow(
         self,
         tokens: Sequence[Sequence[int]],
         texts: Sequence[SequenceSlice],
         tree_specs: Sequence[TreeSpec],
     ) -> list[GrownTree]:
-        """As `KernelDecoder.grow`: every tree has a program."""
         memory = PointedMemory()
         drafts = (c.TreeDraft * len(texts))()
         buffers = []

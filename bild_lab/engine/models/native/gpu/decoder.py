@@ -22,7 +22,7 @@ from bild_lab.engine.models.native.gpu.plan import ForwardPlan, PassShape
 from bild_lab.engine.models.native.gpu.trees import TreePrograms
 from bild_lab.engine.models.native.packed_pass import PackedScores, SequenceSlice
 from bild_lab.engine.models.native.stack import Stack, Weight
-from bild_lab.engine.session import NOTHING, ChainResult, ChainSpec, GrownTree, Skipped, TreeSpec
+from bild_lab.engine.session import NOTHING, Drafted, DraftSpec, Skipped, TreeSpec
 
 
 class TritonDecoder:
@@ -137,21 +137,12 @@ class TritonDecoder:
         self,
         tokens: Sequence[Sequence[int]],
         texts: Sequence[SequenceSlice],
-        chains: Sequence[ChainSpec],
-    ) -> Sequence[ChainResult | None]:
+        specs: Sequence[DraftSpec],
+    ) -> Sequence[Drafted | None]:
         """As `KernelDecoder.draft`."""
+        programs = self._trees if isinstance(specs[0], TreeSpec) else self._chains
         with self._alone():
-            return self._chains.draft(tokens, texts, chains)
-
-    def grow(
-        self,
-        tokens: Sequence[Sequence[int]],
-        texts: Sequence[SequenceSlice],
-        tree_specs: Sequence[TreeSpec],
-    ) -> Sequence[GrownTree | None]:
-        """As `KernelDecoder.grow`."""
-        with self._alone():
-            return self._trees.grow(tokens, texts, tree_specs)
+            return programs.draft(tokens, texts, specs)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

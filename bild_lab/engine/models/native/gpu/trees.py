@@ -139,7 +139,7 @@ class TreePrograms:
             2, MAX_ROWS, MAX_TREE, dtype=torch.int64, device=plan.device
         )
 
-    def grow(
+    def draft(
         self,
         tokens: Sequence[Sequence[int]],
         texts: Sequence[SequenceSlice],
