@@ -533,13 +533,11 @@ class LoadedModel(Model, Protocol):
         tokenizer.
         """
 
-    def require_layers(self, what: str, at_once: bool = False) -> None:
+    def require_layers(self, what: str, at_once: bool = False, by_block: bool = False) -> None:
         """Raise UserError unless the layers can be run one by one. what: the method that needs it,
-        for the message. at_once: in several forwards at a time.
+        for the message. at_once: in several forwards at a time. by_block: also attention and
+        feed-forward separately.
         """
-
-    def require_blocks(self, what: str) -> None:
-        """Raise UserError unless attention and feed-forward can be run separately."""
 
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
         """Keys and values of a shallow prompt (BiTA), [p, dim] embeddings: causal attention, no

@@ -94,7 +94,7 @@ class LayerSkip(TargetLayers):
             )
         super().__init__(target, *skipping(depth, attention, feed_forward))
         if self.skipped:
-            target.require_blocks("skipping attention or feed-forward")
+            target.require_layers("skipping attention or feed-forward", by_block=True)
 
 
 def named_layers(knob: str, layers: Sequence[int], depth: int) -> frozenset[int]:

@@ -191,11 +191,8 @@ class NativeModel:
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         return self.transformers.source(prompt, max_tokens)
 
-    def require_layers(self, what: str, at_once: bool = False) -> None:
-        """Nothing to check: every native decoder can run its layers one by one."""
-
-    def require_blocks(self, what: str) -> None:
-        """Nothing to check, as for the layers."""
+    def require_layers(self, what: str, at_once: bool = False, by_block: bool = False) -> None:
+        """Nothing to check: every native decoder can run its layers and their blocks one by one."""
 
     def with_backend(self, **backend: Any) -> NativeModel:
         """A model of the same weights that another backend runs: in memory, unless these are rounded

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -62,10 +61,6 @@ class KernelDecoder(Protocol):
     runs_prompts: bool
     least_positions: int
     captures: int
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The precision of the weights."""
 
     @property
     def positions(self) -> float:

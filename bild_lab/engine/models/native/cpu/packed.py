@@ -142,11 +142,6 @@ class PackedDecoder:
         self._rotary = bias is None
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The precision of the weights."""
-        return torch.bfloat16 if self._model.half else torch.float32
-
-    @property
     def head(self) -> c.Matrix:
         """The matrix to the vocabulary. It points into this decoder."""
         return self._model.head

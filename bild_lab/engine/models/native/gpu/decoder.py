@@ -51,11 +51,6 @@ class TritonDecoder:
         self._trees = TreePrograms(self.plan, self.graphs)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The precision of the weights."""
-        return self.plan.dtype
-
-    @property
     def weight_bytes(self) -> int:
         """The size of all weights that a token's forward reads, without keys and values."""
         total = bytes_of(self.stack.head)
