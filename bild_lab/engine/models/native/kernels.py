@@ -6,17 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from subprocess import CalledProcessError
-from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.models.native import cpu
 from bild_lab.engine.models.native.llama import head_width
 from bild_lab.engine.models.native.packed_pass import KernelDecoder
 from bild_lab.engine.models.native.quantized_matrix import for_pytorch
-from bild_lab.engine.models.native.stack import Stack
+from bild_lab.engine.models.native.stack import Stack, StoredMatrix
 
 GPU_PRECISIONS = (torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)  # the first whose matrix units take bfloat16
@@ -91,9 +89,9 @@ def why_unfit_for_gpu(config: PreTrainedConfig) -> str | None:
 
 def quantized_by(
     bits: int | str, triton: bool, device: torch.device, dtype: torch.dtype
-) -> Callable[[Tensor | tuple[Any, ...]], Tensor | tuple[Any, ...]]:
-    """What takes the place of a matrix, both as `Weight` holds them: weights of so many bits, or in
-    blocks, for Triton, or for PyTorch's kernels.
+) -> Callable[[StoredMatrix], StoredMatrix]:
+    """What takes the place of a matrix: weights of so many bits, or in blocks, for Triton, or for
+    PyTorch's kernels.
     """
     if not triton:
         return partial(for_pytorch, bits=bits)

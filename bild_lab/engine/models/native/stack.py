@@ -34,16 +34,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # in the order of `cpu/v
 GROWING = RLock()
 
 
+# a matrix, [out, in]: numbers; or several that lie one after the other, packed as in a GGUF file
+# (`PackedTensor`), for the kernels, or rounded, for PyTorch's (`QuantizedMatrix`) or Triton's
+# (`BlockMatrix`)
+StoredMatrix = Tensor | tuple[Any, ...]
+
+
 @dataclass(frozen=True)
 class Weight:
-    """A linear layer: [out, in], and a bias. gated: the first half of the outputs gates the other
-    half.
+    """A linear layer, and a bias. gated: the first half of the outputs gates the other half."""
 
-    matrix: may be several that lie one after the other, packed as in a GGUF file (`PackedTensor`),
-    for the kernels; or rounded ones, for PyTorch's (`QuantizedMatrix`) or Triton's (`BlockMatrix`).
-    """
-
-    matrix: Float[Tensor, "out in"] | tuple[Any, ...]
+    matrix: StoredMatrix
     bias: Float[Tensor, " out"] | None = None
     gated: bool = False
 
@@ -121,8 +122,8 @@ class Stack:
     bidirectional: bool = False
 
     @property
-    def head(self) -> Float[Tensor, "vocab dim"] | tuple[Any]:
-        """The matrix to the vocabulary, as in `Weight`; read anew without preloaded layers."""
+    def head(self) -> StoredMatrix:
+        """The matrix to the vocabulary; read anew without preloaded layers."""
         return self.read_head()
 
     def scores(
@@ -276,8 +277,8 @@ class Stack:
         return x + (block if norm is None else normalize(block, norm, self.epsilon))
 
 
-def numbers_of(matrix: Tensor | tuple[Any, ...], dtype: torch.dtype) -> Float[Tensor, "out in"]:
-    """A matrix as in `Weight`, unpacked."""
+def numbers_of(matrix: StoredMatrix, dtype: torch.dtype) -> Float[Tensor, "out in"]:
+    """A matrix, unpacked."""
     matrices = matrix if isinstance(matrix, tuple) else (matrix,)
     numbers = [
         stored if isinstance(stored, Tensor) else stored.numbers(dtype) for stored in matrices
@@ -287,10 +288,10 @@ def numbers_of(matrix: Tensor | tuple[Any, ...], dtype: torch.dtype) -> Float[Te
 
 def product(
     x: Float[Tensor, "m in"],
-    matrix: Tensor | tuple[Any, ...],
+    matrix: StoredMatrix,
     bias: Float[Tensor, " out"] | None = None,
 ) -> Float[Tensor, "m out"]:
-    """A linear layer's outputs. matrix: as in `Weight`."""
+    """A linear layer's outputs."""
     if isinstance(matrix, Tensor):  # the hot path
         return linear(x, matrix, bias)
     if any(is_rounded(stored) for stored in matrix):
