@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -42,7 +42,7 @@ from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.models.native.quantized_matrix import quantize_weights
-from bild_lab.engine.models.native.stack import Layer, Weight
+from bild_lab.engine.models.native.stack import Layer
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import Sampling
@@ -585,28 +585,18 @@ def as_q4_k_m(layer: Layer, key_count: int) -> Layer:
     in_six_bits = [
         matrix_in_blocks(matrix.numbers(torch.float32), Type.Q6_K)[0] for matrix in (values, outer)
     ]
-    return with_matrices(layer, {"qkv": (keys, in_six_bits[0]), "outer": (in_six_bits[1],)})
-
-
-def with_matrices(layer: Layer, matrices: Mapping[str, tuple[BlockMatrix, ...]]) -> Layer:
-    """The layer with other matrices, by the names of its weights."""
-    changed = {
-        name: replace(getattr(layer, name), matrix=matrix) for name, matrix in matrices.items()
-    }
-    return replace(layer, **changed)
+    return layer.with_matrices({"qkv": (keys, in_six_bits[0]), "outer": (in_six_bits[1],)})
 
 
 def with_blocks_of(decoder: Decoder, other_decoder: Decoder) -> Decoder:
     """The other decoder, with the matrices that are in blocks in the first."""
     other_decoder.layers = [
-        with_matrices(
-            other_layer,
+        other_layer.with_matrices(
             {
-                field.name: weight.matrix
-                for field in fields(layer_in_blocks)
-                if isinstance(weight := getattr(layer_in_blocks, field.name), Weight)
-                and isinstance(weight.matrix, tuple)
-            },
+                name: weight.matrix
+                for name, weight in layer_in_blocks.weights.items()
+                if isinstance(weight.matrix, tuple)
+            }
         )
         for layer_in_blocks, other_layer in zip(decoder.layers, other_decoder.layers, strict=True)
     ]

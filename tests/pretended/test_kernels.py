@@ -236,13 +236,13 @@ def test_tables_are_filled_without_a_wait_and_never_overwritten_before_they_are_
 def test_a_table_that_is_overwritten_before_its_copy_is_done(
     machine: Machine, tables: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bild_lab.engine.models.native.gpu.inputs import HostCopies
+    from bild_lab.engine.models.native.gpu.inputs import CopiedTables
 
-    def hurried(copies: HostCopies) -> object:
+    def hurried(copies: CopiedTables) -> object:
         copies._place = (copies._place + 1) % len(copies._pieces)
         return copies._arrays[copies._place]
 
-    monkeypatch.setattr(HostCopies, "next", hurried)
+    monkeypatch.setattr(CopiedTables, "next", hurried)
     inputs, rows = tables
     for row in rows:
         inputs.fill([row])

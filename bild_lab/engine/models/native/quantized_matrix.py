@@ -6,14 +6,13 @@ Activations keep their precision.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from bild_lab.engine.models.native.cpu.panels import quantized
-from bild_lab.engine.models.native.stack import Layer, Stack, StoredMatrix, Weight
+from bild_lab.engine.models.native.stack import Stack, StoredMatrix
 from bild_lab.errors import UserError
 
 GROUP = 32  # inputs that share a scale of 4 bits
@@ -78,15 +77,11 @@ def quantize_weights(stack: Stack, rounded: Callable[[StoredMatrix], StoredMatri
     """Quantize a stack's matrices, one layer after another, so that no two layers are whole at
     once. rounded: what takes a matrix's place.
     """
-    stack.layers = [_quantized_layer(layer, rounded) for layer in stack.layers]
+    stack.layers = [
+        layer.with_matrices(
+            {name: rounded(weight.matrix) for name, weight in layer.weights.items()}
+        )
+        for layer in stack.layers
+    ]
     head = rounded(stack.head)
     stack.read_head = lambda: head
-
-
-def _quantized_layer(layer: Layer, rounded: Callable[[StoredMatrix], StoredMatrix]) -> Layer:
-    quantized_weights = {}
-    for field in fields(layer):
-        weight = getattr(layer, field.name)
-        if isinstance(weight, Weight):
-            quantized_weights[field.name] = replace(weight, matrix=rounded(weight.matrix))
-    return replace(layer, **quantized_weights)

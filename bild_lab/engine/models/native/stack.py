@@ -7,8 +7,8 @@ the same in C++.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import RLock
 from typing import Any, NamedTuple
@@ -77,6 +77,19 @@ class Layer:
     cross_out: Weight | None = None
     window: int = 0
     kind: int = 0
+
+    @property
+    def weights(self) -> dict[str, Weight]:
+        """Its matrices, by their names here."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Weight)}
+
+    def with_matrices(self, matrices: Mapping[str, StoredMatrix]) -> Layer:
+        """The layer with these matrices in place of its own."""
+        weights = self.weights
+        return replace(
+            self,
+            **{name: replace(weights[name], matrix=matrix) for name, matrix in matrices.items()},
+        )
 
 
 class AttentionView(NamedTuple):

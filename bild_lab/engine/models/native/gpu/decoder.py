@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from threading import Lock
 
 import torch
@@ -21,7 +20,7 @@ from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE
 from bild_lab.engine.models.native.gpu.plan import ForwardPlan, PassShape
 from bild_lab.engine.models.native.gpu.trees import TreePrograms
 from bild_lab.engine.models.native.packed_pass import PackedScores, SequenceSlice
-from bild_lab.engine.models.native.stack import Stack, Weight
+from bild_lab.engine.models.native.stack import Stack
 from bild_lab.engine.session import NOTHING, Drafted, DraftSpec, Skipped, TreeSpec
 
 
@@ -55,9 +54,7 @@ class TritonDecoder:
         """The size of all weights that a token's forward reads, without keys and values."""
         total = bytes_of(self.stack.head)
         for layer in self.stack.layers:
-            members = [getattr(layer, field.name) for field in fields(layer)]
-            weights = [member for member in members if isinstance(member, Weight)]
-            total += sum(bytes_of(weight.matrix) for weight in weights)
+            total += sum(bytes_of(weight.matrix) for weight in layer.weights.values())
         return total
 
     @property

@@ -104,7 +104,7 @@ class PassInputs:
         """The tables of texts of so many rows, of which so many are scored, with a tree or without,
         that begin at slot 0; and the number of tiles of their queries.
         """
-        numbers = self._copied.empty()
+        numbers = np.zeros(self._copied.size, dtype=np.int64)
         row_table, _, tile_table, scored_rows = self._copied.parts_of(numbers).values()
         row_table[1] = -1
         tile_table[:, 0] = -1
@@ -185,65 +185,42 @@ def tree_start(text: SequenceSlice) -> int:
 
 
 class CopiedTables:
-    """Tables of these shapes, by name, in one piece of the device's memory, which one copy fills. All
-    numbers are int64.
+    """Tables of these shapes, by name, in one piece of the device's memory, which one copy fills,
+    without waiting for the device. All numbers are int64.
+
+    A few pieces of the host's memory take turns, as a copy may still be waiting when the next table
+    is written.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
         self._shapes = shapes
-        self._ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
-        self._copies = HostCopies(int(self._ends[-1]), device)
-        self._memory = torch.from_numpy(self.empty()).to(device)
+        self._ends = np.cumsum([math.prod(shape) for shape in shapes.values()]).tolist()
+        self.size = self._ends[-1]
+        self._memory = torch.zeros(self.size, dtype=torch.int64, device=device)
         self.tables: dict[str, Tensor] = self.parts_of(self._memory)
-
-    def empty(self) -> np.ndarray:
-        """Zeros for all tables, in the host's memory."""
-        return np.zeros(self._ends[-1], dtype=np.int64)
-
-    def parts_of(self, numbers: np.ndarray | Tensor) -> dict[str, Any]:
-        """The tables that lie in such a piece of memory."""
-        starts = (0, *self._ends)
-        return {
-            name: numbers[start:stop].reshape(shape)
-            for (name, shape), start, stop in zip(
-                self._shapes.items(), starts, self._ends, strict=False
-            )
-        }
-
-    def next(self) -> np.ndarray:
-        """The piece of the host's memory to write now; it holds what an earlier copy had."""
-        return self._copies.next()
-
-    def copy(self, first: int = 0) -> None:
-        """Copy what was written, from number `first` on, without waiting for the device."""
-        self._copies.copy(self._memory, first)
-
-
-class HostCopies:
-    """Memory of the host from which tables are copied to a device, without waiting for it.
-
-    A few pieces take turns, as a copy may still be waiting when the next table is written.
-    """
-
-    def __init__(self, numbers: int, device: torch.device) -> None:
         self._pinned = device.type == "cuda"
         count = PINNED_PIECES if self._pinned else 1
         self._pieces = [
-            torch.zeros(numbers, dtype=torch.int64, pin_memory=self._pinned) for _ in range(count)
+            torch.zeros(self.size, dtype=torch.int64, pin_memory=self._pinned) for _ in range(count)
         ]
         self._arrays = [piece.numpy() for piece in self._pieces]
         self._copied = [torch.cuda.Event() for _ in range(count)] if self._pinned else []
         self._place = 0
 
+    def parts_of(self, numbers: np.ndarray | Tensor) -> dict[str, Any]:
+        """The tables that lie in a piece of memory."""
+        places = zip(self._shapes.items(), (0, *self._ends), self._ends, strict=False)
+        return {name: numbers[start:stop].reshape(shape) for (name, shape), start, stop in places}
+
     def next(self) -> np.ndarray:
-        """The piece to write now."""
+        """The piece of the host's memory to write now; it holds what an earlier copy had."""
         self._place = (self._place + 1) % len(self._pieces)
         if self._pinned:
             self._copied[self._place].synchronize()
         return self._arrays[self._place]
 
-    def copy(self, target: Int[Tensor, " numbers"], first: int) -> None:
+    def copy(self, first: int = 0) -> None:
         """Copy what was written, from number `first` on."""
-        target[first:].copy_(self._pieces[self._place][first:], non_blocking=True)
+        self._memory[first:].copy_(self._pieces[self._place][first:], non_blocking=True)
         if self._pinned:
             self._copied[self._place].record()
