@@ -33,7 +33,7 @@ def leave_if_confident(
 
     Grid: (1). layers_before: how many of `layers` came before; nothing is measured before the first
     and after the last. layer_input: [dim], what the last layer read. After the row has left, its
-    state stays in `x`, and each next norm finds it, as `resume` would leave it.
+    state stays in `x`, and each next norm finds it, as a forward that begins with it would.
 
     Kernels read `running` before they wait, so the next one must begin after this one's end.
     """

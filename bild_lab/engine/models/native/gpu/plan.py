@@ -31,7 +31,7 @@ from bild_lab.engine.models.native.gpu.products import (
     residual,
     score,
 )
-from bild_lab.engine.models.native.gpu.rows import add_normed, copy_rows, embed, resume
+from bild_lab.engine.models.native.gpu.rows import add_normed, begin_stream, copy_rows
 from bild_lab.engine.models.native.gpu.tilings import (
     Tiling,
     block_tiling,
@@ -43,7 +43,7 @@ from bild_lab.engine.models.native.stack import ACTIVATIONS, Layer, Stack, Weigh
 from bild_lab.engine.session import NOTHING, Skipped
 
 LOG2_E = math.log2(math.e)
-STREAM_BLOCK = 64  # columns of a program of `embed`, `resume` and `add_normed`
+STREAM_BLOCK = 64  # columns of a program of `begin_stream` and `add_normed`
 STREAM_ROWS = 8
 # numbers of rows; others are padded up to the next of these, so that few graphs serve all
 ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -467,9 +467,12 @@ class _Forward:
         arguments = {"next_norm": next_norm, "scale": float(self.stack.embedding_scale)}
         if self.masks is not None:
             arguments["masks"] = self.masks
-        constants = {"HAS_MASKS": self.masks is not None, "STOPPABLE": self.shape.stoppable}
-        kernel = resume if self.shape.from_states else embed
-        self.add(kernel, self.plan.stream_grid(self.shape.rows), arguments, constants)
+        constants = {
+            "FROM_STATES": self.shape.from_states,
+            "HAS_MASKS": self.masks is not None,
+            "STOPPABLE": self.shape.stoppable,
+        }
+        self.add(begin_stream, self.plan.stream_grid(self.shape.rows), arguments, constants)
 
     def leave_if_confident(self, layers_before: int, next_norm: Tensor) -> None:
         """The measurement before a layer, or after the last one."""

@@ -8,8 +8,8 @@ whoever writes the residual stream leaves `scaled`, the stream times the next no
 `squares`, the sums of squares of each 16 columns; whoever reads it multiplies by the factor.
 
 On a GPU of compute capability 9 a kernel begins while the one before it still runs (programmatic
-dependent launch). `embed` and `resume`, which begin a forward, wait for all before them and only
-then let the next kernel begin. So what no kernel of the same forward writes may be read before
+dependent launch). `begin_stream`, which begins a forward, waits for all before it and only then lets
+the next kernel begin. So what no kernel of the same forward writes may be read before
 `wait_for_previous`, and all else only after it. A kernel that has nothing to do waits all the same:
 when it ends, all before it have ended. `running` is read before the wait, too: no kernel of the same
 forward writes it but the one of `exits.py`, after which the next begins in turn.
@@ -240,6 +240,44 @@ def merge_parts(
 
 
 @triton.jit
+def summed_product(
+    x,
+    weights,
+    scales,
+    block_scales,
+    loaded,
+    rows,
+    real_rows,
+    lines,
+    part,
+    K,
+    scratch,
+    tickets,
+    tile,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WAYS: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVEN: tl.constexpr,
+    SPLIT: tl.constexpr,
+    RESIDENT: tl.constexpr,
+    TYPE: tl.constexpr,
+):
+    """As `product`, over all parts of K, in the program that ends last; and whether this is it."""
+    sums = product(
+        x, weights, scales, block_scales, loaded, rows, real_rows, lines, part, K,
+        ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT, TYPE,
+    )  # fmt: skip
+    is_last = True
+    if SPLIT > 1:
+        sums, is_last = merge_parts(
+            sums, scratch, tickets, tile, part, real_rows, SPLIT, ROWS, BLOCK_N
+        )
+    return sums, is_last
+
+
+@triton.jit
 def load_squares(squares, rows, real_rows, dim, GROUPS: tl.constexpr):
     """The sums of squares of each row, [ROWS, GROUPS]."""
     group = tl.arange(0, GROUPS)
@@ -445,15 +483,11 @@ def project(
     # 2. the product
     wait_for_previous(OVERLAP)
     sums_of_squares = load_squares(squares, rows, real_rows, K, GROUPS)
-    sums = product(
+    sums, is_last = summed_product(
         scaled, weights, scales, block_scales, loaded, rows, real_rows, lines, part, K,
+        scratch, tickets, tile,
         ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT, TYPE,
     )  # fmt: skip
-    is_last = True
-    if SPLIT > 1:
-        sums, is_last = merge_parts(
-            sums, scratch, tickets, tile, part, real_rows, SPLIT, ROWS, BLOCK_N
-        )
     # 3. bias, norm of the head, rotation
     if is_last:
         factors = rms_factors(sums_of_squares, K, epsilon, RANGE)
@@ -548,15 +582,11 @@ def residual(
     present = real_rows[:, None] & (columns < dim)[None, :]
     at = rows[:, None] * dim + columns[None, :]
     before = tl.load(x + at, mask=present, other=0.0, cache_modifier=".cg")
-    sums = product(
+    sums, is_last = summed_product(
         inputs, weights, scales, block_scales, loaded, rows, real_rows, lines, part, K,
+        scratch, tickets, tile,
         ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT, TYPE,
     )  # fmt: skip
-    is_last = True
-    if SPLIT > 1:
-        sums, is_last = merge_parts(
-            sums, scratch, tickets, tile, part, real_rows, SPLIT, ROWS, BLOCK_N
-        )
     if is_last:
         if HAS_BIAS:
             sums += offsets[None, :]
@@ -629,15 +659,11 @@ def feed_forward(
         offsets = tl.load(bias + lines).to(tl.float32)
     wait_for_previous(OVERLAP)
     sums_of_squares = load_squares(squares, rows, real_rows, K, GROUPS)
-    sums = product(
+    sums, is_last = summed_product(
         scaled, weights, scales, block_scales, loaded, rows, real_rows, lines, part, K,
+        scratch, tickets, tile,
         ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT, TYPE,
     )  # fmt: skip
-    is_last = True
-    if SPLIT > 1:
-        sums, is_last = merge_parts(
-            sums, scratch, tickets, tile, part, real_rows, SPLIT, ROWS, BLOCK_N
-        )
     if is_last:
         values = sums * rms_factors(sums_of_squares, K, epsilon, RANGE)[:, None]
         if HAS_BIAS:
