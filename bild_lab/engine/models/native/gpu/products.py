@@ -240,44 +240,6 @@ def merge_parts(
 
 
 @triton.jit
-def summed_product(
-    x,
-    weights,
-    scales,
-    block_scales,
-    loaded,
-    rows,
-    real_rows,
-    lines,
-    part,
-    K,
-    scratch,
-    tickets,
-    tile,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    WAYS: tl.constexpr,
-    STAGES: tl.constexpr,
-    EVEN: tl.constexpr,
-    SPLIT: tl.constexpr,
-    RESIDENT: tl.constexpr,
-    TYPE: tl.constexpr,
-):
-    """As `product`, over all parts of K, in the program that ends last; and whether this is it."""
-    sums = product(
-        x, weights, scales, block_scales, loaded, rows, real_rows, lines, part, K,
-        ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT, TYPE,
-    )  # fmt: skip
-    is_last = True
-    if SPLIT > 1:
-        sums, is_last = merge_parts(
-            sums, scratch, tickets, tile, part, real_rows, SPLIT, ROWS, BLOCK_N
-        )
-    return sums, is_last
-
-
-@triton.jit
 def load_squares(squares, rows, real_rows, dim, GROUPS: tl.constexpr):
     """The sums of squares of each row, [ROWS, GROUPS]."""
     group = tl.arange(0, GROUPS)
@@ -483,11 +445,15 @@ def project(
     # 2. the product
     wait_for_previous(OVERLAP)
     sums_of_squares = load_squares(squares, rows, real_rows, K, GROUPS)
-    sums, is_last = summed_product(
+    sums = product(
         scaled, weights, scales, block_scales, loaded, rows, real_rows, lines, part, K,
-        scratch, tickets, tile,
         ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT, TYPE,
     )  # fmt: skip
+    is_last = True
+    if SPLIT > 1:
+        sums, is_last = merge_parts(
+            sums, scratch, tickets, tile, part, real_rows, SPLIT, ROWS, BLOCK_N
+        )
     # 3. bias, norm of the head, rotation
     if is_last:
         factors = rms_factors(sums_of_squares, K, epsilon, RANGE)
@@ -582,11 +548,15 @@ def residual(
     present = real_rows[:, None] & (columns < dim)[None, :]
     at = rows[:, None] * dim + columns[None, :]
     before = tl.load(x + at, mask=present, other=0.0, cache_modifier=".cg")
-    sums, is_last = summed_product(
+    sums = product(
         inputs, weights, scales, block_scales, loaded, rows, real_rows, lines, part, K,
-        scratch, tickets, tile,
         ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT, TYPE,
     )  # fmt: skip
+    is_last = True
+    if SPLIT > 1:
+        sums, is_last = merge_parts(
+            sums, scratch, tickets, tile, part, real_rows, SPLIT, ROWS, BLOCK_N
+        )
     if is_last:
         if HAS_BIAS:
             sums += offsets[None, :]
@@ -659,11 +629,15 @@ def feed_forward(
         offsets = tl.load(bias + lines).to(tl.float32)
     wait_for_previous(OVERLAP)
     sums_of_squares = load_squares(squares, rows, real_rows, K, GROUPS)
-    sums, is_last = summed_product(
+    sums = product(
         scaled, weights, scales, block_scales, loaded, rows, real_rows, lines, part, K,
-        scratch, tickets, tile,
         ROWS, BLOCK_N, BLOCK_K, WAYS, STAGES, EVEN, SPLIT, RESIDENT, TYPE,
     )  # fmt: skip
+    is_last = True
+    if SPLIT > 1:
+        sums, is_last = merge_parts(
+            sums, scratch, tickets, tile, part, real_rows, SPLIT, ROWS, BLOCK_N
+        )
     if is_last:
         values = sums * rms_factors(sums_of_squares, K, epsilon, RANGE)[:, None]
         if HAS_BIAS:
