@@ -184,6 +184,18 @@ def tree_start(text: SequenceSlice) -> int:
     return text.start - earlier_rows(text)
 
 
+def tables_in(
+    numbers: np.ndarray | Tensor, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    """Tables of these shapes, by name, that lie one after the other in a piece of memory."""
+    tables, start = {}, 0
+    for name, shape in shapes.items():
+        stop = start + math.prod(shape)
+        tables[name] = numbers[start:stop].reshape(shape)
+        start = stop
+    return tables
+
+
 class CopiedTables:
     """Tables of these shapes, by name, in one piece of the device's memory, which one copy fills,
     without waiting for the device. All numbers are int64.
@@ -193,9 +205,7 @@ class CopiedTables:
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
-        self._shapes = shapes
-        self._ends = np.cumsum([math.prod(shape) for shape in shapes.values()]).tolist()
-        self.size = self._ends[-1]
+        self._shapes, self.size = shapes, sum(map(math.prod, shapes.values()))
         self._memory = torch.zeros(self.size, dtype=torch.int64, device=device)
         self.tables: dict[str, Tensor] = self.parts_of(self._memory)
         self._pinned = device.type == "cuda"
@@ -209,8 +219,7 @@ class CopiedTables:
 
     def parts_of(self, numbers: np.ndarray | Tensor) -> dict[str, Any]:
         """The tables that lie in a piece of memory."""
-        places = zip(self._shapes.items(), (0, *self._ends), self._ends, strict=False)
-        return {name: numbers[start:stop].reshape(shape) for (name, shape), start, stop in places}
+        return tables_in(numbers, self._shapes)
 
     def next(self) -> np.ndarray:
         """The piece of the host's memory to write now; it holds what an earlier copy had."""

@@ -4,6 +4,7 @@ level, until no leaf grows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,13 @@ from torch import Tensor
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.models.native.gpu.graphs import GraphCache
 from bild_lab.engine.models.native.gpu.growing import add_children, next_level
-from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE, CopiedTables, PassInputs
+from bild_lab.engine.models.native.gpu.inputs import (
+    MAX_ROWS,
+    MAX_TREE,
+    CopiedTables,
+    PassInputs,
+    tables_in,
+)
 from bild_lab.engine.models.native.gpu.plan import ForwardPlan, Launch, PassShape, padded
 from bild_lab.engine.models.native.gpu.programs import (
     MAX_END_TOKENS,
@@ -101,21 +108,18 @@ class GrownLevels:
     """
 
     def __init__(self, sizes: LevelSizes, device: torch.device) -> None:
-        self._shape = tuple(sizes)
-        rows = sizes.levels * sizes.texts * sizes.width
-        self._parts = [rows, rows * sizes.children, rows * sizes.children]
-        self._memory = torch.zeros(sum(self._parts), dtype=torch.int64, device=device)
-        self.leaves, self.tokens, chances = self._memory.split(self._parts)
+        shape = tuple(sizes)
+        self._shapes = {"leaves": shape[:-1], "tokens": shape, "chances": shape}
+        size = sum(map(math.prod, self._shapes.values()))
+        self._memory = torch.zeros(size, dtype=torch.int64, device=device)
+        self.leaves, self.tokens, chances = tables_in(self._memory, self._shapes).values()
         self.chances = chances.view(torch.float64)
 
     def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Leaves, tokens and chances on the host, which waits for the program."""
-        leaves, tokens, chances = np.split(self._memory.cpu().numpy(), np.cumsum(self._parts)[:-1])
-        return (
-            leaves.reshape(self._shape[:-1]),
-            tokens.reshape(self._shape),
-            chances.view(np.float64).reshape(self._shape),
-        )
+        tables = tables_in(self._memory.cpu().numpy(), self._shapes)
+        leaves, tokens, chances = tables.values()
+        return leaves, tokens, chances.view(np.float64)
 
 
 class TreePrograms:
