@@ -29,7 +29,7 @@ from bild_lab.engine.session import (
     Session,
     SessionOptions,
 )
-from bild_lab.errors import UserError, require_choice, require_whole
+from bild_lab.errors import require_choice, require_whole
 from bild_lab.files import FilePath
 
 PROMPTS = ("deep", "shallow", "none")
@@ -72,11 +72,6 @@ class BitaConfig:
         require_whole("bita.mask_tokens", self.mask_tokens, 1)
         require_whole("bita.markov_rank", self.markov_rank, 0)
         require_whole("bita.prompt_tokens", self.prompt_tokens, 0 if self.prompt == "none" else 1)
-        if self.prompt == "none" and self.prompt_tokens != 0:
-            raise UserError(
-                "bita.prompt=none has no prompt tokens, got"
-                f" bita.prompt_tokens={self.prompt_tokens}; set 0"
-            )
 
 
 class BitaAdapter(SavedModule):

@@ -276,7 +276,7 @@ def read_trees(
     """
     try:
         trees = trees_from_content(json.loads(Path(path).expanduser().read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} must hold trees, got a file without ({error}); {MAKE_TREES}"
         ) from error
@@ -295,7 +295,7 @@ def read_trees(
 def trees_from_content(content: dict[str, Any]) -> tuple[ProbedTree, ...]:
     """The trees of a file's content, which a result's facts hold too.
 
-    Raises ValueError, KeyError or TypeError.
+    Raises ValueError, LookupError or TypeError.
     """
     return tuple(tree_from_content(tree) for tree in content["trees"])
 
@@ -316,20 +316,14 @@ def require_draftable(
 
 
 def tree_from_content(content: dict[str, Any]) -> ProbedTree:
-    """The tree of an entry of the file. Raises ValueError for one that is no tree."""
-    parents = [_integer(value) for value in content["parents"]]
-    ranks = [_integer(value) for value in content["ranks"]]
-    probes = [_integer(value) for value in content["probes"]]
-    if len(parents) != len(ranks) or len(probes) != len(ranks) + 1 or len(ranks) > MAX_NODES:
+    """The tree of an entry of the file. Raises ValueError or IndexError for one that is no tree."""
+    parents, ranks, probes = content["parents"], content["ranks"], content["probes"]
+    if len(probes) != len(ranks) + 1 or len(ranks) > MAX_NODES:
         raise ValueError("parents, ranks and probes have lengths that do not fit")
     nodes: list[CandidateNode] = []
     for parent, rank in zip(parents, ranks, strict=True):
-        if not ROOT <= parent < len(nodes):
-            raise ValueError(f"node {len(nodes)} comes before its parent {parent}")
         depth = 0 if parent == ROOT else nodes[parent].depth + 1
         nodes.append(CandidateNode(depth, rank, parent))
-    if len({(node.parent, node.rank) for node in nodes}) < len(nodes):
-        raise ValueError("a candidate comes twice below one node")
     return ProbedTree(tuple(nodes), tuple(probes))
 
 
@@ -343,9 +337,3 @@ def trees_to_content(trees: Sequence[ProbedTree]) -> list[dict[str, list[int]]]:
         }
         for tree in trees
     ]
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r} is not a whole number")
-    return value
