@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.draft import ROOT, Tree
+from bild_lab.engine.draft import ROOT, Draft, Tree
 from bild_lab.engine.session import on_device
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import NamesFile
@@ -236,6 +236,17 @@ class TreeLayout:
     parent_list: tuple[int, ...]
     nodes: tuple[CandidateNode, ...]
 
+    def draft(self, tokens: Int[Tensor, " n"], calls: int = 0) -> Draft:
+        """The draft with these tokens at its nodes. calls: as in `Draft`."""
+        return Draft(
+            tokens,
+            self.parents,
+            calls=calls,
+            probes=self.probes,
+            shape=self.rows,
+            known_parents=self.parent_list,
+        )
+
     @cached_property
     def levels(self) -> list[CandidateLevel]:
         """The nodes by depth."""
@@ -255,6 +266,17 @@ class TreeLayout:
             rows=on_device([index + 1 for index in indices], device),
             width=width,
         )
+
+    @cached_property
+    def trees_of_parents(self) -> list[Tree]:
+        """For each level but the first, the tree of all nodes with children above it: the rows that
+        a drafter runs level by level.
+        """
+        parents = sorted(set(self.parent_list) - {ROOT})
+        row_of_node = {ROOT: ROOT} | {node: row for row, node in enumerate(parents)}
+        rows = [row_of_node[self.parent_list[node]] for node in parents]
+        counts = accumulate(len(level.parent_rows) for level in self.levels[1:])
+        return [Tree(on_device(rows[:count], self.picks.device)) for count in counts]
 
     @cached_property
     def kernel_nodes(self) -> Int[Tensor, "3 n"]:

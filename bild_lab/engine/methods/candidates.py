@@ -80,19 +80,13 @@ class TokenTrees:
         markov: finds each node's token after its parent, from scores [depth, vocab] in place of the
         candidates. last_token: the last committed token.
         """
-        if layout.parents is None:
-            return Draft(layout.picks, probes=layout.probes, shape=layout.rows)
+        if not layout.nodes:
+            return layout.draft(layout.picks)
         if markov is None:
             tokens = candidates.flatten().index_select(0, layout.picks)
         else:
             tokens = markov.draft(candidates, last_token, layout)
-        return Draft(
-            tokens,
-            layout.parents,
-            probes=layout.probes,
-            shape=layout.rows,
-            known_parents=layout.parent_list,
-        )
+        return layout.draft(tokens)
 
     def _lay_out(self, tree: ProbedTree, max_probes: int) -> TreeLayout:
         rows = [ROOT, *(node.parent + 1 for node in tree.nodes)]  # the parent row of each row
