@@ -79,7 +79,6 @@ class ChosenAcceptance(Drafter):
     """
 
     drafts_trees = False
-    greedy_only = True
 
     def __init__(self, drafter: ModelDrafter, synthetic: SyntheticDrafter) -> None:
         self._drafter, self._synthetic = drafter, synthetic

@@ -37,8 +37,7 @@ class Peer:
     inside are the decoding and one message each way, about a tenth of a millisecond. versions: of
     the engine's packages.
     cache: where converted checkpoints are kept, if not in the cache of bild_lab. Raises UserError
-    without the environment of `make peers`, for a device or a precision that the engine lacks, and
-    for requests that sample.
+    without the environment of `make peers`, and for a device or a precision that the engine lacks.
     bits: of quantized weights, with which it is never called lossless; None: those of the
     precision.
     """
@@ -79,11 +78,6 @@ class Peer:
         return sampling.greedy and self.bits is None
 
     def prepare(self, request: Request) -> None:
-        if not request.sampling.greedy:
-            raise UserError(
-                f"{self.engine} is compared with greedy decoding, got decoding.temperature="
-                f"{request.sampling.temperature}; use decoding=greedy"
-            )
         if (
             self._worker is None
             or not self._worker.alive
