@@ -411,6 +411,10 @@ class Checkpoint:
             f"{self.path} names no decoder_start_token_id; add it to its generation_config.json"
         )
 
+    def prompt_length(self, prompt: Prompt) -> int:
+        """How many tokens the model reads of a prompt."""
+        return self.source(prompt).length
+
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         """The prompt as token ids, at most max_tokens of them.
 
