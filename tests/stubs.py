@@ -16,12 +16,11 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
     ALL_LOGITS,
     DEFAULT_OPTIONS,
-    ChainSpec,
+    DraftSpec,
     OutputSpec,
     Rows,
     Scores,
     SessionOptions,
-    TreeSpec,
     as_rows,
 )
 from bild_lab.engine.trace import Forward
@@ -72,10 +71,7 @@ class StubSession:
         wanted = contexts[-(output_spec.logits or len(new)) :]
         return Scores(logits=torch.stack([self._model.next_logits(context) for context in wanted]))
 
-    def draft(self, rows: Sequence[int], chain: ChainSpec) -> None:
-        """There is no program."""
-
-    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> None:
+    def draft(self, rows: Sequence[int], spec: DraftSpec) -> None:
         """There is no program."""
 
     def keep(self, path: Sequence[int]) -> None:

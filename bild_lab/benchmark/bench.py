@@ -465,9 +465,8 @@ class SyntheticCheckpoint(Checkpoint):
         return frozenset()  # every run decodes to its length limit
 
     def weights(self, dtype: torch.dtype) -> PreTrainedModel:
-        auto = AutoModelForSeq2SeqLM if self.encoder_decoder else AutoModelForCausalLM
         with no_init_weights():
-            model = auto.from_config(self.shape, dtype=dtype)
+            model = self.auto_class.from_config(self.shape, dtype=dtype)
         model.tie_weights()  # the skipped initialization would do this
         size = 1 << 20
         block = torch.randn(size, generator=torch.Generator().manual_seed(0)).repeat(2)

@@ -79,7 +79,6 @@ class ChosenAcceptance(Drafter):
     """
 
     drafts_trees = False
-    greedy_only = True
 
     def __init__(self, drafter: ModelDrafter, synthetic: SyntheticDrafter) -> None:
         self._drafter, self._synthetic = drafter, synthetic
@@ -198,7 +197,6 @@ class DecodingCheck:
         """Milliseconds of a method a token, the encoder and the prompt included."""
         return 1000 * total_s(timed[name]) / sum(len(text.token_ids) for text in timed[name])
 
-    @torch.inference_mode()
     def forward_ms(self, model: KernelModel) -> float:
         """Milliseconds of a graph of one row in the middle of a text, without the host."""
         session = model.start(self.requests[0].source, NEW_TOKENS)

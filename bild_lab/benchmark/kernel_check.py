@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +26,8 @@ from bild_lab.benchmark.bench import random_model
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.methods.early_exit.calm import leave_layer_by_layer, saturation
+from bild_lab.engine.methods.fr_spec import NarrowSession
+from bild_lab.engine.methods.speculative.draft_model import draft_chain
 from bild_lab.engine.methods.speculative.draft_tree import grow_tree
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native.cpu.panels import PLAIN
@@ -40,11 +42,20 @@ from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.packed_pass import SequenceSlice
 from bild_lab.engine.models.native.quantized_matrix import quantize_weights
-from bild_lab.engine.models.native.stack import Layer, Weight
+from bild_lab.engine.models.native.stack import Layer
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
-from bild_lab.engine.sampling import Sampling, pick
-from bild_lab.engine.session import ChainResult, ChainSpec, GrownTree, OutputSpec, Rows, TreeSpec
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import (
+    ChainResult,
+    ChainSpec,
+    Drafted,
+    DraftSpec,
+    GrownTree,
+    OutputSpec,
+    Rows,
+    TreeSpec,
+)
 
 ROW_COUNTS = (2, 3, 8, 9, 16, 24, 33, 64)  # that must have the bits of one row
 PROMPT = 40  # tokens, few enough to run by the kernels
@@ -132,6 +143,7 @@ class KernelCheck:
         self.tokens: list[int] = torch.randint(
             3, self.vocab, (PROMPT + ROOM,), generator=draws
         ).tolist()
+        self.fed = self.tokens[:2]  # before a draft
         self.source_ids = (
             torch.tensor([self.tokens[-SOURCE:]], device=device)
             if isinstance(self.decoder, T5Decoder)
@@ -177,7 +189,6 @@ class KernelCheck:
         """`numbers` after a long text, where attention merges chunks of slots."""
         return self._numbers_after(LONG_TEXT)
 
-    @torch.inference_mode()
     def _numbers_after(self, slots: int) -> Finding:
         """slots: how many come before the rows, of which a prompt has the first."""
 
@@ -202,7 +213,6 @@ class KernelCheck:
             right,
         )
 
-    @torch.inference_mode()
     def same_bits(self) -> Finding:
         """A row has the bits that it has alone, whatever number of rows runs."""
         alone = self.session()
@@ -219,7 +229,6 @@ class KernelCheck:
             not differing,
         )
 
-    @torch.inference_mode()
     def tree_is_chain(self) -> Finding:
         """A branch of a tree has the bits of the chain."""
         first, second, third, sibling, late = self.tokens[:5]
@@ -229,7 +238,6 @@ class KernelCheck:
         branch = self.session().extend(rows).logits[[0, 2, 3]]
         return outcome("a branch of a tree is the chain", torch.equal(branch, chain))
 
-    @torch.inference_mode()
     def texts_side_by_side(self) -> Finding:
         """Rows of two texts of different lengths have the bits that each has alone."""
         sessions = [self.session(), self.session()]
@@ -244,7 +252,6 @@ class KernelCheck:
         alone = [sessions[0].extend(rows[:2]).logits, sessions[1].extend(rows[2:]).logits]
         return outcome("texts side by side", torch.equal(together, torch.cat(alone)))
 
-    @torch.inference_mode()
     def resumed_is_straight(self) -> Finding:
         """Rows that go on from the states of the first layer have the bits of one forward."""
         depth, rows = len(self.decoder.layers), self.tokens[:5]
@@ -255,67 +262,52 @@ class KernelCheck:
         resumed = session.extend(Rows(rows, states=first_layer.hidden[0]), later_layers).logits
         return outcome("layers in two forwards", torch.equal(resumed, straight))
 
-    @torch.inference_mode()
     def program_is_loop(self) -> Finding:
         """A chain drafted by one program is the loop's, also where a threshold ends it."""
-        fed = self.tokens[:2]
-        loop, drafted, confidences = self.session(), [], []
-        logits = loop.extend(fed).logits[-1:]
-        for _ in range(CHAIN_STEPS):
-            confidences.append(float(logits.float().softmax(-1).max()))
-            drafted.append(int(logits.argmax()))
-            logits = loop.extend(drafted[-1:]).logits
-        middle = sorted(confidences)[CHAIN_STEPS // 2]
-        stop = next(
-            index for index, confidence in enumerate(confidences) if confidence < middle * 1.001
-        )
-        free = self.session().draft(fed, ChainSpec(CHAIN_STEPS, frozenset()))
-        ended = self.session().draft(
-            fed, ChainSpec(CHAIN_STEPS, frozenset(), threshold=middle * 1.001)
-        )
-        right = (
-            free.tokens == drafted and ended.tokens == drafted[:stop] and ended.forwards == stop + 1
-        )
+        chain = ChainSpec(CHAIN_STEPS, frozenset())
+        confidences = self.drafted_by_loop(replace(chain, threshold=0.0)).confidences
+        ended = replace(chain, threshold=sorted(confidences)[CHAIN_STEPS // 2] * 1.001)
+        right = self.drafts_as_loop(chain) and self.drafts_as_loop(ended)
         return outcome(f"a chain of {CHAIN_STEPS} in one program", right)
 
-    @torch.inference_mode()
     def drawn_program_is_loop(self) -> Finding:
         """A chain that is drawn is the loop's: its graph has operators of PyTorch among our kernels."""
-        fed, draws = self.tokens[:2], torch.Generator().manual_seed(2)
+        draws = torch.Generator().manual_seed(2)
         uniforms = torch.rand(CHAIN_STEPS, generator=draws, dtype=torch.float64).to(self.device)
         chain = ChainSpec(CHAIN_STEPS, frozenset(), None, TEMPERATURE, uniforms, keeps_probs=True)
-        loop, drafted, probs = self.session(), [], []
-        logits = loop.extend(fed).logits[-1:]
-        for uniform in uniforms:
-            probs.append((logits / TEMPERATURE).softmax(-1))
-            drafted.append(int(pick(probs[-1], uniform[None])))
-            logits = loop.extend(drafted[-1:]).logits
-        drawn = self.session().draft(fed, chain)
-        right = list(drawn.tokens) == drafted and torch.allclose(
-            drawn.probs, torch.cat(probs), atol=1e-6
-        )
-        return outcome(f"a chain of {CHAIN_STEPS} drawn in one program", right)
+        return outcome(f"a chain of {CHAIN_STEPS} drawn in one program", self.drafts_as_loop(chain))
 
-    @torch.inference_mode()
     def narrow_program_is_loop(self) -> Finding:
         """A chain of a draft vocabulary is the loop's."""
-        fed, drafted, loop = self.tokens[:2], [], self.session()
         vocabulary = DraftVocabulary(range(0, self.vocab, VOCABULARY_STEP))
-        narrow = OutputSpec(vocabulary=vocabulary)
-        logits = loop.extend(fed, narrow).logits[-1:]
-        for _ in range(CHAIN_STEPS):
-            drafted.append(int(logits.argmax()))
-            logits = loop.extend(drafted[-1:], narrow).logits
         chain = ChainSpec(CHAIN_STEPS, frozenset(), vocabulary=vocabulary)
-        right = self.session().draft(fed, chain).tokens == drafted
+        right = self.drafts_as_loop(chain)
         return outcome(f"a chain of {len(vocabulary)} tokens in one program", right)
 
-    @torch.inference_mode()
+    def drafts_as_loop(self, chain: ChainSpec) -> bool:
+        """Whether one program drafts what one forward after another does."""
+        expected, drafted = self.drafted_by_loop(chain), self.session().draft(self.fed, chain)
+        same_probs = expected.probs is None or torch.allclose(
+            drafted.probs, expected.probs, atol=1e-6
+        )
+        return (
+            same_probs
+            and list(map(int, drafted.tokens)) == list(map(int, expected.tokens))
+            and drafted.forwards == expected.forwards
+        )
+
+    def drafted_by_loop(self, chain: ChainSpec) -> ChainResult:
+        """A chain that is drafted by one forward after another."""
+        session = self.session()
+        if chain.vocabulary is not None:
+            session = NarrowSession(session, chain.vocabulary)
+        return draft_chain(session, self.fed, chain, Sampling(chain.temperature))
+
     def tree_program_is_loop(self) -> Finding:
         """Trees grown by one program are the loop's, also where an end token, a chance or sure rows
         end them; and so are the rows that are kept.
         """
-        fed = self.tokens[:2]
+        fed = self.fed
         confidence = float(self.session().extend(fed).logits[-1].float().softmax(-1).max())
         first_token = self.grown_by_loop(self.session(), fed, replace(TREE, depth=1)).tokens[0]
         tree_specs = (
@@ -330,7 +322,10 @@ class KernelCheck:
         for tree_spec in tree_specs:
             loop.rollback(start)
             session.rollback(start)
-            expected, grown = self.grown_by_loop(loop, fed, tree_spec), session.grow(fed, tree_spec)
+            expected, grown = (
+                self.grown_by_loop(loop, fed, tree_spec),
+                session.draft(fed, tree_spec),
+            )
             right &= (grown.tokens, grown.parents, grown.rows, grown.forwards[1:]) == (
                 expected.tokens,
                 expected.parents,
@@ -342,7 +337,6 @@ class KernelCheck:
         right &= torch.equal(loop.extend(fed).logits, session.extend(fed).logits)
         return outcome(f"a tree of {TREE.depth} levels in one program", right)
 
-    @torch.inference_mode()
     def programs_side_by_side(self) -> Finding:
         """Texts of different lengths draft together, each time, the chains and trees that each
         drafts alone, though they end at different steps; their keys and values have the same bits.
@@ -358,17 +352,15 @@ class KernelCheck:
         chains = [ChainSpec(steps, frozenset(), threshold=0.0) for steps in all_steps]
         trees = [replace(TREE, depth=depth) for depth in depths]
         differing = []
-        for name, program, specs in (
-            ("chains", self.kernels.draft, chains),
-            ("trees", self.kernels.grow, trees),
-        ):
+        for name, specs in (("chains", chains), ("trees", trees)):
             alone = [
-                drafted_rows(program, [fed], [text], [spec])[0]
+                self.drafted_rows([fed], [text], [spec])[0]
                 for fed, text, spec in zip(tokens, texts, specs, strict=True)
             ]
             for _ in range(REPEATS):
-                together = drafted_rows(program, tokens, texts, specs)
-                if not all(map(same_rows, together, alone)):
+                together = self.drafted_rows(tokens, texts, specs)
+                drafted = all(draft is not None for draft, _, _ in together)
+                if not drafted or not all(map(same, together, alone)):
                     differing.append(name)
                     break
         text = f"{REPEATS} times chains and trees of {len(texts)} texts in one program: "
@@ -376,7 +368,27 @@ class KernelCheck:
             return Finding(f"{text}OTHER BITS of {' and '.join(differing)}", right=False)
         return Finding(f"{text}the same bits", right=True)
 
-    @torch.inference_mode()
+    def drafted_rows(
+        self,
+        tokens: Sequence[Sequence[int]],
+        texts: Sequence[SequenceSlice],
+        specs: Sequence[DraftSpec],
+    ) -> list[tuple[Drafted | None, Tensor, Tensor]]:
+        """What these texts draft together, none of whose rows lie in their caches before; and the keys
+        and values of the rows that ran for it, each [layers, heads, rows, dim].
+        """
+        for text in texts:
+            for store in (text.cache.keys, text.cache.values):
+                store[:, :, text.start : text.start + MOST_DRAFTED].zero_()
+        drafts = self.kernels.draft(tokens, texts, specs)
+        results = []
+        for fed, text, draft in zip(tokens, texts, drafts, strict=True):
+            ran = 0 if draft is None else len(fed) + sum(draft.later_rows)
+            rows = slice(text.start, text.start + ran)
+            keys, values = text.cache.keys[:, :, rows], text.cache.values[:, :, rows]
+            results.append((draft, keys.clone(), values.clone()))
+        return results
+
     def exit_is_loop(self) -> Finding:
         """A row that leaves early in one program is the row that runs layer by layer."""
         program, loop = self.session(), self.session()
@@ -409,7 +421,6 @@ class KernelCheck:
         depth = len(self.decoder.layers)
         return leave_layer_by_layer(session, token, threshold, saturation, depth)
 
-    @torch.inference_mode()
     def repeats_are_equal(self) -> Finding:
         """Forwards, a chain, a tree and an exit after a long text give the same each time, unlike
         kernels that race.
@@ -436,13 +447,12 @@ class KernelCheck:
         session.rollback(length)
         results["a chain"] = session.draft(row, ChainSpec(CHAIN_STEPS, frozenset())).tokens
         session.rollback(length)
-        tree = session.grow(row, TREE)
+        tree = session.draft(row, TREE)
         results["a tree"] = tree.tokens, tree.parents
         session.rollback(length)
         results["an exit"], _ = self.leave(session, in_one=True)
         return results
 
-    @torch.inference_mode()
     def graph_is_eager(self) -> Finding:
         """A replayed graph gives what its kernels give when they are launched one by one."""
         rows, graphs = self.tokens[:8], self.kernels.graphs
@@ -456,7 +466,6 @@ class KernelCheck:
             graphs.clear()
         return outcome("a graph's replay", torch.equal(replayed, eager))
 
-    @torch.inference_mode()
     def overlap_changes_nothing(self) -> Finding:
         """Kernels that begin while those before them run give what they give in turn."""
         plan = self.kernels.plan
@@ -470,7 +479,7 @@ class KernelCheck:
                 self.kernels.graphs.clear()
                 session = self.session()
                 logits, chain = session.extend(rows).logits, session.draft(rows[:1], spec)
-                results.append((logits, chain.tokens, session.grow(rows[:1], TREE)))
+                results.append((logits, chain.tokens, session.draft(rows[:1], TREE)))
         finally:
             plan.overlap = True
             self.kernels.graphs.clear()
@@ -519,7 +528,8 @@ class KernelCheck:
 def attempted(check: Callable[[], Finding]) -> Finding:
     """What a check found; an error that it raises is wrong, and hides no check after it."""
     try:
-        return check()
+        with torch.inference_mode():
+            return check()
     except Exception as error:
         return raised(check.__name__.replace("_", " "), error)
 
@@ -532,58 +542,9 @@ def raised(what: str, error: Exception) -> Finding:
 
 def same(result: Any, other: Any) -> bool:
     """Whether two results are equal, tensors to the last bit."""
+    if isinstance(result, tuple):
+        return all(map(same, result, other))
     return torch.equal(result, other) if isinstance(result, torch.Tensor) else result == other
-
-
-@dataclass(frozen=True)
-class DraftedRows:
-    """What a text drafts; and the keys and values of the rows that ran for it, each [layers, heads,
-    rows, dim].
-    """
-
-    draft: ChainResult | GrownTree | None
-    keys: Tensor
-    values: Tensor
-
-
-def drafted_rows(
-    program: Callable[..., Sequence[ChainResult | GrownTree | None]],
-    tokens: Sequence[Sequence[int]],
-    texts: Sequence[SequenceSlice],
-    specs: Sequence[ChainSpec | TreeSpec],
-) -> list[DraftedRows]:
-    """What these texts draft together, none of whose rows lie in their caches before.
-
-    program: as `KernelDecoder.draft` or `KernelDecoder.grow`.
-    """
-    for text in texts:
-        for store in (text.cache.keys, text.cache.values):
-            store[:, :, text.start : text.start + MOST_DRAFTED].zero_()
-    results = []
-    for fed, text, draft in zip(tokens, texts, program(tokens, texts, specs), strict=True):
-        stop = text.start + rows_run(draft, len(fed))
-        keys, values = (
-            store[:, :, text.start : stop].clone() for store in (text.cache.keys, text.cache.values)
-        )
-        results.append(DraftedRows(draft, keys, values))
-    return results
-
-
-def rows_run(draft: ChainResult | GrownTree | None, fed: int) -> int:
-    """How many rows ran for a draft, the ones that were fed among them."""
-    if draft is None:
-        return 0
-    return sum(draft.forwards) if isinstance(draft, GrownTree) else fed + draft.forwards - 1
-
-
-def same_rows(rows: DraftedRows, others: DraftedRows) -> bool:
-    """Whether they are equal to the last bit, and there is a draft at all."""
-    return (
-        rows.draft is not None
-        and rows.draft == others.draft
-        and torch.equal(rows.keys, others.keys)
-        and torch.equal(rows.values, others.values)
-    )
 
 
 def decoder_of(module: PreTrainedModel) -> Decoder:
@@ -624,28 +585,18 @@ def as_q4_k_m(layer: Layer, key_count: int) -> Layer:
     in_six_bits = [
         matrix_in_blocks(matrix.numbers(torch.float32), Type.Q6_K)[0] for matrix in (values, outer)
     ]
-    return with_matrices(layer, {"qkv": (keys, in_six_bits[0]), "outer": (in_six_bits[1],)})
-
-
-def with_matrices(layer: Layer, matrices: Mapping[str, tuple[BlockMatrix, ...]]) -> Layer:
-    """The layer with other matrices, by the names of its weights."""
-    changed = {
-        name: replace(getattr(layer, name), matrix=matrix) for name, matrix in matrices.items()
-    }
-    return replace(layer, **changed)
+    return layer.with_matrices({"qkv": (keys, in_six_bits[0]), "outer": (in_six_bits[1],)})
 
 
 def with_blocks_of(decoder: Decoder, other_decoder: Decoder) -> Decoder:
     """The other decoder, with the matrices that are in blocks in the first."""
     other_decoder.layers = [
-        with_matrices(
-            other_layer,
+        other_layer.with_matrices(
             {
-                field.name: weight.matrix
-                for field in fields(layer_in_blocks)
-                if isinstance(weight := getattr(layer_in_blocks, field.name), Weight)
-                and isinstance(weight.matrix, tuple)
-            },
+                name: weight.matrix
+                for name, weight in layer_in_blocks.weights.items()
+                if isinstance(weight.matrix, tuple)
+            }
         )
         for layer_in_blocks, other_layer in zip(decoder.layers, other_decoder.layers, strict=True)
     ]

@@ -20,7 +20,7 @@ from bild_lab.benchmark.kernel_check import (
 )
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.device import wait_for
-from bild_lab.engine.session import ChainSpec, GrownTree, TreeSpec
+from bild_lab.engine.session import ChainSpec
 from bild_lab.lab.measure.machine import median_s
 
 TIMED_ROWS = (1, 4, 8, 16, 64)
@@ -56,7 +56,6 @@ class KernelTimes:
     def _length(self) -> int:
         return self._session.length
 
-    @torch.inference_mode()
     def of_forwards(self) -> Finding:
         """Forwards by their number of rows, with the host's part."""
         check, milliseconds = self._check, {}
@@ -66,7 +65,6 @@ class KernelTimes:
             milliseconds[rows] = self.milliseconds(lambda: check.kernels.run(tokens, [text]))  # noqa: B023
         return Finding(f"ms a forward: {self._by_rows(milliseconds)}")
 
-    @torch.inference_mode()
     def of_graphs(self) -> Finding:
         """Forwards by their number of rows, on the GPU alone."""
         milliseconds = {
@@ -74,43 +72,42 @@ class KernelTimes:
         }
         return Finding(f"of these on the GPU: {self._by_rows(milliseconds)}")
 
-    @torch.inference_mode()
     def of_chains(self) -> Finding:
         """A chain in one program that runs all steps, and one that ends at once."""
-        milliseconds = {
-            name: self.milliseconds(lambda: self._draft(threshold))  # noqa: B023
-            for name, threshold in (("all steps", None), ("ended by the first", 2.0))
-        }
+        check, row = self._check, self._session.layers.text_rows(self._first_slot, 1, 1)
+
+        def draft(threshold: float | None) -> None:
+            chain = ChainSpec(CHAIN_STEPS, frozenset(), threshold)
+            check.kernels.draft([check.tokens[:1]], [row], [chain])
+
+        milliseconds = self.by_case(draft, {"all steps": None, "ended by the first": 2.0})
         between = milliseconds["all steps"] - milliseconds["ended by the first"]
         return Finding(
             f"ms a chain of {CHAIN_STEPS}: {listed_ms(milliseconds)};"
             f" {between / (CHAIN_STEPS - 1):.3f} more for each step"
         )
 
-    @torch.inference_mode()
     def of_trees(self) -> Finding:
         """A tree in one program, and by the loop."""
-        milliseconds = {
-            name: self.milliseconds(lambda: self._grow(grow))  # noqa: B023
-            for name, grow in (
-                ("in one program", CachedSession.grow),
-                ("by one forward after another", self._check.grown_by_loop),
-            )
-        }
+        milliseconds = self.by_case(
+            lambda grow: grow(self._session, self._check.tokens[:1], TREE),
+            {
+                "in one program": CachedSession.draft,
+                "by one forward after another": self._check.grown_by_loop,
+            },
+        )
         return Finding(
             f"ms a tree of {TREE.depth} levels of {TREE.width}: {listed_ms(milliseconds)}"
         )
 
-    @torch.inference_mode()
     def of_exits(self) -> Finding:
         """A row that leaves early in one program, and by the loop."""
-        milliseconds = {
-            name: self.milliseconds(lambda: self._leave(in_one))  # noqa: B023
-            for name, in_one in (("in one program", True), ("layer by layer", False))
-        }
+        milliseconds = self.by_case(
+            lambda in_one: self._check.leave(self._session, in_one),
+            {"in one program": True, "layer by layer": False},
+        )
         return Finding(f"ms a row that leaves early: {listed_ms(milliseconds)}")
 
-    @torch.inference_mode()
     def of_pytorch(self) -> Finding:
         """A forward of one row by PyTorch."""
         check = self._check
@@ -130,18 +127,14 @@ class KernelTimes:
     def _first_slot(self) -> int:
         return self._session.layers.reserved + self._length
 
-    def _draft(self, threshold: float | None) -> None:
-        row = self._session.layers.text_rows(self._first_slot, 1, 1)
-        chain = ChainSpec(CHAIN_STEPS, frozenset(), threshold)
-        self._check.kernels.draft([self._check.tokens[:1]], [row], [chain])
+    def by_case(self, work: Callable[[Any], Any], cases: dict[str, Any]) -> dict[str, float]:
+        """Milliseconds of some work after the text, by the names of what it is done with."""
 
-    def _grow(self, grow: Callable[[CachedSession, list[int], TreeSpec], GrownTree | None]) -> None:
-        self._session.rollback(self._length)
-        grow(self._session, self._check.tokens[:1], TREE)
+        def after_text(case: Any) -> None:
+            self._session.rollback(self._length)
+            work(case)
 
-    def _leave(self, in_one: bool) -> None:
-        self._session.rollback(self._length)
-        self._check.leave(self._session, in_one)
+        return {name: self.milliseconds(partial(after_text, case)) for name, case in cases.items()}
 
     def _by_rows(self, milliseconds: dict[int, float]) -> str:
         """Times by the number of rows, and how near one row is to reading all weights once."""

@@ -37,14 +37,14 @@ class Peer:
     inside are the decoding and one message each way, about a tenth of a millisecond. versions: of
     the engine's packages.
     cache: where converted checkpoints are kept, if not in the cache of bild_lab. Raises UserError
-    without the environment of `make peers`, for a device or a precision that the engine lacks, and
-    for requests that sample.
+    without the environment of `make peers`, and for a device or a precision that the engine lacks.
     bits: of quantized weights, with which it is never called lossless; None: those of the
     precision.
     """
 
     engine: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
+    quantizers: ClassVar[tuple[str, ...]] = ()  # further packages, which round weights
     precisions: ClassVar[tuple[torch.dtype, ...]]
     known_bits: ClassVar[tuple[int, ...]] = ()
     # environment variables to try; the quickest stay
@@ -58,7 +58,8 @@ class Peer:
     ) -> None:
         require_choice("policy.bits", bits, (*self.known_bits, None))
         self.bits = bits
-        self.versions = package_versions(self.packages)
+        rounded_by = () if bits is None else self.quantizers
+        self.versions = package_versions([*self.packages, *rounded_by])
         if target.device.type != "cpu":
             raise UserError(
                 f"{self.engine} is run on a CPU, got {target.device}; set runtime.device=cpu"
@@ -77,11 +78,6 @@ class Peer:
         return sampling.greedy and self.bits is None
 
     def prepare(self, request: Request) -> None:
-        if not request.sampling.greedy:
-            raise UserError(
-                f"{self.engine} is compared with greedy decoding, got decoding.temperature="
-                f"{request.sampling.temperature}; use decoding=greedy"
-            )
         if (
             self._worker is None
             or not self._worker.alive
@@ -194,13 +190,7 @@ class OpenVINO(Peer):
     packages = ("openvino", "openvino-genai", "optimum-intel", "transformers")
     precisions = (torch.float32, torch.bfloat16)
     known_bits = (8, 4)
-
-    def __init__(
-        self, target: LoadedModel, bits: int | None = None, cache: Path | None = None
-    ) -> None:
-        super().__init__(target, bits, cache)
-        if bits is not None:
-            self.versions |= package_versions(["nncf"])
+    quantizers = ("nncf",)
 
 
 class OpenVINOSpeculative(OpenVINO):

@@ -156,19 +156,26 @@ def arrival_times(rate: float | None, count: int) -> Float[np.ndarray, " count"]
 
 
 def why_not_in_batches(method: Method, models: Sequence[LoadedModel]) -> str | None:
-    """Why this method over these models decodes one text at a time, or None if it decodes
-    batches.
+    """Why this method over these models decodes one text at a time, and what to do; None if it
+    decodes batches.
     """
+    remedy = "set runtime.batch=1"
     if isinstance(method, DecodesBatches | Served):
         return None
     if method.draft_shape is None:
-        return f"it is a loop of its own, on {method.engine}"
+        return f"it is a loop of its own, on {method.engine}; {remedy}"
     if learns_from_texts(method):
-        return "a text learns from those that have ended before it"
+        return (
+            "a text learns from those that have ended before it;"
+            f" {remedy}, or keep=false where it has this knob"
+        )
     if any(model.engine not in ("native", "kernels") for model in models):
-        return "Transformers' own modules run one text at a time here (engine hf)"
+        return (
+            "Transformers' own modules run one text at a time here (engine hf);"
+            f" {remedy}, or runtime.engine=auto for a model that runs natively"
+        )
     if any(model.compiled for model in models):
-        return "compiled steps hold one text"
+        return f"compiled steps hold one text; {remedy}, or runtime.compile=auto"
     return None
 
 
@@ -179,21 +186,8 @@ def learns_from_texts(method: Method) -> bool:
 
 def require_batches(name: str, method: Method, models: Sequence[LoadedModel]) -> None:
     """Raise UserError for a policy that decodes one text at a time."""
-    if learns_from_texts(method):
-        raise UserError(
-            f"policy {name} decodes no batches, as a text learns from those that have ended before"
-            " it; set runtime.batch=1, or keep=false where it has this knob"
-        )
-    reason = why_not_in_batches(method, models)
-    if reason is None:
-        return
-    remedy = "set runtime.batch=1"
-    if method.draft_shape is not None:
-        if any(model.compiled for model in models):
-            remedy += ", or runtime.compile=auto"
-        else:
-            remedy += ", or runtime.engine=auto for a model that runs natively"
-    raise UserError(f"policy {name} decodes no batches: {reason}; {remedy}")
+    if (reason := why_not_in_batches(method, models)) is not None:
+        raise UserError(f"policy {name} decodes no batches: {reason}")
 
 
 def require_room(models: Iterable[LoadedModel], requests: Sequence[Request], batch: int) -> None:

@@ -116,8 +116,6 @@ class Batch:
         on_end: called with each loop's index when it ends. Raises RuntimeError, naming the example,
         if a loop fails.
         """
-        if self._hub is not None:
-            raise RuntimeError("a batch runs one list of texts at a time")
         self._hub = greenlet.getcurrent()
         try:
             return _Run(self, loops, on_end).finish()

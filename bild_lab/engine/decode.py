@@ -120,6 +120,10 @@ class DraftThenVerify(TokenLoop):
             return DraftShape.TREES
         return DraftShape.ROWS if self.drafter.drafts_nothing else DraftShape.CHAINS
 
+    @property
+    def greedy_only(self) -> bool:
+        return self.drafter.greedy_only or self.acceptance.greedy_only
+
     @cached_property
     def required_outputs(self) -> OutputSpec:
         """What a forward of the target returns: what the drafter and the rule need."""

@@ -68,6 +68,13 @@ class DraftVocabulary:
             1, self.tokens, values
         )
 
+    def bias(self, width: int) -> Float[Tensor, " vocab"]:
+        """What the whole head adds to its scores so that these tokens alone have one: −inf for all
+        others.
+        """
+        zeros = torch.zeros(1, len(self), dtype=torch.float32, device=self.tokens.device)
+        return self.widened(zeros, width, float("-inf"))[0]
+
     def masked(self, logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
         """The logits with −inf for all other tokens.
 

@@ -41,7 +41,7 @@ class Drafter(Protocol):
 
     drafts_trees: bool
     drafts_nothing: ClassVar[bool] = False
-    greedy_only: ClassVar[bool] = False
+    greedy_only: bool = False
     learns_from_texts: bool = False
     hybrid_places: ClassVar[tuple[str, ...]] = ("first", "second")
     runs_target_layers: bool = False

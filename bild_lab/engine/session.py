@@ -272,6 +272,11 @@ class ChainResult:
     unscaled_probs: Float[Tensor, "n vocab"] | None = None
     states: Float[Tensor, "rows dim"] | None = None
 
+    @property
+    def later_rows(self) -> list[int]:
+        """How many rows each forward after the first ran."""
+        return [1] * (self.forwards - 1)
+
 
 def result_of_steps(
     chain: ChainSpec, tokens: Sequence[int], confidences: Sequence[float]
@@ -334,6 +339,16 @@ class GrownTree:
     rows: list[int | None] = field(default_factory=list)
     forwards: list[int] = field(default_factory=list)
 
+    @property
+    def later_rows(self) -> list[int]:
+        """How many rows each forward after the first ran."""
+        return self.forwards[1:]
+
+
+# what a program drafts in one go, and what it gives
+DraftSpec = ChainSpec | TreeSpec
+Drafted = ChainResult | GrownTree
+
 
 @dataclass
 class DraftNode:
@@ -381,15 +396,9 @@ class Session(Protocol):
         UserError for rows, layers and scores that the model does not have.
         """
 
-    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
-        """Run these rows of the text, and a chain after them, in one go; None if there is no
-        program for it.
-        """
-        return None
-
-    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
-        """Run these rows of the text, and grow a tree after them, in one go; None if there is no
-        program for it.
+    def draft(self, rows: Sequence[int], spec: DraftSpec) -> Drafted | None:
+        """Run these rows of the text, and draft a chain or grow a tree after them, in one go; None if
+        there is no program for it.
         """
         return None
 
@@ -403,11 +412,6 @@ class Session(Protocol):
 
     def prefill(self) -> None:
         """Run the prompt now instead of with the first rows."""
-
-    def memory(
-        self, layers: int
-    ) -> tuple[Float[Tensor, "layers heads s dim"], Float[Tensor, "layers heads s dim"]]:
-        """Keys and values of the source in the last so many layers, which have run before."""
 
 
 class StagedSession(Session, Protocol):
@@ -529,13 +533,11 @@ class LoadedModel(Model, Protocol):
         tokenizer.
         """
 
-    def require_layers(self, what: str, at_once: bool = False) -> None:
+    def require_layers(self, what: str, at_once: bool = False, by_block: bool = False) -> None:
         """Raise UserError unless the layers can be run one by one. what: the method that needs it,
-        for the message. at_once: in several forwards at a time.
+        for the message. at_once: in several forwards at a time. by_block: also attention and
+        feed-forward separately.
         """
-
-    def require_blocks(self, what: str) -> None:
-        """Raise UserError unless attention and feed-forward can be run separately."""
 
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
         """Keys and values of a shallow prompt (BiTA), [p, dim] embeddings: causal attention, no

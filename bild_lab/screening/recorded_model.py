@@ -29,7 +29,7 @@ from bild_lab.engine.session import (
     DEFAULT_OPTIONS,
     ChainProgress,
     ChainResult,
-    ChainSpec,
+    DraftSpec,
     LoadedModel,
     OutputSpec,
     Prefix,
@@ -37,6 +37,7 @@ from bild_lab.engine.session import (
     Scores,
     Session,
     SessionOptions,
+    TreeSpec,
     as_rows,
 )
 from bild_lab.errors import UserError
@@ -266,12 +267,13 @@ class RecordedLayers(Layers):
         self._model.keep_within_memory(self._name, self._text)
         return Scores(logits, head, hidden)
 
-    def draft(self, start: int, tokens: Sequence[int], chain: ChainSpec) -> ChainResult | None:
+    def draft(self, start: int, tokens: Sequence[int], chain: DraftSpec) -> ChainResult | None:
         """A greedy chain, from each node's most likely token and its probability, which are
         computed once.
         """
         if (
-            chain.temperature
+            isinstance(chain, TreeSpec)
+            or chain.temperature
             or not chain.stop_on_eos
             or chain.position is not None
             or chain.vocabulary

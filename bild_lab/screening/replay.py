@@ -249,11 +249,8 @@ class ComparedSession:
             distance = relative_difference(precise(recorded), precise(live))
             self._model.largest = max(self._model.largest, distance)
 
-    def draft(self, rows: Sequence[int], chain: Any) -> None:
+    def draft(self, rows: Sequence[int], spec: Any) -> None:
         """Row by row, so that each can be compared."""
-
-    def grow(self, rows: Sequence[int], tree_spec: Any) -> None:
-        """Level by level."""
 
     def keep(self, path: Sequence[int]) -> None:
         self.recorded.keep(path)

@@ -145,7 +145,8 @@ class CompletionsClient:
     ) -> ServerAnswer:
         """What `complete` gives; the server is asked again without the extensions that it refuses."""
         endpoint = "chat/completions" if chat else "completions"
-        sent_body = {**_salted(extensions), **body, **STREAMED}
+        salt = {"cache_salt": uuid4().hex} if "cache_salt" in extensions else {}
+        sent_body = {**extensions, **salt, **body, **STREAMED}
         answer = ServerAnswer()
         started = time.perf_counter()
         try:
@@ -169,12 +170,6 @@ class CompletionsClient:
 
     def close(self) -> None:
         self._client.close()
-
-
-def _salted(extensions: Mapping[str, Any]) -> dict[str, Any]:
-    """The extensions with a salt of this request alone."""
-    values = {**extensions, "cache_salt": uuid4().hex}
-    return {name: values[name] for name in extensions}
 
 
 def _accepted_extensions(response: httpx.Response, extensions: Mapping[str, Any]) -> dict[str, Any]:

@@ -125,14 +125,7 @@ class Server:
         return False
 
     def prepare(self, request: Request) -> None:
-        """Start the server if it must be started, and find its model. Raises UserError for a request
-        whose scores are processed, which no server would know.
-        """
-        if request.source.processors:
-            raise UserError(
-                "policy server does not send decoding.processors; set decoding.processors=none, and"
-                " what the server shall do in policy.body, beside another server"
-            )
+        """Start the server if it must be started, and find its model."""
         _ = self._served_model
 
     def decode(self, request: Request, trace: Trace) -> list[int]:

@@ -115,6 +115,7 @@ def test_rows_that_change_with_their_number_are_found(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", ["chains", "trees"])
+@torch.inference_mode()
 def test_texts_that_end_with_the_first_of_their_program_are_found(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

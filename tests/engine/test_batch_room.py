@@ -163,7 +163,7 @@ def test_what_decodes_no_batches_is_refused_and_decodes_one_text_where_no_clock_
 def test_what_learns_from_texts_decodes_them_one_after_another(policy: str, knobs: dict) -> None:
     decoder = load(tiny_checkpoints(), "llama", policy, engine="native", **knobs)
     alone = [each.token_ids for each in decoder.generate(["w5", "w6"], max_new_tokens=3)]
-    with pytest.raises(UserError, match=f"policy {policy} decodes no batches, as .* keep=false"):
+    with pytest.raises(UserError, match=f"policy {policy} decodes no batches: .* keep=false"):
         decoder.generate(["w5", "w6"], max_new_tokens=3, batch=2)
     together = decoder.generate(["w5", "w6"], max_new_tokens=3, batch=None)
     assert [each.token_ids for each in together] == alone

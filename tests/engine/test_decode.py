@@ -206,19 +206,6 @@ def test_bild_released_follows_the_authors_loop() -> None:
     assert overlooked > 5 and second_passes > 5
 
 
-def test_bild_released_refuses_to_sample() -> None:
-    model = StubModel(lambda _: torch.zeros(5))
-    method = DraftThenVerify(
-        model, ModelDrafter(model, TargetFirstWindow(3)), ReleasedRollback(1.0)
-    )
-    request = Request(Source((0,)), Limits(1, 5), Sampling(1.0), torch.Generator().manual_seed(0))
-    with pytest.raises(
-        UserError,
-        match=r"greedily, got decoding.temperature=1.0; use decoding=greedy, or policy=bild",
-    ):
-        method.decode(request, Trace())
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_vanilla_decodes_greedily_with_one_forward_a_token(family: str) -> None:
     target, _, source = random_pair(family, 3)

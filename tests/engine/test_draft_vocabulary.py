@@ -112,7 +112,7 @@ def test_the_kernels_draft_the_tokens_and_the_distributions_of_a_mask(
         assert by_program.forwards == by_steps.forwards
     tree_spec = TreeSpec(nodes=9, depth=4, width=3, children=2, end_tokens=ends)
     one, other = (
-        begun(model, source).grow(feed, tree_spec),
+        begun(model, source).draft(feed, tree_spec),
         grow_tree(begun(model, source), feed, tree_spec, Sampling()),
     )
     assert (one.tokens, one.parents, one.forwards[1:]) == (

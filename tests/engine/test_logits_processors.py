@@ -18,19 +18,15 @@ from transformers import (
     LogitsProcessorList,
     NoBadWordsLogitsProcessor,
     PreTrainedModel,
-    RepetitionPenaltyLogitsProcessor,
 )
 
-from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.native import why_no_kernels
-from bild_lab.engine.models.processed_session import ProcessedSession
 from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Rows, Scores
-from bild_lab.errors import UserError
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.point.load import load
 from tests.policies import RUNNABLE, is_lossless, shipped
 from tests.policies import load as load_tiny
-from tests.stubs import StubModel, StubSession
+from tests.stubs import StubSession
 from tests.tiny import padded, save, tiny_llama
 from tests.tiny import relative_of as relative_of_tiny
 from tests.tiny_architectures import END, PAD, START, VOCABULARY, build, relative_of, word_tokenizer
@@ -269,20 +265,3 @@ def test_processors_of_one_list_serve_decoders_of_other_widths(tmp_path: Path) -
         own = load(target, policy="hf_generate", processors=BAD_WORDS)
         decoder = load(target, policy="hf_generate", processors=shared)
         assert texts_of(decoder) == texts_of(own)
-
-
-@pytest.mark.parametrize(
-    ("parents", "row"), [([-1, -2], 1), ([-1, 1], 1), ([-1, 2, 1], 1), ([1, 0], 0)]
-)
-def test_a_tree_whose_parents_do_not_come_first_is_refused(parents: list[int], row: int) -> None:
-    """Fault: where parents were on a GPU alone, the text of such a row was looked for without
-    end.
-    """
-    session = AnySession(StubModel(lambda tokens: torch.zeros(VOCABULARY)), [5])
-    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.5)])
-    tree = Tree(torch.full((len(parents),), -1))
-    # as on a GPU, where a tree's parents are not read when it is made
-    object.__setattr__(tree, "parents", torch.tensor(parents))
-    rows = Rows([6, 7, 8][: len(parents)], tree)
-    with pytest.raises(UserError, match=f"row {row} of a tree has the parent {parents[row]}; a"):
-        ProcessedSession(session, processors, [5, 6]).extend(rows)

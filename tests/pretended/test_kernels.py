@@ -236,13 +236,13 @@ def test_tables_are_filled_without_a_wait_and_never_overwritten_before_they_are_
 def test_a_table_that_is_overwritten_before_its_copy_is_done(
     machine: Machine, tables: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bild_lab.engine.models.native.gpu.inputs import HostCopies
+    from bild_lab.engine.models.native.gpu.inputs import CopiedTables
 
-    def hurried(copies: HostCopies) -> object:
+    def hurried(copies: CopiedTables) -> object:
         copies._place = (copies._place + 1) % len(copies._pieces)
         return copies._arrays[copies._place]
 
-    monkeypatch.setattr(HostCopies, "next", hurried)
+    monkeypatch.setattr(CopiedTables, "next", hurried)
     inputs, rows = tables
     for row in rows:
         inputs.fill([row])
@@ -293,7 +293,7 @@ def test_texts_that_end_at_different_steps_do_not_race(
     assert [chain.forwards for chain in chains_drafted] == [2, 1, 3]
     ends = frozenset[int]()
     tree_specs = [TreeSpec(99, depth, width=2, children=2, end_tokens=ends) for depth in (2, 1, 3)]
-    trees = model.packed.grow(tokens, texts, tree_specs)
+    trees = model.packed.draft(tokens, texts, tree_specs)
     assert [len(tree.forwards) for tree in trees] == [2, 1, 3]
 
 

@@ -378,11 +378,9 @@ def test_a_text_of_other_tokens_than_the_server_counts_is_told(
 
 
 def test_processors_that_no_server_would_know_are_refused() -> None:
-    decoder = asking("http://127.0.0.1:9/v1")
-    request = decoder.request(PROMPT, LIMIT)
-    request = replace(request, source=replace(request.source, processors=[object()]))
-    with pytest.raises(UserError, match=r"decoding\.processors=none"):
-        decoder.method.prepare(request)
+    ngram = {"_target_": "transformers.NoRepeatNGramLogitsProcessor", "ngram_size": 3}
+    with pytest.raises(UserError, match="server knows neither processors nor target languages"):
+        asking("http://127.0.0.1:9/v1", processors=[ngram])
 
 
 def test_an_encoder_decoder_is_refused() -> None:

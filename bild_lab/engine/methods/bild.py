@@ -17,7 +17,7 @@ from bild_lab.engine.methods.speculative.tree_acceptance import (
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
-from bild_lab.errors import UserError, require_number
+from bild_lab.errors import require_number
 
 RELEASED_THRESHOLD = 5.0  # the default of the released loop
 
@@ -83,12 +83,6 @@ class ReleasedRollback(Rollback):
         return False
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
-        """Raises UserError for a sampled request."""
-        if not request.sampling.greedy:
-            raise UserError(
-                "BiLD's released loop decodes greedily, got decoding.temperature="
-                f"{request.sampling.temperature}; use decoding=greedy, or policy=bild"
-            )
         verdict = super().__call__(draft, logits, request)
         place = len(verdict.path)
         if place == len(draft) or verdict.next_token != draft.token_list[place]:

@@ -29,7 +29,7 @@ from bild_lab.engine.session import (
     Session,
     SessionOptions,
 )
-from bild_lab.errors import UserError, require_choice, require_whole
+from bild_lab.errors import require_choice, require_whole
 from bild_lab.files import FilePath
 
 PROMPTS = ("deep", "shallow", "none")
@@ -72,11 +72,6 @@ class BitaConfig:
         require_whole("bita.mask_tokens", self.mask_tokens, 1)
         require_whole("bita.markov_rank", self.markov_rank, 0)
         require_whole("bita.prompt_tokens", self.prompt_tokens, 0 if self.prompt == "none" else 1)
-        if self.prompt == "none" and self.prompt_tokens != 0:
-            raise UserError(
-                "bita.prompt=none has no prompt tokens, got"
-                f" bita.prompt_tokens={self.prompt_tokens}; set 0"
-            )
 
 
 class BitaAdapter(SavedModule):
@@ -125,17 +120,12 @@ class BitaAdapter(SavedModule):
         Raises UserError for an encoder–decoder, an unknown prompt, and fewer than one mask or
         prompt token.
         """
-        shape = base_sizes(model_config, "a BiTA adapter")
         config = BitaConfig(
             prompt=prompt,
             prompt_tokens=0 if prompt == "none" else prompt_tokens,
             mask_tokens=mask_tokens,
-            layers=shape.layers,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            hidden_size=shape.hidden_size,
+            **base_sizes(model_config, "a BiTA adapter"),
             base=dict(base),
-            vocabulary=shape.vocabulary,
             markov_rank=markov_rank,
         )
         return cls(config, seed)
@@ -148,10 +138,8 @@ def load_bita(
 
     Raises UserError as `SavedModule.load_for` does.
     """
-    base = base_sizes(target.checkpoint.config, KIND.noun)
-    sizes = {
-        name: getattr(base, name) for name in ("layers", "kv_heads", "head_dim", "hidden_size")
-    }
+    sizes = base_sizes(target.checkpoint.config, KIND.noun)
+    del sizes["vocabulary"]  # unknown of older adapters
     return BitaAdapter.load_for(target, path, vocabulary, **sizes)
 
 

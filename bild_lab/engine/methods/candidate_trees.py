@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.draft import ROOT, Tree
+from bild_lab.engine.draft import ROOT, Draft, Tree
 from bild_lab.engine.session import on_device
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import NamesFile
@@ -75,8 +75,14 @@ def narrowing_tree(widths: Sequence[int]) -> list[CandidateNode]:
 
 def full_tree(widths: Sequence[int]) -> list[CandidateNode]:
     """Each depth's candidates as children of every candidate of the previous depth (BiTA
-    §4.3.4).
+    §4.3.4). Raises UserError for more than MAX_NODES nodes.
     """
+    count = sum(accumulate(widths, mul))
+    if count > MAX_NODES:
+        raise UserError(
+            f"a full tree of top_k {list(widths)} has {count} nodes, more than {MAX_NODES}; lower"
+            " top_k, or draft less far ahead"
+        )
     nodes: list[CandidateNode] = []
     parents: Sequence[int] = [ROOT]
     for depth, width in enumerate(widths):
@@ -93,13 +99,6 @@ def branch_nodes(branches: Sequence[str]) -> list[CandidateNode]:
         CandidateNode(len(branch) - 1, int(branch[-1]), node_of_branch[branch[:-1]])
         for branch in branches
     ]
-
-
-def medusa_tree(widths: Sequence[int]) -> list[CandidateNode]:
-    """The tree of Medusa's authors, as deep as there are widths; how many candidates a depth has is
-    its own.
-    """
-    return [node for node in branch_nodes(MEDUSA_BRANCHES) if node.depth < len(widths)]
 
 
 TreeBuilder = Callable[[Sequence[int]], list[CandidateNode]]
@@ -149,31 +148,38 @@ class ProbedTree:
         return 1 + len(self.nodes) + sum(self.probes)
 
 
-def require_few_nodes(grow: TreeBuilder, widths: Sequence[int]) -> None:
-    """Raise UserError for a full tree of more than MAX_NODES nodes."""
-    count = sum(accumulate(widths, mul))  # how many nodes a full tree has
-    if grow is full_tree and count > MAX_NODES:
-        raise UserError(
-            f"a full tree of top_k {list(widths)} has {count} nodes, more than {MAX_NODES}; lower"
-            " top_k, or draft less far ahead"
-        )
+def built_nodes(
+    tree: str, top_k: int | Sequence[int], depth: int, vocabulary: int
+) -> list[CandidateNode]:
+    """The nodes of a tree of `TREE_BUILDERS`. Raises UserError for widths that cannot be."""
+    return TREE_BUILDERS[tree](candidate_widths(top_k, depth, vocabulary))
+
+
+def is_tree_file(tree: Any) -> bool:
+    return isinstance(tree, str) and Path(tree).expanduser().is_file()
+
+
+def unknown_tree(tree: Any, kinds: Sequence[str]) -> UserError:
+    """The refusal of a tree that is none of these kinds, and no file."""
+    return UserError(
+        f"tree must be one of {', '.join(kinds)} or the file of a fitted tree, got {tree!r}"
+    )
 
 
 def trees_by_depth(
-    grow: TreeBuilder, widths: Sequence[int], probes: int = 0, probe_nodes: bool = True
+    nodes: Sequence[CandidateNode], probes: int = 0, probe_nodes: bool = True
 ) -> tuple[ProbedTree, ...]:
-    """The trees of one kind, by how many positions have candidates: from none to one for each
-    width.
+    """A tree, whose nodes come level by level, cut by how many positions have candidates: from none
+    to all.
 
-    probes: how many follow the last committed token and, with probe_nodes, each node. Raises
-    UserError for a full tree of more than MAX_NODES nodes.
+    probes: how many follow the last committed token and, with probe_nodes, each node.
     """
-    require_few_nodes(grow, widths)
+    depth = 1 + max((node.depth for node in nodes), default=-1)
     trees = []
-    for depth in range(len(widths) + 1):
-        nodes = tuple(grow(widths[:depth]))
+    for positions in range(depth + 1):
+        upper_nodes = tuple(node for node in nodes if node.depth < positions)
         probes_of_node = probes if probe_nodes else 0
-        trees.append(ProbedTree(nodes, (probes, *[probes_of_node] * len(nodes))))
+        trees.append(ProbedTree(upper_nodes, (probes, *[probes_of_node] * len(upper_nodes))))
     return tuple(trees)
 
 
@@ -191,7 +197,7 @@ def medusa_trees(max_depth: int, max_probes: int, vocabulary: int) -> tuple[Prob
             f"{MEDUSA_TREE} takes the {width} most likely tokens of {depth} positions ahead, got"
             f" {vocabulary} tokens and {max_depth} positions; choose another policy.tree"
         )
-    return trees_by_depth(medusa_tree, [width] * depth, min(max_probes, depth))
+    return trees_by_depth(nodes, min(max_probes, depth))
 
 
 @dataclass(frozen=True)
@@ -230,6 +236,17 @@ class TreeLayout:
     parent_list: tuple[int, ...]
     nodes: tuple[CandidateNode, ...]
 
+    def draft(self, tokens: Int[Tensor, " n"], calls: int = 0) -> Draft:
+        """The draft with these tokens at its nodes. calls: as in `Draft`."""
+        return Draft(
+            tokens,
+            self.parents,
+            calls=calls,
+            probes=self.probes,
+            shape=self.rows,
+            known_parents=self.parent_list,
+        )
+
     @cached_property
     def levels(self) -> list[CandidateLevel]:
         """The nodes by depth."""
@@ -251,6 +268,17 @@ class TreeLayout:
         )
 
     @cached_property
+    def trees_of_parents(self) -> list[Tree]:
+        """For each level but the first, the tree of all nodes with children above it: the rows that
+        a drafter runs level by level.
+        """
+        parents = sorted(set(self.parent_list) - {ROOT})
+        row_of_node = {ROOT: ROOT} | {node: row for row, node in enumerate(parents)}
+        rows = [row_of_node[self.parent_list[node]] for node in parents]
+        counts = accumulate(len(level.parent_rows) for level in self.levels[1:])
+        return [Tree(on_device(rows[:count], self.picks.device)) for count in counts]
+
+    @cached_property
     def kernel_nodes(self) -> Int[Tensor, "3 n"]:
         """The nodes' parents, depths and ranks, as the kernels read them."""
         columns = [[node.parent, node.depth, node.rank] for node in self.nodes]
@@ -270,7 +298,7 @@ def read_trees(
     """
     try:
         trees = trees_from_content(json.loads(Path(path).expanduser().read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} must hold trees, got a file without ({error}); {MAKE_TREES}"
         ) from error
@@ -289,7 +317,7 @@ def read_trees(
 def trees_from_content(content: dict[str, Any]) -> tuple[ProbedTree, ...]:
     """The trees of a file's content, which a result's facts hold too.
 
-    Raises ValueError, KeyError or TypeError.
+    Raises ValueError, LookupError or TypeError.
     """
     return tuple(tree_from_content(tree) for tree in content["trees"])
 
@@ -310,20 +338,14 @@ def require_draftable(
 
 
 def tree_from_content(content: dict[str, Any]) -> ProbedTree:
-    """The tree of an entry of the file. Raises ValueError for one that is no tree."""
-    parents = [_integer(value) for value in content["parents"]]
-    ranks = [_integer(value) for value in content["ranks"]]
-    probes = [_integer(value) for value in content["probes"]]
-    if len(parents) != len(ranks) or len(probes) != len(ranks) + 1 or len(ranks) > MAX_NODES:
+    """The tree of an entry of the file. Raises ValueError or IndexError for one that is no tree."""
+    parents, ranks, probes = content["parents"], content["ranks"], content["probes"]
+    if len(probes) != len(ranks) + 1 or len(ranks) > MAX_NODES:
         raise ValueError("parents, ranks and probes have lengths that do not fit")
     nodes: list[CandidateNode] = []
     for parent, rank in zip(parents, ranks, strict=True):
-        if not ROOT <= parent < len(nodes):
-            raise ValueError(f"node {len(nodes)} comes before its parent {parent}")
         depth = 0 if parent == ROOT else nodes[parent].depth + 1
         nodes.append(CandidateNode(depth, rank, parent))
-    if len({(node.parent, node.rank) for node in nodes}) < len(nodes):
-        raise ValueError("a candidate comes twice below one node")
     return ProbedTree(tuple(nodes), tuple(probes))
 
 
@@ -337,9 +359,3 @@ def trees_to_content(trees: Sequence[ProbedTree]) -> list[dict[str, list[int]]]:
         }
         for tree in trees
     ]
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r} is not a whole number")
-    return value

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Self
 
 import torch
@@ -20,18 +19,19 @@ from bild_lab.engine.methods.candidate_trees import (
     ProbedTree,
     TreeFile,
     TreeLayout,
-    candidate_widths,
+    built_nodes,
     efficient_tree,
+    is_tree_file,
     medusa_trees,
     read_trees,
     trees_by_depth,
+    unknown_tree,
 )
 from bild_lab.engine.methods.markov import AnyMarkov, markov_for_engine
 from bild_lab.engine.methods.module_folder import SavedModule
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel, Session, on_device
-from bild_lab.errors import UserError
 
 STRAIGHTFORWARD = "straightforward"
 
@@ -80,19 +80,13 @@ class TokenTrees:
         markov: finds each node's token after its parent, from scores [depth, vocab] in place of the
         candidates. last_token: the last committed token.
         """
-        if layout.parents is None:
-            return Draft(layout.picks, probes=layout.probes, shape=layout.rows)
+        if not layout.nodes:
+            return layout.draft(layout.picks)
         if markov is None:
             tokens = candidates.flatten().index_select(0, layout.picks)
         else:
             tokens = markov.draft(candidates, last_token, layout)
-        return Draft(
-            tokens,
-            layout.parents,
-            probes=layout.probes,
-            shape=layout.rows,
-            known_parents=layout.parent_list,
-        )
+        return layout.draft(tokens)
 
     def _lay_out(self, tree: ProbedTree, max_probes: int) -> TreeLayout:
         rows = [ROOT, *(node.parent + 1 for node in tree.nodes)]  # the parent row of each row
@@ -191,17 +185,14 @@ def named_trees(
 ) -> tuple[ProbedTree, ...]:
     """The trees of this kind or file. Raises UserError for anything else."""
     if tree == STRAIGHTFORWARD and max_probes:
-        return trees_by_depth(efficient_tree, [1] * max_depth, max_depth, probe_nodes=False)
+        return trees_by_depth(efficient_tree([1] * max_depth), max_depth, probe_nodes=False)
     if tree == MEDUSA_TREE:
         return medusa_trees(max_depth, max_probes, vocabulary_size)
-    if not isinstance(tree, str) or not (
-        tree in TREE_BUILDERS or Path(tree).expanduser().is_file()
-    ):
-        kinds = [*TREE_BUILDERS, MEDUSA_TREE, *([STRAIGHTFORWARD] if max_probes else [])]
-        raise UserError(
-            f"tree must be one of {', '.join(kinds)} or the file of a fitted tree, got {tree!r}"
-        )
-    if tree in TREE_BUILDERS:
-        widths = candidate_widths(top_k, max_depth, vocabulary_size)
-        return trees_by_depth(TREE_BUILDERS[tree], widths, min(max_probes, len(widths)))
-    return read_trees(tree, max_depth, max_probes, vocabulary_size)
+    if isinstance(tree, str) and tree in TREE_BUILDERS:
+        nodes = built_nodes(tree, top_k, max_depth, vocabulary_size)
+        return trees_by_depth(nodes, min(max_probes, 1 + nodes[-1].depth))
+    if is_tree_file(tree):
+        return read_trees(tree, max_depth, max_probes, vocabulary_size)
+    raise unknown_tree(
+        tree, [*TREE_BUILDERS, MEDUSA_TREE, *([STRAIGHTFORWARD] if max_probes else [])]
+    )

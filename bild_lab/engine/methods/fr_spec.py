@@ -20,9 +20,8 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
     ALL_LOGITS,
     DEFAULT_OPTIONS,
-    ChainResult,
-    ChainSpec,
-    GrownTree,
+    Drafted,
+    DraftSpec,
     LoadedModel,
     Model,
     OutputSpec,
@@ -30,7 +29,6 @@ from bild_lab.engine.session import (
     Scores,
     Session,
     SessionOptions,
-    TreeSpec,
 )
 from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.errors import UserError, require_whole
@@ -132,8 +130,5 @@ class NarrowSession(SessionOver):
         scores = self._session.extend(rows, replace(output_spec, vocabulary=self._vocabulary))
         return scores.with_logits(self._vocabulary.masked)
 
-    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
-        return self._session.draft(rows, replace(chain, vocabulary=self._vocabulary))
-
-    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
-        return self._session.grow(rows, replace(tree_spec, vocabulary=self._vocabulary))
+    def draft(self, rows: Sequence[int], spec: DraftSpec) -> Drafted | None:
+        return self._session.draft(rows, replace(spec, vocabulary=self._vocabulary))

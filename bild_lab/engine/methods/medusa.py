@@ -29,6 +29,7 @@ from bild_lab.engine.methods.module_folder import (
     SavedModule,
     base_sizes,
     describe_shapes,
+    described_in,
     read_tensors,
     released_folder,
     shapes,
@@ -143,7 +144,7 @@ class MedusaHeads(SavedModule):
         config = MedusaConfig(
             heads=heads,
             layers=layers,
-            hidden_size=base_sizes(model_config, "Medusa").hidden_size,
+            hidden_size=base_sizes(model_config, "Medusa")["hidden_size"],
             vocabulary=lm_head.shape[0],
             base=dict(base),
             shared=shared,
@@ -209,7 +210,9 @@ def read_released(folder: Path) -> MedusaHeads:
     config.json names.
     """
     tensors = read_tensors(folder, RELEASED, RELEASED_WEIGHTS)
-    named_heads, base_path = _read_released_config(folder)
+    with described_in(folder, RELEASED) as path:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        named_heads, base_path = values["medusa_num_heads"], values["base_model_name_or_path"]
     config = _released_shapes(tensors, base_path)
     if config is None or config.heads < named_heads:
         raise UserError(
@@ -234,20 +237,6 @@ def read_released(folder: Path) -> MedusaHeads:
         weights |= {"blocks": stacked("weight"), "biases": stacked("bias")}
     heads_module.load_state_dict(weights, strict=layers > 0)
     return heads_module
-
-
-def _read_released_config(folder: Path) -> tuple[int, str]:
-    """How many heads the config.json of a release names, and the base model's path. Raises
-    UserError for another file.
-    """
-    try:
-        config = json.loads((folder / RELEASED.config).read_text(encoding="utf-8"))
-        return config["medusa_num_heads"], config["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{folder / RELEASED.config} must hold medusa_num_heads and base_model_name_or_path,"
-            f" got none ({error}); " + RELEASED.remedy
-        ) from error
 
 
 def _released_shapes(tensors: Mapping[str, Tensor], base_path: str) -> MedusaConfig | None:
@@ -279,9 +268,8 @@ def load_medusa(
     Raises UserError as `SavedModule.load_for` does.
     """
     base = base_sizes(target.checkpoint.config, "Medusa")
-    return MedusaHeads.load_for(
-        target, path, vocabulary, hidden_size=base.hidden_size, vocabulary=base.vocabulary
-    )
+    sizes = {name: base[name] for name in ("hidden_size", "vocabulary")}
+    return MedusaHeads.load_for(target, path, vocabulary, **sizes)
 
 
 class MedusaDrafter(CandidateDrafter):

@@ -50,32 +50,21 @@ class FolderKind:
     remedy: str
 
 
-@dataclass(frozen=True)
-class BaseSizes:
-    """The sizes of the base model that a small module depends on: layers, KV cache and
-    vocabulary.
+def base_sizes(config: PreTrainedConfig, noun: str) -> dict[str, int]:
+    """The sizes of a decoder-only model that a small module depends on: layers, KV cache and
+    vocabulary. Raises UserError for an encoder–decoder.
     """
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    hidden_size: int
-    vocabulary: int
-
-
-def base_sizes(config: PreTrainedConfig, noun: str) -> BaseSizes:
-    """The shapes of a decoder-only model. Raises UserError for an encoder–decoder."""
     if config.is_encoder_decoder:
         raise UserError(
             f"{noun} needs a decoder-only model, got the encoder–decoder {config.model_type}"
         )
-    return BaseSizes(
-        layers=config.num_hidden_layers,
-        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=head_width(config),
-        hidden_size=config.hidden_size,
-        vocabulary=config.vocab_size,
-    )
+    return {
+        "layers": config.num_hidden_layers,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "head_dim": head_width(config),
+        "hidden_size": config.hidden_size,
+        "vocabulary": config.vocab_size,
+    }
 
 
 def require_made_for(
@@ -156,39 +145,32 @@ class SavedModule(nn.Module):
 
 def read_config(folder: Path, kind: FolderKind, cls: type[Config]) -> Config:
     """Read the configuration. Raises UserError for a folder that holds something else."""
-    path = folder / kind.config
-    if not path.is_file() or not (folder / kind.weights).is_file():
-        raise UserError(
-            f"{folder} is no {kind.noun}: it needs {kind.weights} and {kind.config}; {kind.remedy}"
-        )
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # also for bytes that are not text
-        raise UserError(f"{path} is not JSON; {kind.remedy}") from error
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     names = {field.name for field in fields}
     # a field with a default may be missing: older folders do not have it
     required = {field.name for field in fields if field.default is dataclasses.MISSING}
-    if not isinstance(values, Mapping) or not required <= set(values) <= names:
-        raise UserError(
-            f"{path} must hold {', '.join(sorted(names))} and nothing else; {kind.remedy}"
-        )
-    return cls(**values)
+    with described_in(folder, kind) as path:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not required <= set(values) <= names:
+            raise UserError(
+                f"{path} must hold {', '.join(sorted(names))} and nothing else; {kind.remedy}"
+            )
+        return cls(**values)
 
 
 @contextmanager
 def described_in(folder: Path, kind: FolderKind) -> Iterator[Path]:
-    """The file of a released configuration, for a block that reads it. What the block misses there,
-    or finds to be of another form, becomes a UserError.
+    """The file of a configuration, for a block that reads it. What the block misses there, or finds
+    to be of another form, becomes a UserError.
     """
     path = folder / kind.config
     try:
         yield path
     except UserError:  # says itself what is wrong
         raise
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(
-            f"{folder} is no {kind.noun}: it needs {kind.config}; {kind.remedy}"
+            f"{folder} is no {kind.noun}: it needs {kind.config} and {kind.weights}; {kind.remedy}"
         ) from error
     except (
         ValueError,

@@ -48,6 +48,7 @@ class Answers(TokenLoop):
     """
 
     draft_shape = DraftShape.ROWS
+    greedy_only = True  # each text is judged by the target's most likely tokens
 
     def __init__(self, target: LoadedModel, file: FilePath | None = None) -> None:
         if not isinstance(file, str):
@@ -99,12 +100,7 @@ class Answers(TokenLoop):
         return keys
 
     def _answer(self, request: Request) -> ReplayedAnswer:
-        """Raises UserError for a prompt without an answer, and for sampled texts."""
-        if not request.sampling.greedy:
-            raise UserError(
-                "policy answers judges each text by the target's most likely tokens, got"
-                f" decoding.temperature={request.sampling.temperature}; use decoding=greedy"
-            )
+        """Raises UserError for a prompt without an answer."""
         key = prompt_ids(request.source)
         if (answer := self._by_prompt.get(key)) is None:
             text = self.target.checkpoint.tokenizer.decode(list(key), skip_special_tokens=True)

@@ -20,7 +20,8 @@ from bild_lab.engine.session import (
     ALL_LOGITS,
     ChainResult,
     ChainSpec,
-    GrownTree,
+    Drafted,
+    DraftSpec,
     OutputSpec,
     RowsOrTokens,
     Scores,
@@ -107,9 +108,9 @@ class Layers(Protocol):
     def run(self, forward_pass: ForwardPass) -> Scores:
         """Run the rows. `hidden` of the result has all rows."""
 
-    def draft(self, start: int, tokens: Sequence[int], chain: ChainSpec) -> ChainResult | None:
-        """Run these rows from slot `start` on, and a chain after them; None if there is no program
-        for it.
+    def draft(self, start: int, tokens: Sequence[int], spec: DraftSpec) -> Drafted | None:
+        """Run these rows from slot `start` on, and draft a chain or a tree after them; None if there is
+        no program for it.
         """
         return None
 
@@ -127,20 +128,9 @@ class Layers(Protocol):
         """As in `StagedSession`, at slot `start`."""
         return None
 
-    def grow(self, start: int, tokens: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
-        """Run these rows from slot `start` on, and a tree after them; None if there is no program
-        for it.
-        """
-        return None
-
     def scored(self, forward_pass: ForwardPass) -> int:
         """For how many rows the head runs."""
         return forward_pass.read
-
-    def memory_of_last_layers(
-        self, layers: int
-    ) -> tuple[Float[Tensor, "layers heads s dim"], Float[Tensor, "layers heads s dim"]]:
-        """Keys and values of the source in the last so many layers, which have run before."""
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         """Move these rows, counted from slot `start`, to slot `start` and the following slots, in
@@ -236,15 +226,18 @@ class CachedSession:
         return replace(scores, hidden=tuple(states[-shown_count:] for states in scores.hidden))
 
     @torch.inference_mode()
-    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
-        if not chain.plain:
+    def draft(self, rows: Sequence[int], spec: DraftSpec) -> Drafted | None:
+        if not spec.plain:
             return None
-        if chain.position is not None:
-            return self._draft_ahead(rows, chain, self.layers.reserved + chain.position)
+        is_tree = isinstance(spec, TreeSpec)
+        if not is_tree and spec.position is not None:
+            return self._draft_ahead(rows, spec, self.layers.reserved + spec.position)
         tokens = self._rows_after_prompt(rows)
-        drafted = self.layers.draft(self._cached, tokens, chain)
+        drafted = self.layers.draft(self._cached, tokens, spec)
         if drafted is not None:
-            self._record_program([len(tokens), *[1] * (drafted.forwards - 1)], chain.vocabulary)
+            if is_tree:
+                self._base = self._cached + len(tokens)
+            self._record_program([len(tokens), *drafted.later_rows], spec.vocabulary)
         return drafted
 
     @torch.inference_mode()
@@ -261,17 +254,6 @@ class CachedSession:
             self._cached, [1], layers=layers, filled_layers=self.layers.depth - layers
         )
         return early_exit
-
-    @torch.inference_mode()
-    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
-        if not tree_spec.plain:
-            return None
-        tokens = self._rows_after_prompt(rows)
-        grown = self.layers.grow(self._cached, tokens, tree_spec)
-        if grown is not None:
-            self._base = self._cached + len(tokens)
-            self._record_program([len(tokens), *grown.forwards[1:]], tree_spec.vocabulary)
-        return grown
 
     def _require_runnable(self, forward_pass: ForwardPass, is_text: bool) -> None:
         """Raise UserError for a forward that an engine cannot run: it would read memory that is not the
@@ -332,9 +314,6 @@ class CachedSession:
         if self._pending:
             last_token = self._pending.pop()  # the others run with it
             self.extend([last_token], PROMPT)
-
-    def memory(self, layers: int) -> tuple[Tensor, Tensor]:
-        return self.layers.memory_of_last_layers(layers)
 
     @torch.inference_mode()
     def commit_row(self, row: int, layers: Sequence[int]) -> None:
@@ -410,7 +389,7 @@ class CachedSession:
             return None
         end = self._record_forwards(
             start,
-            [len(rows), *[1] * (drafted.forwards - 1)],
+            [len(rows), *drafted.later_rows],
             layers=len(chain.layers),
             skipped_attention=len(chain.skipped.attention),
             skipped_feed_forward=len(chain.skipped.feed_forward),

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,6 +19,11 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat1
 CORES = 2  # how many a process needs while it drives a GPU with the clock running
 # Linux's control groups, and those that a process is in
 CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# by their version how they name a limit, what is used of it, and the lines of memory.stat begin
+MEMORY_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: ("memory.max", "memory.current", ""),
+}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -74,21 +78,6 @@ def wait_for(device: torch.device) -> None:
     """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-@dataclass(frozen=True)
-class MemoryFiles:
-    """How a version of control groups names a limit, what is used of it, and the lines of
-    memory.stat.
-    """
-
-    limit: str
-    used: str
-    prefix: str = ""
-
-
-V1 = MemoryFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-V2 = MemoryFiles("memory.max", "memory.current")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -243,11 +232,18 @@ def kept_bytes(device: torch.device) -> int:
 
 def free_in_groups(mounted: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[int]:
     """Bytes that are free in each control group of this process that has a limit, of version 1 or
-    2.
+    2. Pages of files that can be read again are free, as in `MemAvailable`.
     """
     for group, version in _groups("memory", mounted, membership):
-        if (free := _free_in(group, V1 if version == 1 else V2)) is not None:
-            yield free
+        limit_file, used_file, prefix = MEMORY_FILES[version]
+        try:
+            limit, used = (int((group / name).read_text()) for name in (limit_file, used_file))
+            lines = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+            statistics = {name: int(value) for name, value in lines}
+        except (OSError, ValueError):  # ValueError: the limit is the word max
+            continue
+        pages = (statistics.get(f"{prefix}{name}", 0) for name in ("active_file", "inactive_file"))
+        yield limit - used + sum(pages)
 
 
 def cores_of_groups(mounted: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[float]:
@@ -291,20 +287,3 @@ def _groups(controller: str, mounted: Path, membership: Path) -> Iterator[tuple[
         for mount in mounts:
             for folder in (path, *path.parents):
                 yield mount / folder, version
-
-
-def _free_in(group: Path, files: MemoryFiles) -> int | None:
-    """None without a limit.
-
-    Pages of files that can be read again are free, as in `MemAvailable`.
-    """
-    try:
-        limit, used = (int((group / name).read_text()) for name in (files.limit, files.used))
-        lines = (line.split() for line in (group / "memory.stat").read_text().splitlines())
-        statistics = {name: int(value) for name, value in lines}
-    except (OSError, ValueError):  # ValueError: the limit is the word max
-        return None
-    pages = sum(
-        statistics.get(f"{files.prefix}{name}", 0) for name in ("active_file", "inactive_file")
-    )
-    return limit - used + pages

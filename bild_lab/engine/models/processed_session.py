@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from bild_lab.engine.draft import ROOT, Tree, misplaced_node
+from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import (
@@ -26,7 +26,6 @@ from bild_lab.engine.session import (
     on_device,
 )
 from bild_lab.engine.trace import Forward
-from bild_lab.errors import UserError
 
 
 def processed(session: Session, source: Source) -> Session:
@@ -63,9 +62,6 @@ class SessionOver(StagedSession):
 
     def prefill(self) -> None:
         self._session.prefill()
-
-    def memory(self, layers: int) -> tuple[Tensor, Tensor]:
-        return self._session.memory(layers)
 
     def commit_row(self, row: int, layers: Sequence[int]) -> None:
         self._session.commit_row(row, layers)
@@ -115,11 +111,6 @@ class ProcessedSession(SessionOver):
         """
         count, width = logits.shape
         parents = range(-1, len(self._fed) - 1) if tree is None else tree.parents.tolist()
-        if (row := misplaced_node(parents)) is not None:
-            raise UserError(
-                f"row {row} of a tree has the parent {parents[row]}; a drafted token's parent is an"
-                f" earlier one, or {ROOT} where it follows the text"
-            )
         raw_logits = precise(logits)
         changed = raw_logits.clone()
         for place, row in enumerate(range(len(self._fed) - count, len(self._fed))):

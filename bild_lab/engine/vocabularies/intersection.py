@@ -17,7 +17,8 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
     ALL_LOGITS,
     ChainResult,
-    ChainSpec,
+    Drafted,
+    DraftSpec,
     GrownTree,
     OutputSpec,
     Rows,
@@ -193,9 +194,8 @@ class WithinPositions(SessionOver):
         """`IntersectionSession.room`, for a drafter that feeds tokens of another one."""
         return self._translated.room(rows)
 
-    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
-        return None if self._translated.fits(rows, chain.steps) else ChainResult()
-
-    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
-        drafted = tree_spec.depth * tree_spec.width
-        return None if self._translated.fits(rows, drafted) else GrownTree()
+    def draft(self, rows: Sequence[int], spec: DraftSpec) -> Drafted | None:
+        is_tree = isinstance(spec, TreeSpec)
+        if self._translated.fits(rows, spec.depth * spec.width if is_tree else spec.steps):
+            return None
+        return GrownTree() if is_tree else ChainResult()

@@ -19,16 +19,14 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
     ALL_LOGITS,
     DEFAULT_OPTIONS,
-    ChainResult,
-    ChainSpec,
-    GrownTree,
+    Drafted,
+    DraftSpec,
     LoadedModel,
     OutputSpec,
     RowsOrTokens,
     Scores,
     Session,
     SessionOptions,
-    TreeSpec,
     as_rows,
 )
 
@@ -151,10 +149,6 @@ class SharedIdSession(SessionOver):
         scores = self._session.extend(draft_rows, replace(output_spec, vocabulary=vocabulary))
         return scores.with_logits(lambda logits: self._model.scored(logits, vocabulary))
 
-    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
-        chain = replace(chain, vocabulary=self._vocabulary(chain.vocabulary))
-        return self._session.draft(self._model.read(rows), chain)
-
-    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
-        tree_spec = replace(tree_spec, vocabulary=self._vocabulary(tree_spec.vocabulary))
-        return self._session.grow(self._model.read(rows), tree_spec)
+    def draft(self, rows: Sequence[int], spec: DraftSpec) -> Drafted | None:
+        spec = replace(spec, vocabulary=self._vocabulary(spec.vocabulary))
+        return self._session.draft(self._model.read(rows), spec)

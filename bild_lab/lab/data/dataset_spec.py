@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from bild_lab.engine.models.checkpoint.chat import ChatSettings, sample_text
+from bild_lab.engine.models.checkpoint.chat import ChatSettings, chat_text
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.data.formats import plain_stem, suffix_of
 from bild_lab.lab.data.rows import SPLIT_WORDS, canonical_split, split_of
@@ -351,12 +351,12 @@ def own_template(checkpoint: Checkpoint, chat: ChatSettings) -> tuple[str, str |
         )
     question, answer = ({"role": role, "content": f"{{{text}}}"} for role, text in ROLES.items())
     one_turn, two_turns = (
-        sample_text(tokenizer, checkpoint.path, turns, chat)
+        chat_text(tokenizer, checkpoint.path, turns, chat, warns=False)
         for turns in ([question], [question, answer, question])
     )
     next_turn = two_turns.removeprefix(one_turn) if two_turns.startswith(one_turn) else None
     apart = {**question, "content": f"\n\t {question['content']} \t\n"}
-    trims = sample_text(tokenizer, checkpoint.path, [apart], chat) == one_turn
+    trims = chat_text(tokenizer, checkpoint.path, [apart], chat, warns=False) == one_turn
     return one_turn, next_turn, trims
 
 

@@ -240,23 +240,16 @@ class Decoder:
         return requests
 
     def require_sampling(self, sampling: Sampling) -> None:
-        """Raise UserError for sampled texts of a method that decodes greedily alone."""
-        if self._greedy_only and not sampling.greedy:
+        """Raise UserError for sampled texts of a method that decodes greedily alone, as it says
+        itself, or as a peer that says nothing.
+        """
+        greedy_only = getattr(self.method, "greedy_only", isinstance(self.method, External))
+        if greedy_only and not sampling.greedy:
             raise UserError(
                 f"policy {self.policy or type(self.method).__name__} decodes greedily, got"
                 f" decoding.temperature={sampling.temperature}; use decoding=greedy, or another"
                 " policy"
             )
-
-    @property
-    def _greedy_only(self) -> bool:
-        """Whether the method samples nothing, as it says itself, or its drafter or rule. A peer that
-        says nothing decodes greedily alone.
-        """
-        if getattr(self.method, "greedy_only", isinstance(self.method, External)):
-            return True
-        parts = [getattr(self.method, name, None) for name in ("drafter", "acceptance")]
-        return any(getattr(method_part, "greedy_only", False) for method_part in parts)
 
     def require_batches(self, sampling: Sampling) -> None:
         """Raise UserError for a method that decodes no batches, or none of such texts."""

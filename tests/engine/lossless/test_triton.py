@@ -213,14 +213,14 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     from bild_lab.engine.models.native.gpu import TritonDecoder
 
     grown: list[bool] = []
-    grow = TritonDecoder.grow
+    draft = TritonDecoder.draft
 
     def counted(decoder: TritonDecoder, *texts: object) -> Sequence[GrownTree | None]:
-        trees = grow(decoder, *texts)
+        trees = draft(decoder, *texts)
         grown.extend(tree is not None for tree in trees)
         return trees
 
-    monkeypatch.setattr(TritonDecoder, "grow", counted)
+    monkeypatch.setattr(TritonDecoder, "draft", counted)
     return grown
 
 

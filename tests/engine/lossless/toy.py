@@ -18,12 +18,11 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import (
     ALL_LOGITS,
-    ChainSpec,
+    DraftSpec,
     OutputSpec,
     Rows,
     Scores,
     Session,
-    TreeSpec,
     as_rows,
 )
 from bild_lab.engine.trace import Forward, Trace
@@ -66,11 +65,8 @@ class TableSession:
         self._fed = len(tokens) if rows.tree is None else len(rows.tree)
         return Scores(self._logits[tokens[-(output_spec.logits or len(tokens)) :]])
 
-    def draft(self, rows: Sequence[int], chain: ChainSpec) -> None:
+    def draft(self, rows: Sequence[int], spec: DraftSpec) -> None:
         """There is no program."""
-
-    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> None:
-        """Nor for a tree."""
 
     def keep(self, path: Sequence[int]) -> None:
         self.length += len(path) - self._fed

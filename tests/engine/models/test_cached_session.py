@@ -79,10 +79,6 @@ class DigitLayers:
         self.asked.append(("forward_until_confident", *call))
         return self.program
 
-    def grow(self, *call: object) -> object:
-        self.asked.append(("grow", *call))
-        return self.program
-
     def gather(self, *call: object) -> None:
         self.asked.append(("gather", *call))
 
@@ -217,11 +213,11 @@ def test_a_program_drafts_a_chain_after_the_rows_or_there_is_none() -> None:
 
 def test_a_program_grows_a_tree_whose_rows_can_be_kept() -> None:
     session, layers = opened([3, 4, 5], reserved=1)
-    assert session.grow([5], GROWTH) is None
-    assert session.grow([5], TreeSpec(4, 2, 2, 2, frozenset(), plain=False)) is None
+    assert session.draft([5], GROWTH) is None
+    assert session.draft([5], TreeSpec(4, 2, 2, 2, frozenset(), plain=False)) is None
     layers.program = GrownTree([6, 7, 8], [-1, -1, 0], [0, 1, None], [9, 2, 3])
-    assert session.grow([5, 6], GROWTH) is layers.program
-    assert layers.asked == [("grow", 1, [3, 4, 5], GROWTH), ("grow", 1, [3, 4, 5, 6], GROWTH)]
+    assert session.draft([5, 6], GROWTH) is layers.program
+    assert layers.asked == [("draft", 1, [3, 4, 5], GROWTH), ("draft", 1, [3, 4, 5, 6], GROWTH)]
     assert [(each.rows, each.cached, each.scored) for each in session.forwards] == [
         (4, 1, 1),
         (2, 5, 2),

@@ -19,7 +19,6 @@ from bild_lab.engine.models.checkpoint.chat import (
     ChatSettings,
     CompleteText,
     chat_text,
-    sample_text,
 )
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
@@ -394,7 +393,7 @@ def test_a_message_that_a_template_leaves_out_is_named(
     messages = [
         {"role": role, "content": text} for role, text in zip(roles, contents, strict=False)
     ]
-    sample_text(tokenizer, "it", messages, ChatSettings())
+    chat_text(tokenizer, "it", messages, ChatSettings(), warns=False)
     assert not caplog.text
     for longer in range(2):
         chat_text(tokenizer, "it", [*messages, *messages[-1:] * longer], ChatSettings())

@@ -13,9 +13,7 @@ import torch
 
 from bild_lab.engine.models import device
 from bild_lab.engine.models.device import (
-    V1,
-    V2,
-    MemoryFiles,
+    MEMORY_FILES,
     cores_of_groups,
     default_threads,
     free_bytes,
@@ -27,11 +25,12 @@ from bild_lab.engine.models.device import (
 MIB = 1024**2
 
 
-def write_group(folder: Path, files: MemoryFiles, limit: int | str, used: int, cached: int) -> None:
+def write_group(folder: Path, version: int, limit: int | str, used: int, cached: int) -> None:
     """cached: bytes of file pages, most of them inactive."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / files.limit).write_text(f"{limit}\n")
-    (folder / files.used).write_text(f"{used}\n")
+    limit_file, used_file, version_prefix = MEMORY_FILES[version]
+    (folder / limit_file).write_text(f"{limit}\n")
+    (folder / used_file).write_text(f"{used}\n")
     lines = {
         "anon": used - cached,
         "active_file": cached // 4,
@@ -40,7 +39,7 @@ def write_group(folder: Path, files: MemoryFiles, limit: int | str, used: int, c
     }
     text = "".join(
         f"{prefix}{name} {value}\n"
-        for prefix in {files.prefix, ""}
+        for prefix in {version_prefix, ""}
         for name, value in lines.items()
     )
     (folder / "memory.stat").write_text(text)
@@ -52,33 +51,33 @@ def free(folder: Path, membership: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("files", "mount", "line"),
+    ("version", "mount", "line"),
     [
-        (V2, "", "0::/jobs/mine\n"),
-        (V2, "unified", "0::/jobs/mine\n"),
-        (V1, "memory", "4:cpu,memory:/jobs/mine\n"),
+        (2, "", "0::/jobs/mine\n"),
+        (2, "unified", "0::/jobs/mine\n"),
+        (1, "memory", "4:cpu,memory:/jobs/mine\n"),
     ],
     ids=["v2", "v2 beside v1", "v1"],
 )
 def test_what_is_free_is_the_limit_less_what_cannot_be_reclaimed(
-    files: MemoryFiles, mount: str, line: str, tmp_path: Path
+    version: int, mount: str, line: str, tmp_path: Path
 ) -> None:
     groups = tmp_path / mount
-    write_group(groups / "jobs/mine", files, 1000 * MIB, 600 * MIB, 200 * MIB)
+    write_group(groups / "jobs/mine", version, 1000 * MIB, 600 * MIB, 200 * MIB)
     assert free(tmp_path, f"9:pids:/elsewhere\n{line}") == [600 * MIB]
-    write_group(groups / "jobs", files, 900 * MIB, 700 * MIB, 200 * MIB)  # of all jobs together
+    write_group(groups / "jobs", version, 900 * MIB, 700 * MIB, 200 * MIB)  # of all jobs together
     assert free(tmp_path, line) == [400 * MIB, 600 * MIB]
 
 
 def test_inside_a_container_the_topmost_group_that_is_seen_counts(tmp_path: Path) -> None:
-    write_group(tmp_path, V2, 500 * MIB, 100 * MIB, 0)
+    write_group(tmp_path, 2, 500 * MIB, 100 * MIB, 0)
     assert free(tmp_path, "0::/\n") == free(tmp_path, "0::/docker/abc\n") == [400 * MIB]
 
 
 def test_without_a_limit_the_machine_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_group(tmp_path, V2, "max", 100 * MIB, 0)
+    write_group(tmp_path, 2, "max", 100 * MIB, 0)
     assert free(tmp_path, "0::/\n") == free(tmp_path, "1:cpu:/\n") == []
     assert list(free_in_groups(tmp_path, tmp_path / "none")) == []
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=800 * MIB))

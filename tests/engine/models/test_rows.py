@@ -93,7 +93,7 @@ def test_the_kernels_read_nothing_after_the_embedding(folder: Path, token: int) 
     with refused:
         session(folder).draft([5, token], ChainSpec(steps=2, end_tokens=frozenset()))
     with refused:
-        session(folder).grow(
+        session(folder).draft(
             [5, token], TreeSpec(nodes=3, depth=2, width=2, children=2, end_tokens=frozenset())
         )
 

@@ -174,15 +174,6 @@ def test_a_module_keeps_no_hook_of_a_forward() -> None:
     assert not head._forward_pre_hooks
 
 
-def test_both_engines_give_the_memory_of_the_last_layers() -> None:
-    memories = []
-    for engine in ("hf", "native"):
-        session, _, prompt = opened_on(engine, "t5")
-        session.extend(prompt)
-        memories.append(torch.stack(session.memory(2)))
-    torch.testing.assert_close(memories[0].flatten(), memories[1].flatten(), atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.parametrize("engine", ["hf", "native"])
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_embeddings_as_states_score_as_their_tokens_do(engine: str, family: str) -> None:

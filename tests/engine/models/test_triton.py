@@ -334,7 +334,7 @@ def test_a_text_drafts_by_a_program_from_its_first_draft_on(length: int) -> None
     for grows in (False, True):
         session = triton_session(decoder, Source(prompt), 64, like=loop)
         if grows:
-            tree = session.grow([prompt[-1]], TreeSpec(4, 2, 2, 2, frozenset()))
+            tree = session.draft([prompt[-1]], TreeSpec(4, 2, 2, 2, frozenset()))
             assert tree is not None
         else:
             found = session.draft([prompt[-1]], chain)
@@ -342,21 +342,6 @@ def test_a_text_drafts_by_a_program_from_its_first_draft_on(length: int) -> None
             assert found.confidences == pytest.approx(confidences, rel=1e-3)
         prompts = [forward.rows for forward in session.forwards][:2]
         assert prompts[0] == (length if length <= 64 else length - 1)
-
-
-def test_a_launch_names_what_its_kernel_takes() -> None:
-    from bild_lab.engine.models.native.gpu.plan import PassShape  # late: needs Triton
-
-    _, decoder, source = build("llama", torch.float16)
-    plan = triton_session(decoder, source, 64).layers.packed.plan
-    launch = plan.copy_of_stream(plan.buffers.hidden[0], PassShape.unsized([0]))
-    renamed = {
-        ("goal" if name == "target" else name): launch.arguments[name] for name in launch.arguments
-    }
-    with pytest.raises(
-        ValueError, match=r"copy_rows and its launch differ in \['goal', 'target'\]"
-    ):
-        replace(launch, arguments=renamed)
 
 
 @torch.inference_mode()
@@ -503,18 +488,3 @@ def test_a_drawn_chain_has_its_distributions() -> None:
             assert set(result.tokens) <= set(chain.vocabulary.tokens.tolist())
         else:
             assert result.unscaled_probs.shape == result.probs.shape
-
-
-@torch.inference_mode()
-def test_a_row_after_the_cache_or_the_rotations_is_refused() -> None:
-    _, decoder, source = build("llama")
-    session = triton_session(decoder, source, 64)
-    session.extend([5])
-    row = session.layers.text_rows(session.layers.cache.capacity, 1)
-    with pytest.raises(IndexError, match="lies behind a cache of"):
-        session.layers.packed.run(torch.tensor([5]), [row])
-    empty = decoder.rotations(4)
-    session.layers.packed.rotate_by(*(table[:, :4] for table in empty))
-    row = session.layers.text_rows(session.length, 1)
-    with pytest.raises(IndexError, match="lies behind 4 rotations"):
-        session.layers.packed.run(torch.tensor([5]), [row])

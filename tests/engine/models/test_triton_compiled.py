@@ -40,8 +40,7 @@ def test_kernels_compile_without_spills(capability: int) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
     assert {kernel["kernel"] for kernel in kernels} == {
-        "embed",
-        "resume",
+        "begin_stream",
         "copy_rows",
         "choose",
         "add_children",

@@ -65,15 +65,6 @@ def test_a_row_leaves_where_and_with_what_it_does_layer_by_layer(name: str) -> N
     assert exits[0] == 1 and exits[-1] == depth
 
 
-@torch.inference_mode()
-def test_one_row_leaves_at_a_time() -> None:
-    _, decoder, source = build("llama")
-    session = triton_session(decoder, source, 64)
-    rows = session.layers.text_rows(0, 2)
-    with pytest.raises(ValueError, match="one row leaves early, not 2"):
-        session.layers.packed.run(torch.tensor([5, 6]), [rows], exit_threshold=0.5)
-
-
 def test_the_kernel_after_a_measurement_begins_in_turn() -> None:
     """It reads whether the row runs before it waits; no GPU here would show it."""
     from bild_lab.engine.models.native.gpu.exits import leave_if_confident

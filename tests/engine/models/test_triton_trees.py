@@ -49,7 +49,7 @@ class Loop:
         self.levels.append(scores.logits)
         return scores
 
-    def grow(self, tokens: list[int], tree_spec: TreeSpec) -> GrownTree:
+    def draft(self, tokens: list[int], tree_spec: TreeSpec) -> GrownTree:
         self.vocabulary = tree_spec.vocabulary
         warm = tree_spec.temperature != 1.0
         sampling = Sampling(tree_spec.temperature) if warm else Sampling()
@@ -100,7 +100,7 @@ def check_same_tree(
     session = triton_session(decoder, source, 96, like=loop.session)
     trees = []
     for tree_spec in tree_specs:
-        expected, grown = loop.grow(tokens, tree_spec), session.grow(tokens, tree_spec)
+        expected, grown = loop.draft(tokens, tree_spec), session.draft(tokens, tree_spec)
         assert (grown.tokens, grown.parents) == (expected.tokens, expected.parents)
         assert grown.rows == expected.rows
         assert grown.forwards[1:] == expected.forwards[1:]
@@ -134,7 +134,7 @@ def test_a_program_grows_the_tree_that_the_loop_does(name: str) -> None:
 def free_tree(decoder: Decoder, source: Source, tokens: list[int]) -> tuple[Loop, GrownTree]:
     """The tree that no rule ends."""
     loop = Loop(triton_session(decoder, source, 96))
-    return loop, loop.grow(tokens, FREE)
+    return loop, loop.draft(tokens, FREE)
 
 
 @pytest.mark.slow
@@ -261,7 +261,7 @@ def test_of_equal_scores_the_first_tokens_are_children_and_grow() -> None:
     source = Source((1, 14, 3))
     with tilings(streaming(16, 32, 1, 4, 2)):
         session = triton_model(module).start(source, 9)
-        tree = session.grow(source.prompt[-1:], replace(FREE, depth=2, width=2, children=6))
+        tree = session.draft(source.prompt[-1:], replace(FREE, depth=2, width=2, children=6))
     first = tree.tokens[0]
     assert tree.tokens[:6] == list(range(first, first + 24, 4)) and first < 4
     assert tree.rows == [0, 1, *[None] * 16]
@@ -272,10 +272,10 @@ def test_kernels_of_a_tree_that_has_ended_do_nothing() -> None:
     _, decoder, source = build("llama", torch.float16)
     session = triton_session(decoder, source, 64)
     stream = session.layers.packed.plan.buffers.x
-    session.grow([5], replace(FREE, depth=1))
+    session.draft([5], replace(FREE, depth=1))
     expected = stream.clone()
     session = triton_session(decoder, source, 64, like=session)
-    tree = session.grow([5], replace(FREE, min_prob=1.0))
+    tree = session.draft([5], replace(FREE, min_prob=1.0))
     assert (len(tree.tokens), tree.rows, len(tree.forwards)) == (3, [None] * 3, 1)
     assert torch.equal(stream, expected)
     assert written_slots(session) == len(source.prompt)
@@ -286,7 +286,7 @@ def test_kernels_of_a_tree_that_has_ended_do_nothing() -> None:
 def test_a_program_of_more_levels_writes_no_row_more() -> None:
     _, decoder, source = build("llama", torch.float16)
     session = triton_session(decoder, source, 64)
-    session.grow([5], replace(FREE, depth=9, width=1, children=1))  # by a program of ten
+    session.draft([5], replace(FREE, depth=9, width=1, children=1))  # by a program of ten
     assert written_slots(session) == len(source.prompt) + 8
 
 
@@ -303,7 +303,7 @@ def test_texts_grow_side_by_side_what_each_grows_alone(name: str) -> None:
     fed = [[*each.prompt, *[7, 8][:index]] for index, each in enumerate(sources)]
     loops = [Loop(triton_session(decoder, each, 64, like=first)) for each in sources]
     rows = [tokens[len(each.prompt) - 1 :] for tokens, each in zip(fed, sources, strict=True)]
-    free = [loop.grow(tokens, FREE) for loop, tokens in zip(loops, rows, strict=True)]
+    free = [loop.draft(tokens, FREE) for loop, tokens in zip(loops, rows, strict=True)]
     tree_specs = [
         FREE,
         # it ends early, and another one goes on
@@ -311,14 +311,14 @@ def test_texts_grow_side_by_side_what_each_grows_alone(name: str) -> None:
         replace(FREE, nodes=6, min_prob=1.1 * max(loops[2].chances(free[2])[3:])),
     ]
     expected = [
-        triton_session(decoder, each, 64, like=first).grow(tokens, tree_spec)
+        triton_session(decoder, each, 64, like=first).draft(tokens, tree_spec)
         for each, tokens, tree_spec in zip(sources, rows, tree_specs, strict=True)
     ]
     texts = [
         session.layers.text_rows(0, len(tokens))
         for session, tokens in zip(sessions, fed, strict=True)
     ]
-    assert first.layers.packed.grow(fed, texts, tree_specs) == expected
+    assert first.layers.packed.draft(fed, texts, tree_specs) == expected
     assert len({len(tree.forwards) for tree in expected}) == 3
 
 
@@ -328,10 +328,10 @@ def test_texts_of_more_rows_than_a_forward_has_grow_in_parts() -> None:
     _, decoder, source = build("llama", torch.float16)
     wide = replace(FREE, depth=2, width=33, children=20)
     first = triton_session(decoder, source, 64)
-    expected = first.grow([source.prompt[-1]], wide)
+    expected = first.draft([source.prompt[-1]], wide)
     sessions = [triton_session(decoder, source, 64, like=first) for _ in range(2)]
     texts = [session.layers.text_rows(0, len(source.prompt)) for session in sessions]
-    trees = first.layers.packed.grow([list(source.prompt)] * 2, texts, [wide] * 2)
+    trees = first.layers.packed.draft([list(source.prompt)] * 2, texts, [wide] * 2)
     assert trees == [expected] * 2
 
 
@@ -371,7 +371,7 @@ def test_a_tree_without_a_program_leaves_the_others_theirs() -> None:
             session.layers.text_rows(0, len(fed[place]))
             for session, place in zip(sessions, places, strict=True)
         ]
-        return first.layers.packed.grow(
+        return first.layers.packed.draft(
             [fed[place] for place in places], texts, [tree_specs[place] for place in places]
         )
 
@@ -386,13 +386,13 @@ def test_a_tree_that_has_ended_stays_so_whatever_an_earlier_one_left_there() -> 
     first = triton_session(decoder, source, 64)
     tree_specs = [replace(TINY, depth=1), replace(TINY, depth=4)]
     expected = [
-        triton_session(decoder, source, 64, like=first).grow([source.prompt[-1]], tree_spec)
+        triton_session(decoder, source, 64, like=first).draft([source.prompt[-1]], tree_spec)
         for tree_spec in tree_specs
     ]
     packed, prompt = first.layers.packed, list(source.prompt)
     for _ in range(2):
         sessions = [triton_session(decoder, source, 64, like=first) for _ in tree_specs]
         texts = [session.layers.text_rows(0, len(prompt)) for session in sessions]
-        assert packed.grow([prompt, prompt], texts, tree_specs) == expected
+        assert packed.draft([prompt, prompt], texts, tree_specs) == expected
         for levels in packed._trees._grown_levels.values():
             levels._memory.zero_()  # leaves of every level, with children

@@ -76,6 +76,12 @@ RENAMED = {
     "self_attn.": "",
     "mlp.": "",
 }
+# where in the layer its own weights are
+PLACES = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"), "self_attn."),
+    **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp."),
+    **dict.fromkeys(("post_attention_layernorm", "input_layernorm", "hidden_norm"), ""),
+}
 # the first follows from d2t, the second from the configuration
 IGNORED = ("t2d", "rotary_emb.inv_freq")
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"  # vLLM's name for the target's layers
@@ -364,18 +370,11 @@ def _state_norm(weights: Mapping[str, Tensor]) -> str | None:
 
 
 def _released_name(name: str, prefix: str) -> str:
+    """A weight's name in SafeAILab's releases. prefix: of the layer's own."""
     block = name.partition(".")[0]
-    if block in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        return f"{prefix}self_attn.{name}"
-    if block in ("q_norm", "k_norm"):
-        return f"{prefix}self_attn.{name}.weight"
-    if block in ("input_norm", "fc_norm"):
-        return f"{name}.weight"
-    if block in ("gate_proj", "up_proj", "down_proj"):
-        return f"{prefix}mlp.{name}"
-    if block in ("post_attention_layernorm", "input_layernorm", "hidden_norm"):
-        return f"{prefix}{name}.weight"
-    return f"{name}.weight" if block in ("norm", "embed_tokens") else name
+    suffix = ".weight" if name == block or block == "fc_norm" else ""
+    suffix = "" if block == "d2t" else suffix
+    return f"{prefix if block in PLACES else ''}{PLACES.get(block, '')}{name}{suffix}"
 
 
 def _config(folder: Path, weights: Mapping[str, Tensor], depth: int) -> EagleConfig:

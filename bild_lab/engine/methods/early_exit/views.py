@@ -11,8 +11,8 @@ from bild_lab.engine.session import (
     ALL_LOGITS,
     DEFAULT_OPTIONS,
     NOTHING,
-    ChainResult,
-    ChainSpec,
+    Drafted,
+    DraftSpec,
     LoadedModel,
     OutputSpec,
     RowsOrTokens,
@@ -43,8 +43,6 @@ class TargetLayers:
     def start(
         self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
     ) -> LayerView:
-        if session_options.target is None:
-            raise ValueError("a view of the target starts beside the target's session, got none")
         return LayerView(session_options.target, self.layers, self.skipped)
 
 
@@ -96,7 +94,7 @@ class LayerSkip(TargetLayers):
             )
         super().__init__(target, *skipping(depth, attention, feed_forward))
         if self.skipped:
-            target.require_blocks("skipping attention or feed-forward")
+            target.require_layers("skipping attention or feed-forward", by_block=True)
 
 
 def named_layers(knob: str, layers: Sequence[int], depth: int) -> frozenset[int]:
@@ -147,19 +145,18 @@ class LayerView(SessionOver):
         self._ahead += len(rows.tokens)
         return scores
 
-    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
-        chain = replace(chain, position=self.length, layers=self._layers, skipped=self._skipped)
-        drafted = self._session.draft(rows, chain)
+    def draft(self, rows: Sequence[int], spec: DraftSpec) -> Drafted | None:
+        """Raises UserError for a tree: a view drafts chains."""
+        if isinstance(spec, TreeSpec):
+            raise UserError(
+                "layers of the target draft chains alone; choose ModelDrafter for them, such as"
+                " policy=layer_skip, or a draft model for trees"
+            )
+        spec = replace(spec, position=self.length, layers=self._layers, skipped=self._skipped)
+        drafted = self._session.draft(rows, spec)
         if drafted is not None:
             self._ahead += len(rows) + drafted.forwards - 1
         return drafted
-
-    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> None:
-        """Raises UserError: a view drafts chains."""
-        raise UserError(
-            "layers of the target draft chains alone; choose ModelDrafter for them, such as"
-            " policy=layer_skip, or a draft model for trees"
-        )
 
     def keep(self, path: Sequence[int]) -> None:
         """Nothing to keep: the target's pass replaces its rows."""

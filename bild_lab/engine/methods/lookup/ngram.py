@@ -156,18 +156,17 @@ class NGramTable:
         return TokenCounts(self.followers.tokens[start:stop], self.followers.times[start:stop])
 
     def most_likely_after(self, token: int) -> int:
-        return self._most_likely.get(token, self._most_likely_of_all)
+        return self._most_likely.get(token, self._most_likely[None])
 
     @cached_property
-    def _most_likely(self) -> dict[int, int]:
+    def _most_likely(self) -> dict[int | None, int]:
+        """The most likely token after each; None: of all."""
         seen = self.starts.diff().nonzero()[:, 0]
-        return dict(
-            zip(seen.tolist(), self.followers.tokens[self.starts[seen]].tolist(), strict=True)
-        )
-
-    @cached_property
-    def _most_likely_of_all(self) -> int:
-        return int(self.unigrams.tokens[0])
+        followers = self.followers.tokens[self.starts[seen]]
+        return {
+            None: int(self.unigrams.tokens[0]),
+            **dict(zip(seen.tolist(), followers.tolist(), strict=True)),
+        }
 
     def unigram(self) -> NGramTable:
         """The table of this corpus without its bigrams."""

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -41,12 +41,9 @@ from bild_lab.errors import UserError, require_whole
 from bild_lab.files import NamesFile
 
 SHARED = "shared"
-CPU = torch.device("cpu")
 
-First = TypeVar("First")
-Second = TypeVar("Second")
-# runs two functions at once and returns both results
-RunBoth = Callable[[Callable[[], First], Callable[[], Second]], tuple[First, Second]]
+Work = Callable[[], Tensor]
+RunBoth = Callable[[Work, Work], tuple[Tensor, Tensor]]  # two pieces at once, and both results
 
 # from a layer, counted from 1, and its output
 Head = Callable[[int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]
@@ -297,24 +294,19 @@ def one_thread_a_lane(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def in_two_threads(
-    worker: ThreadPoolExecutor, here: Callable[[], First], beside: Callable[[], Second]
-) -> tuple[First, Second]:
+def in_two_threads(worker: ThreadPoolExecutor, here: Work, beside: Work) -> tuple[Tensor, Tensor]:
     """Run `beside` in the worker thread. Kernels release Python's GIL, so both run in parallel."""
-    with one_thread_a_lane(CPU):
-        # inference mode is per thread
-        second_future = worker.submit(torch.inference_mode()(beside))
-        try:
-            first_result = here()
-        finally:
-            # wait for it even after an error: it uses the same cache
-            second_result = second_future.result()
+    # inference mode is per thread
+    second_future = worker.submit(torch.inference_mode()(beside))
+    try:
+        first_result = here()
+    finally:
+        # wait for it even after an error: it uses the same cache
+        second_result = second_future.result()
     return first_result, second_result
 
 
-def in_two_streams(
-    aside: torch.cuda.Stream, here: Callable[[], First], beside: Callable[[], Second]
-) -> tuple[First, Second]:
+def in_two_streams(aside: torch.cuda.Stream, here: Work, beside: Work) -> tuple[Tensor, Tensor]:
     """Run `beside` in its own stream.
 
     Both start after the current stream's queued work, which then waits for both.

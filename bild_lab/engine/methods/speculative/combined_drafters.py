@@ -58,7 +58,7 @@ class SpeculativeDrafter(Drafter):
             )
         self._model = draft
         self._drafter = drafter
-        self.learns_from_texts = drafter.learns_from_texts
+        self.greedy_only, self.learns_from_texts = drafter.greedy_only, drafter.learns_from_texts
         require_whole("the draft window", window, 1)
         self._window = window
         self._accept = SpeculativeSampling()
@@ -171,6 +171,7 @@ class HybridDrafter(Drafter):
                 )
         self._first, self._second, self._min_depth = first, second, min_depth
         self.drafts_trees = first.drafts_trees or second.drafts_trees
+        self.greedy_only = first.greedy_only or second.greedy_only
         self.learns_from_texts = first.learns_from_texts or second.learns_from_texts
         self.runs_target_layers = first.runs_target_layers or second.runs_target_layers
         self.gives = first.gives & second.gives

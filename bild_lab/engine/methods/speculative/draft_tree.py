@@ -80,7 +80,7 @@ class ModelTreeDrafter(Drafter):
         self._session.rollback(len(tokens) - 1)
         tree_spec = tree_spec_of_round(self._tree_spec, self._request, tokens)
         feed = tokens[self._session.length :]
-        grown = self._session.grow(feed, tree_spec)
+        grown = self._session.draft(feed, tree_spec)
         if grown is None:  # there is no program
             grown = grow_tree(self._session, feed, tree_spec, self._request.sampling)
         self._grown = grown

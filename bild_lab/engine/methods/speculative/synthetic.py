@@ -16,7 +16,7 @@ from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.session import Model, Session, on_device
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError, require_number, require_whole
+from bild_lab.errors import require_number, require_whole
 
 
 class SyntheticDrafter(Drafter):
@@ -27,7 +27,7 @@ class SyntheticDrafter(Drafter):
     difference from its speedup is due to the machine. Verify with `ExactMatch`. acceptance_rate:
     the probability, in [0, 1], that a judged token is accepted, independently of the others; the
     draws depend on prompt and position alone. Drafts cost nothing: `prepare` finds the text outside
-    the timed part. Raises UserError for values out of range, and for requests that sample.
+    the timed part. Raises UserError for values out of range.
     """
 
     drafts_trees = False
@@ -59,11 +59,6 @@ class SyntheticDrafter(Drafter):
 
     def _drafts_for(self, request: Request) -> FixedTextDrafter:
         """What is drafted for this request; it is found once."""
-        if not request.sampling.greedy:
-            raise UserError(
-                "a synthetic drafter drafts the target's greedy text, got decoding.temperature="
-                f"{request.sampling.temperature}; use decoding=greedy"
-            )
         key = (request.source.key, request.limits)
         if key not in self._known:
             self._known[key] = self._found_drafts(request)

@@ -81,41 +81,18 @@ def chat_text(
     path: str,
     messages: Sequence[Message],
     chat: ChatSettings,
-) -> str:
-    """The messages as the tokenizer's template writes them, up to where the answer begins.
-
-    path: of the checkpoint, for messages. Warns of messages that are left out. Raises UserError as
-    `sample_text` does.
-    """
-    return _chat_text(tokenizer, path, messages, chat, warns=True)
-
-
-def sample_text(
-    tokenizer: PreTrainedTokenizerBase,
-    path: str,
-    messages: Sequence[Message],
-    chat: ChatSettings,
     answered: bool = False,
+    warns: bool = True,
 ) -> str:
-    """Messages that nobody wrote, which show what the tokenizer's template does; answered: the last
-    one is the answer, and the text goes on to its end.
+    """The messages as the tokenizer's template writes them, up to where the answer begins; answered:
+    the last one is the answer, and the text goes on to its end.
 
     Templates of models that also read images may take a content as parts alone, and write nothing of
-    a text. path: of the checkpoint, for messages. Raises UserError for several templates of which
-    none is the default, for a value that the template does not name, or takes for its contrary, and
-    for messages that it refuses.
+    a text. path: of the checkpoint, for messages. warns: of messages that are left out; False for
+    samples that nobody wrote. Raises UserError for several templates of which none is the default,
+    for a value that the template does not name, or takes for its contrary, and for messages that it
+    refuses.
     """
-    return _chat_text(tokenizer, path, messages, chat, answered)
-
-
-def _chat_text(
-    tokenizer: PreTrainedTokenizerBase,
-    path: str,
-    messages: Sequence[Message],
-    chat: ChatSettings,
-    answered: bool = False,
-    warns: bool = False,
-) -> str:
     template = _template(tokenizer, path, chat)
 
     def write(form: Sequence[Message], values: Mapping[str, Any] = chat.values) -> str:
@@ -254,9 +231,10 @@ def end_of_answer(tokenizer: PreTrainedTokenizerBase, path: str, chat: ChatSetti
     """
     messages = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
     try:
-        return sample_text(tokenizer, path, messages, chat, answered=True).partition(ANSWER)[2]
+        text = chat_text(tokenizer, path, messages, chat, answered=True, warns=False)
     except UserError:
         return ""
+    return text.partition(ANSWER)[2]
 
 
 def answer_in_history(
@@ -272,7 +250,7 @@ def answer_in_history(
     def written(text: str) -> str:
         question = {"role": "user", "content": QUESTION}
         messages = [question, {"role": "assistant", "content": text}, question]
-        return sample_text(tokenizer, path, messages, chat)
+        return chat_text(tokenizer, path, messages, chat, warns=False)
 
     text_before, _, text_after = written(ANSWER).partition(ANSWER)
     try:

@@ -78,9 +78,7 @@ def in_folder(folder: Path) -> list[str]:
     """
     named = named_in_config(folder / "config.json")
     candidates = ORDER if named is None else (named,)
-    weight_file = opened_weight_file(
-        [name for name in candidates if (folder / name).is_file()], named
-    )
+    weight_file = next((name for name in candidates if (folder / name).is_file()), None)
     if weight_file is None:
         return []
     return (

@@ -160,11 +160,12 @@ class HuggingFaceModel:
         embedding, head = (module.weight.detach().to(self.device) for module in ends)
         return embedding, head
 
-    def require_layers(self, what: str, at_once: bool = False) -> None:
+    def require_layers(self, what: str, at_once: bool = False, by_block: bool = False) -> None:
         """Raise UserError unless the layers can be found; once weights are loaded, also check that
         they give the same.
 
         what: the method that needs them, for the message. at_once: in several forwards at a time.
+        by_block: also without attention, and without feed-forward.
         """
         if not SlotCache(self.checkpoint.config).cuts:
             raise UserError(NO_SINGLE_LAYERS.format(self.checkpoint.config.model_type))
@@ -175,11 +176,8 @@ class HuggingFaceModel:
                 " or target"
             )
         self._require(require_same_by_layers)
-
-    def require_blocks(self, what: str) -> None:
-        """As `require_layers`, for attention and feed-forward separately."""
-        self.require_layers(what)
-        self._require(require_same_by_blocks)
+        if by_block:
+            self._require(require_same_by_blocks)
 
     def _check_weights(self, module: PreTrainedModel) -> None:
         """What policies require of the weights, as soon as they are loaded."""
@@ -375,10 +373,10 @@ class SpreadModel(HuggingFaceModel):
             self._refuse("this drafter reads the target's vocabulary matrices")
         return super().vocabulary_weights()
 
-    def require_layers(self, what: str, at_once: bool = False) -> None:
+    def require_layers(self, what: str, at_once: bool = False, by_block: bool = False) -> None:
         if at_once:
             self._refuse(f"{what} runs the target's layers in several forwards at a time")
-        super().require_layers(what)
+        super().require_layers(what, by_block=by_block)
 
     def _refuse(self, what: str) -> NoReturn:
         raise UserError(

@@ -122,12 +122,6 @@ class ModuleLayers(Layers):
         runs_for_all = forward_pass.read and not self._keeps_logits
         return forward_pass.count if runs_for_all else forward_pass.read
 
-    def memory_of_last_layers(self, layers: int) -> tuple[Tensor, Tensor]:
-        last_layers = self._past.cross_attention_cache.layers[-layers:]
-        keys = torch.cat([layer.keys for layer in last_layers])
-        values = torch.cat([layer.values for layer in last_layers])
-        return keys, values
-
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         if self._snapshots is not None:
             raise UserError(NO_BRANCHES.format(self.config.model_type))

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from subprocess import CalledProcessError
-from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.models.native import cpu
 from bild_lab.engine.models.native.llama import head_width
-from bild_lab.engine.models.native.packed_pass import KernelDecoder
-from bild_lab.engine.models.native.quantized_matrix import for_pytorch
-from bild_lab.engine.models.native.stack import Stack
 
 GPU_PRECISIONS = (torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)  # the first whose matrix units take bfloat16
@@ -87,27 +80,3 @@ def why_unfit_for_gpu(config: PreTrainedConfig) -> str | None:
     if normed_heads and (head_dim < COLUMNS or head_dim & (head_dim - 1)):
         return f"the width of its normed heads, {head_dim}, is no power of two from {COLUMNS} on"
     return None
-
-
-def quantized_by(
-    bits: int | str, triton: bool, device: torch.device, dtype: torch.dtype
-) -> Callable[[Tensor | tuple[Any, ...]], Tensor | tuple[Any, ...]]:
-    """What takes the place of a matrix, both as `Weight` holds them: weights of so many bits, or in
-    blocks, for Triton, or for PyTorch's kernels.
-    """
-    if not triton:
-        return partial(for_pytorch, bits=bits)
-    from bild_lab.engine.models.native.gpu.block_matrix import in_blocks
-
-    return partial(in_blocks, bits=bits, device=device, dtype=dtype)
-
-
-def kernel_decoder(stack: Stack, bits: int | None, triton: bool) -> KernelDecoder:
-    """The stack as kernels run it. bits: of the weights that those of a CPU pack. triton: by Triton,
-    whose weights are as the stack holds them.
-    """
-    if not triton:
-        return cpu.PackedDecoder(stack, bits)
-    from bild_lab.engine.models.native.gpu import TritonDecoder  # Triton is not everywhere
-
-    return TritonDecoder(stack)

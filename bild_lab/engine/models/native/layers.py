@@ -37,9 +37,8 @@ from bild_lab.engine.models.native.stack import GROWING
 from bild_lab.engine.models.placed_rows import PlacedRows, place_rows
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
-    ChainResult,
-    ChainSpec,
-    GrownTree,
+    Drafted,
+    DraftSpec,
     Prefix,
     Scores,
     TreeSpec,
@@ -209,17 +208,21 @@ class NativeLayers(Layers):
         """What drafts a chain or a tree as one program, if anything does."""
         return self.packed if self.fused_drafting and self._prefix is None else None
 
-    def draft(self, start: int, tokens: Sequence[int], chain: ChainSpec) -> ChainResult | None:
+    def draft(self, start: int, tokens: Sequence[int], spec: DraftSpec) -> Drafted | None:
+        is_tree = isinstance(spec, TreeSpec)
         if self._workspace is not None and self.fused_drafting:
-            if chain.layers or chain.vocabulary:
+            if is_tree or spec.layers or spec.vocabulary:
                 return None
-            return self._workspace.draft(start, tokens, chain)
+            return self._workspace.draft(start, tokens, spec)
         if (packed := self._program_decoder) is None:
             return None
-        self._reserve(start + len(tokens) + chain.steps)
-        kind = ("draft", chain.layers, chain.skipped, chain.vocabulary)
+        later_rows = (spec.depth - 1) * spec.width if is_tree else spec.steps
+        self._reserve(start + len(tokens) + later_rows)
+        layers = () if is_tree else (spec.layers, spec.skipped)
         run = partial(run_program, packed.draft)
-        return self._run_batched(kind, run, (self, start, tokens, chain))
+        return self._run_batched(
+            (type(spec), spec.vocabulary, *layers), run, (self, start, tokens, spec)
+        )
 
     def forward_until_confident(
         self, start: int, token: int, threshold: float
@@ -230,14 +233,6 @@ class NativeLayers(Layers):
         row = self.text_rows(start, 1)
         scores = packed.run(on_device([token], self.device), [row], exit_threshold=threshold)
         return scores.logits, scores.layers_run
-
-    def grow(self, start: int, tokens: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
-        if (packed := self._program_decoder) is None:
-            return None
-        self._reserve(start + len(tokens) + (tree_spec.depth - 1) * tree_spec.width)
-        kind = ("grow", tree_spec.vocabulary)
-        run = partial(run_program, packed.grow)
-        return self._run_batched(kind, run, (self, start, tokens, tree_spec))
 
     def text_rows(
         self, start: int, count: int, scored: int = 1, tree: Tree | None = None
@@ -264,9 +259,6 @@ class NativeLayers(Layers):
     def scored(self, forward_pass: ForwardPass) -> int:
         """Kernels run the head wherever its input is asked for."""
         return forward_pass.logits if self.packed is None else forward_pass.read
-
-    def memory_of_last_layers(self, layers: int) -> tuple[Tensor, Tensor]:
-        return self.memory[0].keys[-layers:], self.memory[0].values[-layers:]
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         self.cache.gather(
@@ -501,7 +493,7 @@ def last_rows(rows: Tensor, count: int) -> Tensor:
 
 def run_program(
     program: Callable[..., list[Any]],
-    drafts: Sequence[tuple[NativeLayers, int, Sequence[int], ChainSpec | TreeSpec]],
+    drafts: Sequence[tuple[NativeLayers, int, Sequence[int], DraftSpec]],
 ) -> list[Any]:
     """Chains or trees of one or several texts, by a program of the kernels; None where there is
     none.

@@ -2,14 +2,15 @@
 
 All have grouped-query attention, rotary positions with any scaling that does not depend on the
 length, and a gated feed-forward block. Other features are read from the weights (biases, norms of
-queries and keys, norms after attention and feed-forward), from the configuration (which layers have
-a sliding window), or from `Family`.
+queries and keys, norms after attention and feed-forward), or from the configuration (which layers
+have a sliding window). Gemma 3 also scales attention by a number of its own and embeddings by the
+root of their width, has a rotation for each kind of layer, and stores norm weights minus 1, which it
+applies in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -36,42 +37,10 @@ ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # as `stack.py
 SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
-@dataclass(frozen=True)
-class Family:
-    """How an architecture differs from Llama, apart from what its weights show.
-
-    activation: the configuration's field for the activation.
-    scalar: its field for the number whose inverse square root scales attention; None: the head
-        width.
-    kinds_by_layer: the configuration lists the kind of each layer.
-    zero_centred: norm weights are stored minus 1 and applied in float32.
-    scaled_embedding: embeddings are multiplied by the square root of the hidden size.
-    rotary_by_kind: each kind of layer has its own rotary embedding.
-    """
-
-    activation: str = "hidden_act"
-    scalar: str | None = None
-    kinds_by_layer: bool = False
-    zero_centred: bool = False
-    scaled_embedding: bool = False
-    rotary_by_kind: bool = False
-
-
-FAMILIES = {
-    "llama": Family(),
-    "mistral": Family(),
-    "qwen2": Family(kinds_by_layer=True),
-    "qwen3": Family(kinds_by_layer=True),
-    "gemma3_text": Family(
-        activation="hidden_activation",
-        scalar="query_pre_attn_scalar",
-        kinds_by_layer=True,
-        zero_centred=True,
-        scaled_embedding=True,
-        rotary_by_kind=True,
-    ),
-}
-MODEL_TYPES = tuple(FAMILIES)
+GEMMA = "gemma3_text"
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", GEMMA)
+# whose configurations list the kind of each layer
+KINDS_BY_LAYER = ("qwen2", "qwen3", GEMMA)
 
 
 def layer_under(
@@ -128,11 +97,11 @@ class LlamaDecoder(Stack):
         weights = (
             module_weights(module, module.dtype, module.device) if weights is None else weights
         )
-        family, kinds = FAMILIES[config.model_type], layer_kinds(config)
+        is_gemma, kinds = config.model_type == GEMMA, layer_kinds(config)
         head_dim = head_width(config)
         embedding = weights.table("model.embed_tokens.weight")
         embedding_scale = 1.0
-        if family.scaled_embedding:  # rounded to the precision of the weights, as Transformers does
+        if is_gemma:  # rounded to the precision of the weights, as Transformers does
             embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=embedding.dtype).item()
         self._kinds = list(dict.fromkeys(kinds))
         self._kind_of = kind_of = [self._kinds.index(kind) for kind in kinds]
@@ -152,14 +121,14 @@ class LlamaDecoder(Stack):
             kv_heads=config.num_key_value_heads,
             head_dim=head_dim,
             hidden=config.intermediate_size,
-            activation=ACTIVATIONS[getattr(config, family.activation)],
+            activation=ACTIVATIONS[activation_of(config)],
             epsilon=config.rms_norm_eps,
-            scale=(head_dim if family.scalar is None else getattr(config, family.scalar)) ** -0.5,
+            scale=(config.query_pre_attn_scalar if is_gemma else head_dim) ** -0.5,
             embedding_scale=embedding_scale,
         )
         # knows every kind of scaling
         self._rotary = type(module.model.rotary_emb)(config).to(embedding.device)
-        self._rotary_by_kind = family.rotary_by_kind
+        self._rotary_by_kind = is_gemma
         nothing = torch.empty(0, head_dim, dtype=embedding.dtype, device=embedding.device)
         self._rotations = [(nothing, nothing) for _ in self._kinds]  # cos and sin of every position
         self._reached = 0
@@ -221,12 +190,15 @@ class LlamaDecoder(Stack):
 
 
 def norm_factor(config: PreTrainedConfig, weight: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-    """The factor of a norm with this weight; for zero-centred norms 1 + weight, in float32 or
-    better.
-    """
-    if not FAMILIES[config.model_type].zero_centred:
+    """The factor of a norm with this weight; of Gemma's 1 + weight, in float32 or better."""
+    if config.model_type != GEMMA:
         return weight
     return 1.0 + weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+
+
+def activation_of(config: PreTrainedConfig) -> str:
+    """The activation of the feed-forward block, as the configuration names it."""
+    return config.hidden_activation if config.model_type == GEMMA else config.hidden_act
 
 
 def head_width(config: PreTrainedConfig) -> int:
@@ -236,7 +208,7 @@ def head_width(config: PreTrainedConfig) -> int:
 
 def layer_kinds(config: PreTrainedConfig) -> tuple[str, ...]:
     """The kind of every layer of a known architecture: FULL or SLIDING attention."""
-    if FAMILIES[config.model_type].kinds_by_layer:
+    if config.model_type in KINDS_BY_LAYER:
         return tuple(config.layer_types)
     windowed = config.model_type == "mistral" and config.sliding_window is not None
     return (SLIDING if windowed else FULL,) * config.num_hidden_layers
@@ -262,8 +234,7 @@ def why_not(config: PreTrainedConfig) -> str | None:
         )
     if config.model_type not in MODEL_TYPES:
         return f"its architecture is {config.model_type}"
-    activation = getattr(config, FAMILIES[config.model_type].activation)
-    if activation not in ACTIVATIONS:
+    if (activation := activation_of(config)) not in ACTIVATIONS:
         return f"its activation is {activation}"
     if unknown := sorted(set(layer_kinds(config)) - {FULL, SLIDING}):
         return f"it has layers of {unknown[0]}"

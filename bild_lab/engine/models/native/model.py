@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -22,10 +22,9 @@ from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.compiled import Workspace, roomy
 from bild_lab.engine.models.native.cpu import PackedDecoder
-from bild_lab.engine.models.native.kernels import kernel_decoder, quantized_by
 from bild_lab.engine.models.native.layers import SPARE_ROWS, Decoder, NativeLayers
 from bild_lab.engine.models.native.packed_pass import KernelDecoder
-from bild_lab.engine.models.native.quantized_matrix import quantize_weights
+from bild_lab.engine.models.native.quantized_matrix import for_pytorch, quantize_weights
 from bild_lab.engine.models.native.side_by_side import Pool
 from bild_lab.engine.models.native.stack import numbers_of
 from bild_lab.engine.models.placed_rows import PlacedRows
@@ -106,7 +105,11 @@ class NativeModel:
 
     def _quantize(self, decoder: Decoder) -> None:
         """Have a decoder's matrices in this model's bits. Its layers are new ones."""
-        rounded = quantized_by(self.bits, self.triton, self.device, self.dtype)
+        rounded = partial(for_pytorch, bits=self.bits)
+        if self.triton:  # which is not everywhere
+            from bild_lab.engine.models.native.gpu.block_matrix import in_blocks
+
+            rounded = partial(in_blocks, bits=self.bits, device=self.device, dtype=self.dtype)
         quantize_weights(decoder, rounded)
         if self.checkpoint.encoder_decoder:
             decoder.encoder = copy.copy(decoder.encoder)
@@ -137,7 +140,11 @@ class NativeModel:
         """The decoder as kernels run it; None where PyTorch does."""
         if not self.kernels:
             return None
-        return kernel_decoder(self.decoder, None if self.bits == "gguf" else self.bits, self.triton)
+        if not self.triton:  # whose weights are as the decoder holds them
+            return PackedDecoder(self.decoder, None if self.bits == "gguf" else self.bits)
+        from bild_lab.engine.models.native.gpu import TritonDecoder  # Triton is not everywhere
+
+        return TritonDecoder(self.decoder)
 
     @property
     def compiled_steps(self) -> int:
@@ -191,11 +198,8 @@ class NativeModel:
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         return self.transformers.source(prompt, max_tokens)
 
-    def require_layers(self, what: str, at_once: bool = False) -> None:
-        """Nothing to check: every native decoder can run its layers one by one."""
-
-    def require_blocks(self, what: str) -> None:
-        """Nothing to check, as for the layers."""
+    def require_layers(self, what: str, at_once: bool = False, by_block: bool = False) -> None:
+        """Nothing to check: every native decoder can run its layers and their blocks one by one."""
 
     def with_backend(self, **backend: Any) -> NativeModel:
         """A model of the same weights that another backend runs: in memory, unless these are rounded

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.native.attention import KeyValueCache
-from bild_lab.engine.session import NOTHING, ChainResult, ChainSpec, GrownTree, Skipped, TreeSpec
+from bild_lab.engine.session import NOTHING, Drafted, DraftSpec, Skipped
 
 
 class SequenceSlice(NamedTuple):
@@ -64,10 +63,6 @@ class KernelDecoder(Protocol):
     captures: int
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The precision of the weights."""
-
-    @property
     def positions(self) -> float:
         """How many positions the kernels can place."""
 
@@ -115,20 +110,10 @@ class KernelDecoder(Protocol):
         self,
         tokens: Sequence[Sequence[int]],
         texts: Sequence[SequenceSlice],
-        chains: Sequence[ChainSpec],
-    ) -> Sequence[ChainResult | None]:
-        """Run the rows of each text and a chain after them, in one call, side by side; None for a
-        text that has no program, whoever stands beside it.
+        specs: Sequence[DraftSpec],
+    ) -> Sequence[Drafted | None]:
+        """Run the rows of each text and a chain or a tree after them, in one call, side by side; None
+        for a text that has no program, whoever stands beside it.
 
-        All chains are of the same layers and of one vocabulary.
-        """
-
-    def grow(
-        self,
-        tokens: Sequence[Sequence[int]],
-        texts: Sequence[SequenceSlice],
-        tree_specs: Sequence[TreeSpec],
-    ) -> Sequence[GrownTree | None]:
-        """Run the rows of each text and grow a tree after them, of one vocabulary, in one call,
-        side by side; None for a text that has no program, whoever stands beside it.
+        All are chains of the same layers, or all trees, and of one vocabulary.
         """

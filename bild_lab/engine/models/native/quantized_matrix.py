@@ -6,15 +6,13 @@ Activations keep their precision.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from bild_lab.engine.models.native.cpu.panels import quantized
-from bild_lab.engine.models.native.stack import Layer, Stack, Weight
+from bild_lab.engine.models.native.stack import Stack, StoredMatrix
 from bild_lab.errors import UserError
 
 GROUP = 32  # inputs that share a scale of 4 bits
@@ -59,7 +57,7 @@ class QuantizedMatrix:
 
 
 def for_pytorch(matrix: Float[Tensor, "out in"], bits: int) -> Tensor | tuple[QuantizedMatrix]:
-    """The matrix rounded, as `Weight` holds it; one of another size than the kernels take stays as
+    """The matrix rounded; one of another size than the kernels take stays as
     it is.
 
     Raises UserError for 4 bits in another precision than bfloat16 on a GPU, whose kernel knows no
@@ -75,25 +73,15 @@ def for_pytorch(matrix: Float[Tensor, "out in"], bits: int) -> Tensor | tuple[Qu
     return (QuantizedMatrix(matrix, bits),)
 
 
-def quantize_weights(
-    stack: Stack, rounded: Callable[[Tensor | tuple[Any, ...]], Tensor | tuple[Any, ...]]
-) -> None:
+def quantize_weights(stack: Stack, rounded: Callable[[StoredMatrix], StoredMatrix]) -> None:
     """Quantize a stack's matrices, one layer after another, so that no two layers are whole at
-    once.
-
-    rounded: what takes a matrix's place, both as `Weight` holds them.
+    once. rounded: what takes a matrix's place.
     """
-    stack.layers = [_quantized_layer(layer, rounded) for layer in stack.layers]
+    stack.layers = [
+        layer.with_matrices(
+            {name: rounded(weight.matrix) for name, weight in layer.weights.items()}
+        )
+        for layer in stack.layers
+    ]
     head = rounded(stack.head)
     stack.read_head = lambda: head
-
-
-def _quantized_layer(
-    layer: Layer, rounded: Callable[[Tensor | tuple[Any, ...]], Tensor | tuple[Any, ...]]
-) -> Layer:
-    quantized_weights = {}
-    for field in fields(layer):
-        weight = getattr(layer, field.name)
-        if isinstance(weight, Weight):
-            quantized_weights[field.name] = replace(weight, matrix=rounded(weight.matrix))
-    return replace(layer, **quantized_weights)

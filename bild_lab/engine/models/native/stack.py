@@ -7,8 +7,8 @@ the same in C++.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import RLock
 from typing import Any, NamedTuple
@@ -34,16 +34,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # in the order of `cpu/v
 GROWING = RLock()
 
 
+# a matrix, [out, in]: numbers; or several that lie one after the other, packed as in a GGUF file
+# (`PackedTensor`), for the kernels, or rounded, for PyTorch's (`QuantizedMatrix`) or Triton's
+# (`BlockMatrix`)
+StoredMatrix = Tensor | tuple[Any, ...]
+
+
 @dataclass(frozen=True)
 class Weight:
-    """A linear layer: [out, in], and a bias. gated: the first half of the outputs gates the other
-    half.
+    """A linear layer, and a bias. gated: the first half of the outputs gates the other half."""
 
-    matrix: may be several that lie one after the other, packed as in a GGUF file (`PackedTensor`),
-    for the kernels; or rounded ones, for PyTorch's (`QuantizedMatrix`) or Triton's (`BlockMatrix`).
-    """
-
-    matrix: Float[Tensor, "out in"] | tuple[Any, ...]
+    matrix: StoredMatrix
     bias: Float[Tensor, " out"] | None = None
     gated: bool = False
 
@@ -76,6 +77,19 @@ class Layer:
     cross_out: Weight | None = None
     window: int = 0
     kind: int = 0
+
+    @property
+    def weights(self) -> dict[str, Weight]:
+        """Its matrices, by their names here."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Weight)}
+
+    def with_matrices(self, matrices: Mapping[str, StoredMatrix]) -> Layer:
+        """The layer with these matrices in place of its own."""
+        weights = self.weights
+        return replace(
+            self,
+            **{name: replace(weights[name], matrix=matrix) for name, matrix in matrices.items()},
+        )
 
 
 class AttentionView(NamedTuple):
@@ -121,8 +135,8 @@ class Stack:
     bidirectional: bool = False
 
     @property
-    def head(self) -> Float[Tensor, "vocab dim"] | tuple[Any]:
-        """The matrix to the vocabulary, as in `Weight`; read anew without preloaded layers."""
+    def head(self) -> StoredMatrix:
+        """The matrix to the vocabulary; read anew without preloaded layers."""
         return self.read_head()
 
     def scores(
@@ -276,8 +290,8 @@ class Stack:
         return x + (block if norm is None else normalize(block, norm, self.epsilon))
 
 
-def numbers_of(matrix: Tensor | tuple[Any, ...], dtype: torch.dtype) -> Float[Tensor, "out in"]:
-    """A matrix as in `Weight`, unpacked."""
+def numbers_of(matrix: StoredMatrix, dtype: torch.dtype) -> Float[Tensor, "out in"]:
+    """A matrix, unpacked."""
     matrices = matrix if isinstance(matrix, tuple) else (matrix,)
     numbers = [
         stored if isinstance(stored, Tensor) else stored.numbers(dtype) for stored in matrices
@@ -287,10 +301,10 @@ def numbers_of(matrix: Tensor | tuple[Any, ...], dtype: torch.dtype) -> Float[Te
 
 def product(
     x: Float[Tensor, "m in"],
-    matrix: Tensor | tuple[Any, ...],
+    matrix: StoredMatrix,
     bias: Float[Tensor, " out"] | None = None,
 ) -> Float[Tensor, "m out"]:
-    """A linear layer's outputs. matrix: as in `Weight`."""
+    """A linear layer's outputs."""
     if isinstance(matrix, Tensor):  # the hot path
         return linear(x, matrix, bias)
     if any(is_rounded(stored) for stored in matrix):

@@ -354,3 +354,16 @@ def test_bild_that_copies_has_the_values_of_bild() -> None:
     common = bild.keys() & hybrid.keys()
     assert {"fallback", "rollback", "window"} <= common
     assert [hybrid[knob] for knob in common] == [bild[knob] for knob in common]
+
+
+def test_what_has_a_part_that_never_samples_never_samples() -> None:
+    model = StubModel(copying(1))
+    copied, synthetic = PromptLookup(model, 3, 2), SyntheticDrafter(model, 0.5, 4)
+    drafters = [
+        synthetic,
+        HybridDrafter(synthetic, copied, 1),
+        HybridDrafter(copied, synthetic, 1),
+        SpeculativeDrafter(model, synthetic, 3),
+    ]
+    assert all(DraftThenVerify(model, each, ExactMatch()).greedy_only for each in drafters)
+    assert not DraftThenVerify(model, copied, ExactMatch()).greedy_only

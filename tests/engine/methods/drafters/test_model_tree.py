@@ -170,16 +170,16 @@ def test_a_tree_in_one_program_is_that_of_the_loop(
 ) -> None:
     model = in_memory(TINY[family](1), "kernels")
     session_class = type(model.start(source_of(family, [5, 9, 12]), 40))
-    program, programs = session_class.grow, []
+    program, programs = session_class.draft, []
 
     def counted(session: Session, *request: object) -> GrownTree | None:
         programs.append(request)
         return program(session, *request)
 
-    monkeypatch.setattr(session_class, "grow", counted)
+    monkeypatch.setattr(session_class, "draft", counted)
     by_programs = rounds_of_trees(family, model, sampling)
     assert len(programs) == len(by_programs)
-    monkeypatch.setattr(session_class, "grow", lambda *_: None)
+    monkeypatch.setattr(session_class, "draft", lambda *_: None)
     assert by_programs == rounds_of_trees(family, model, sampling)
 
 
@@ -187,7 +187,7 @@ def test_a_program_is_given_the_requests_limits_and_how_it_chooses_tokens() -> N
     given: list[tuple[list[int], TreeSpec]] = []
 
     class Session(StubSession):
-        def grow(self, rows: list[int], tree_spec: TreeSpec) -> GrownTree:
+        def draft(self, rows: list[int], tree_spec: TreeSpec) -> GrownTree:
             given.append((list(rows), tree_spec))
             return GrownTree([3, 4], [ROOT, 0], [None, None], [1])
 

@@ -134,18 +134,15 @@ def test_levels_run_only_nodes_with_children() -> None:
         CandidateNode(0, 1, ROOT),
         CandidateNode(2, 0, 1),
     ]
-    layout = StaticTree(nodes, torch.device("cpu"))._lay_out(3)
+    layout = StaticTree(nodes, torch.device("cpu"))._trees.layout(3)
     levels = layout.levels
     # of ranks 0 1 | 1 | 0
-    assert layout.parent_list == layout.parents.tolist() == [-1, -1, 0, 2]
-    assert [level.ranks.tolist() for level in levels] == [[0, 1], [1], [0]]
-    assert [level.inner.tolist() for level in levels] == [[0], [0], []]
-    assert [None if level.rows is None else level.rows.parents.tolist() for level in levels] == [
-        [-1],
-        [-1, 0],
-        None,
-    ]
-    assert layout.shape.parents.tolist() == [-1, 0, 0, 1, 3]
+    assert layout.parent_list == (-1, -1, 0, 2)
+    assert layout.parents.tolist() == [-1, -1, 0, 2]
+    assert [level.picks.tolist() for level in levels] == [[0, 1], [1], [0]]
+    assert [level.parent_rows.tolist() for level in levels] == [[0], [1], [3]]
+    assert [tree.parents.tolist() for tree in layout.trees_of_parents] == [[-1], [-1, 0]]
+    assert layout.rows.parents.tolist() == [-1, 0, 0, 1, 3]
 
 
 def branches(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:

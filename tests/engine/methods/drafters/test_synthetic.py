@@ -15,10 +15,8 @@ from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.synthetic import SyntheticDrafter
 from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Rows, Scores, as_rows
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError
 from bild_lab.lab.measure.timing import TimingOptions, time_methods, traced_pass
 from bild_lab.lab.schema.statistics import acceptance_by_position
 from tests.engine.loops import FAMILIES, copying, decode, random_pair
@@ -172,14 +170,3 @@ def test_no_near_tie_rejects_a_draft_that_was_not_spoiled() -> None:
         assert flipped == isinstance(target, NearTies)
     assert stood[NearTies, 1.0] == stood[StubModel, 1.0] == [4] * 8
     assert stood[NearTies, 0.7] == stood[StubModel, 0.7]
-
-
-def test_sampled_decoding_is_refused() -> None:
-    target = StubModel(copying(1))
-    method = DraftThenVerify(target, SyntheticDrafter(target, 0.5, 4), ExactMatch())
-    request = Request(Source((0,)), Limits(1, 5), Sampling(temperature=0.7), torch.Generator())
-    for act in (lambda: method.prepare(request), lambda: method.decode(request, Trace())):
-        with pytest.raises(
-            UserError, match=r"greedy text, got decoding.temperature=0.7; use decoding=greedy"
-        ):
-            act()

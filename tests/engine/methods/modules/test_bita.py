@@ -79,12 +79,14 @@ def test_an_encoder_decoder_is_refused() -> None:
 
 def test_folders_that_hold_no_adapter_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "adapter"
-    with pytest.raises(
-        UserError, match="is no BiTA adapter: it needs adapter.safetensors and adapter_config.json"
-    ):
-        BitaAdapter.load(folder)
     fresh("deep").save(folder)
     weights, config = (folder / name for name in ("adapter.safetensors", "adapter_config.json"))
+    for place in (tmp_path / "nowhere", weights):
+        with pytest.raises(
+            UserError,
+            match="is no BiTA adapter: it needs adapter_config.json and adapter.safetensors",
+        ):
+            BitaAdapter.load(place)
     whole, values = weights.read_bytes(), json.loads(config.read_text())
     weights.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r"cannot read .*adapter.safetensors"):
@@ -97,7 +99,7 @@ def test_folders_that_hold_no_adapter_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="must hold base, head_dim, hidden_size"):
         BitaAdapter.load(folder)
     config.write_text("{")
-    with pytest.raises(UserError, match="adapter_config.json is not JSON"):
+    with pytest.raises(UserError, match="adapter_config.json describes no BiTA adapter"):
         BitaAdapter.load(folder)
 
 

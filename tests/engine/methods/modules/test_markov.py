@@ -133,10 +133,6 @@ def test_heads_in_a_precision_that_the_kernels_do_not_read_run_by_pytorch() -> N
     half = heads.half()
     assert markov_for_engine(target, half.markov) is half.markov
     assert isinstance(heads_for_engine(target, half), MedusaHeads)
-    with pytest.raises(
-        ValueError, match="the kernels read float32 and bfloat16, got torch.float16"
-    ):
-        PackedMarkov(half.markov)
 
 
 def test_a_fresh_head_changes_nothing_and_a_folder_without_one_loads(tmp_path: Path) -> None:

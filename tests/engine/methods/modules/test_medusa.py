@@ -63,7 +63,7 @@ def test_what_heads_cannot_be_made_of_is_refused(tmp_path: Path, checkpoints: Pa
         match="layers must be a whole number >= 1, got 0; heads without blocks that share",
     ):
         MedusaHeads.fresh(MODEL.config, MODEL.lm_head.weight, {}, 3, layers=0, shared=True)
-    with pytest.raises(UserError, match="is no folder of Medusa heads: it needs heads.safetensors"):
+    with pytest.raises(UserError, match="is no folder of Medusa heads: it needs heads_config.json"):
         MedusaHeads.load(tmp_path)
     with pytest.raises(
         UserError, match=r"needs a folder of Medusa heads; .*train_module.py module=medusa"

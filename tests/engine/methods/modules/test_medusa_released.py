@@ -108,7 +108,7 @@ def test_what_are_no_released_heads_is_refused(tmp_path: Path, checkpoints: Path
     (folder / "config.json").write_text("{}")
     with pytest.raises(
         UserError,
-        match=r"config.json must hold medusa_num_heads and base_model_name_or_path, got none",
+        match=r"config.json describes no release of Medusa heads \('medusa_num_heads'\); give a",
     ):
         MedusaHeads.load(folder)
     wide = {

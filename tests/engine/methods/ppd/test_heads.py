@@ -155,6 +155,6 @@ def test_a_folder_without_heads_is_refused_with_the_command_that_makes_them(
 ) -> None:
     message = refused(models, "llama", tmp_path)
     assert (
-        "heads.safetensors and heads_config.json; make one with: python scripts/train_lm_heads.py"
+        "heads_config.json and heads.safetensors; make one with: python scripts/train_lm_heads.py"
         in message
     )

@@ -7,7 +7,7 @@ from threading import Barrier, Event
 import pytest
 import torch
 
-from bild_lab.engine.methods.ppd.pipeline import two_lanes
+from bild_lab.engine.methods.ppd.pipeline import one_thread_a_lane, two_lanes
 
 CPU = torch.device("cpu")
 
@@ -19,7 +19,7 @@ def test_both_pieces_run_at_once_in_inference_mode() -> None:
         meeting.wait(timeout=20)  # breaks unless the other one comes while this one waits
         return torch.is_inference_mode_enabled() and torch.get_num_threads() == 1
 
-    with torch.inference_mode(), two_lanes(CPU) as together:
+    with torch.inference_mode(), two_lanes(CPU) as together, one_thread_a_lane(CPU):
         assert together(meet, meet) == (True, True)
 
 
@@ -43,7 +43,8 @@ def test_an_error_beside_is_raised_and_the_threads_are_as_before() -> None:
     torch.set_num_threads(3)  # of one core too
     try:
         with pytest.raises(ValueError, match="beside"), two_lanes(CPU) as together:
-            together(lambda: None, fail)
+            with one_thread_a_lane(CPU):
+                together(lambda: None, fail)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)

@@ -5,9 +5,9 @@ layers.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from ctypes import addressof, byref, c_float, c_int32, c_int64, c_void_p
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -19,12 +19,23 @@ from bild_lab.engine.models.native.cpu.library import library
 from bild_lab.engine.models.native.cpu.panels import bias_in_panel_order, packed_matrix
 from bild_lab.engine.models.native.packed_pass import PackedScores, SequenceSlice
 from bild_lab.engine.models.native.stack import ACTIVATIONS, Layer, Stack, Weight
-from bild_lab.engine.session import NOTHING, ChainResult, ChainSpec, GrownTree, Skipped, TreeSpec
+from bild_lab.engine.session import (
+    NOTHING,
+    ChainResult,
+    ChainSpec,
+    Drafted,
+    DraftSpec,
+    GrownTree,
+    Skipped,
+    TreeSpec,
+)
 
 # fields of a stack that the structure has by the same name
 NUMBERS = (
     "heads kv_heads head_dim hidden bidirectional epsilon scale final_scale embedding_scale".split()
 )
+# the same of a tree
+TREE_NUMBERS = "nodes depth width children min_prob temperature".split()
 SKIPS_ATTENTION, SKIPS_FEED_FORWARD = 1, 2  # as `ForwardPass.skipped` of `structures.h` has them
 
 
@@ -46,6 +57,12 @@ class PointedMemory:
             return None
         self.keep(memory)
         return memory.data_ptr() if isinstance(memory, Tensor) else addressof(memory)
+
+    def set_fields(self, structure: ctypes.Structure, **values: Any) -> None:
+        """Set these fields of a structure: to numbers, or to addresses of memory or of nothing."""
+        for name, value in values.items():
+            is_number = isinstance(value, int | float)
+            setattr(structure, name, value if is_number else self.address(value))
 
 
 class ChainBuffers(NamedTuple):
@@ -125,11 +142,6 @@ class PackedDecoder:
         self._rotary = bias is None
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The precision of the weights."""
-        return torch.bfloat16 if self._model.half else torch.float32
-
-    @property
     def head(self) -> c.Matrix:
         """The matrix to the vocabulary. It points into this decoder."""
         return self._model.head
@@ -181,22 +193,26 @@ class PackedDecoder:
         # 2. what they read, and where they write
         forward_pass = self._forward_pass(texts, layers, skipped)
         memory = forward_pass.memory
-        forward_pass.tokens = memory.address(tokens.contiguous())
-        forward_pass.states = memory.address(
-            None if states is None else states.float().contiguous()
+        memory.set_fields(
+            forward_pass,
+            tokens=tokens.contiguous(),
+            states=None if states is None else states.float().contiguous(),
+            masks=masks,
+            mask_count=0 if masks is None else masks.shape[0],
+            first_mask=self.known,
+            fill=fill,
+            hidden=layer_outputs,
+            head_input=head_input,
+            logits=logits,
         )
-        forward_pass.masks = memory.address(masks)
-        forward_pass.mask_count = 0 if masks is None else masks.shape[0]
-        forward_pass.first_mask = self.known
-        forward_pass.fill = fill
-        forward_pass.hidden = memory.address(layer_outputs)
-        forward_pass.head_input = memory.address(head_input)
-        forward_pass.logits = memory.address(logits)
         layers_run = (c_int32 * 1)(self.depth)
         if exit_threshold is not None:
-            forward_pass.exit_threshold = exit_threshold
-            forward_pass.layer_input = memory.address(float_buffer(self.dim))
-            forward_pass.layers_run = memory.address(layers_run)
+            memory.set_fields(
+                forward_pass,
+                exit_threshold=exit_threshold,
+                layer_input=float_buffer(self.dim),
+                layers_run=layers_run,
+            )
         # 3. the pass
         refused = self._library.run(byref(model), byref(forward_pass))
         self._require_read(refused, forward_pass, tokens.tolist)
@@ -211,9 +227,18 @@ class PackedDecoder:
         self,
         tokens: Sequence[Sequence[int]],
         texts: Sequence[SequenceSlice],
+        specs: Sequence[DraftSpec],
+    ) -> Sequence[Drafted]:
+        """As `KernelDecoder.draft`: every chain and every tree has a program."""
+        is_tree = isinstance(specs[0], TreeSpec)
+        return (self._grow if is_tree else self._draft_chains)(tokens, texts, specs)
+
+    def _draft_chains(
+        self,
+        tokens: Sequence[Sequence[int]],
+        texts: Sequence[SequenceSlice],
         chains: Sequence[ChainSpec],
     ) -> list[ChainResult]:
-        """As `KernelDecoder.draft`: every chain has a program."""
         vocabulary = chains[0].vocabulary
         width = self._model_for(vocabulary).vocab
         memory = PointedMemory()
@@ -268,13 +293,12 @@ class PackedDecoder:
             states=None if buffers.states is None else buffers.states[: draft.rows],
         )
 
-    def grow(
+    def _grow(
         self,
         tokens: Sequence[Sequence[int]],
         texts: Sequence[SequenceSlice],
         tree_specs: Sequence[TreeSpec],
     ) -> list[GrownTree]:
-        """As `KernelDecoder.grow`: every tree has a program."""
         memory = PointedMemory()
         drafts = (c.TreeDraft * len(texts))()
         buffers = []
@@ -323,8 +347,11 @@ class PackedDecoder:
         forward_pass = self._forward_pass(texts, layers, skipped)
         memory = forward_pass.memory
         fed_tokens = [token for text_tokens in tokens for token in text_tokens]
-        forward_pass.tokens = memory.address((c_int64 * len(fed_tokens))(*fed_tokens))
-        forward_pass.logits = memory.address(float_buffer(sum(later_rows), model.vocab))
+        memory.set_fields(
+            forward_pass,
+            tokens=token_array(fed_tokens),
+            logits=float_buffer(sum(later_rows), model.vocab),
+        )
         refused = program(byref(model), byref(forward_pass), drafts)
         self._require_read(refused, forward_pass, lambda: fed_tokens)
 
@@ -369,16 +396,18 @@ class PackedDecoder:
                 for index in layer_indices.tolist()
             ]
             skip_marks = torch.tensor(marks, dtype=torch.int32)
-        forward_pass = c.ForwardPass(
+        forward_pass = c.ForwardPass()
+        memory.set_fields(
+            forward_pass,
             texts=len(texts),
-            text=memory.address(slices),
+            text=slices,
             threads=torch.get_num_threads(),
-            cos=memory.address(cos),
-            sin=memory.address(sin),
+            cos=cos,
+            sin=sin,
             table=cos.shape[1],
             layers=len(layer_indices),
-            layer=memory.address(layer_indices),
-            skipped=memory.address(skip_marks),
+            layer=layer_indices,
+            skipped=skip_marks,
         )
         forward_pass.memory = memory
         return forward_pass
@@ -395,17 +424,11 @@ class PackedDecoder:
         """The model with a head of these tokens. Its attribute `memory` is what the head points
         to.
         """
-        last_token = int(vocabulary.tokens[-1])
-        if last_token >= min(self.vocab, self.known):
-            raise IndexError(f"a draft vocabulary names token {last_token} of {self.known}")
         model = c.Model.from_buffer_copy(self._model)
         model.memory = PointedMemory()
-        if vocabulary.covers_most_of(
-            self.vocab
-        ):  # the whole head, without the other tokens' scores
-            zeros = torch.zeros(1, len(vocabulary), dtype=torch.float32, device="cpu")
-            bias = vocabulary.widened(zeros, self.vocab, float("-inf"))[0]
-            model.head.bias = model.memory.address(bias_in_panel_order(bias))
+        if vocabulary.covers_most_of(self.vocab):
+            bias = bias_in_panel_order(vocabulary.bias(self.vocab))
+            model.head.bias = model.memory.address(bias)
             return model
         head = self._stack.head
         if isinstance(head, tuple):  # in blocks of a GGUF file, of which no row can be taken
@@ -489,10 +512,6 @@ class PackedHeads:
         ]
         # 2. the matrices to the vocabulary
         if isinstance(outputs, PackedDecoder):
-            if outputs.dtype != blocks.dtype:
-                raise ValueError(
-                    f"heads in {blocks.dtype} cannot share a matrix in {outputs.dtype}"
-                )
             self._memory.keep(outputs)
             output_matrices = [outputs.head]
         else:
@@ -550,63 +569,58 @@ class PackedHeads:
 
 def set_slice(structure: c.SequenceSlice, text: SequenceSlice, memory: PointedMemory) -> None:
     """Set the structure of a text's rows."""
-    structure.count = text.count
-    structure.start = text.start
-    structure.reserved = text.reserved
-    structure.scored = text.scored
-    structure.capacity = text.cache.capacity
-    structure.keys = memory.address(text.cache.keys)
-    structure.values = memory.address(text.cache.values)
+    memory.set_fields(
+        structure,
+        count=text.count,
+        start=text.start,
+        reserved=text.reserved,
+        scored=text.scored,
+        capacity=text.cache.capacity,
+        keys=text.cache.keys,
+        values=text.cache.values,
+    )
     if text.memory is not None:
         keys, values = text.memory
-        structure.source = keys.shape[2]
-        structure.memory_keys = memory.address(keys)
-        structure.memory_values = memory.address(values)
+        source = keys.shape[2]
+        memory.set_fields(structure, source=source, memory_keys=keys, memory_values=values)
     if text.parents is not None:
         parents = text.parents.long().contiguous()
-        structure.tree = parents.shape[0]
-        structure.parents = memory.address(parents)
+        memory.set_fields(structure, tree=parents.shape[0], parents=parents)
 
 
 def set_chain(
     draft: c.ChainDraft, chain: ChainSpec, buffers: ChainBuffers, memory: PointedMemory
 ) -> None:
     """Set the structure of a chain to draft."""
-    draft.steps = chain.steps
-    draft.has_threshold = chain.threshold is not None
-    draft.threshold = chain.threshold or 0.0
-    draft.temperature = chain.temperature
-    draft.end_count = len(chain.end_tokens)
-    draft.end_tokens = memory.address(token_array(chain.end_tokens))
-    draft.uniforms = memory.address(chain.uniforms)
-    draft.tokens = memory.address(buffers.tokens)
-    draft.confidences = memory.address(buffers.confidences)
-    draft.probs = memory.address(buffers.probs)
-    draft.unscaled_probs = memory.address(buffers.unscaled_probs)
-    draft.states = memory.address(buffers.states)
+    memory.set_fields(
+        draft,
+        steps=chain.steps,
+        has_threshold=chain.threshold is not None,
+        threshold=chain.threshold or 0.0,
+        temperature=chain.temperature,
+        end_count=len(chain.end_tokens),
+        end_tokens=token_array(chain.end_tokens),
+        uniforms=chain.uniforms,
+        **buffers._asdict(),
+    )
 
 
 def set_tree(
     draft: c.TreeDraft, tree_spec: TreeSpec, buffers: TreeBuffers, memory: PointedMemory
 ) -> None:
     """Set the structure of a tree to grow."""
-    draft.nodes = tree_spec.nodes
-    draft.depth = tree_spec.depth
-    draft.width = tree_spec.width
-    draft.children = tree_spec.children
-    draft.prunes = tree_spec.prune_confidence is not None
-    draft.prune_confidence = tree_spec.prune_confidence or 0.0
-    draft.min_prob = tree_spec.min_prob
-    draft.temperature = tree_spec.temperature
-    draft.end_count = len(tree_spec.end_tokens)
-    draft.end_tokens = memory.address(token_array(tree_spec.end_tokens))
-    draft.tokens = memory.address(buffers.tokens)
-    draft.parents = memory.address(buffers.parents)
-    draft.rows = memory.address(buffers.rows)
-    draft.row_counts = memory.address(buffers.row_counts)
+    memory.set_fields(
+        draft,
+        **{name: getattr(tree_spec, name) for name in TREE_NUMBERS},
+        prunes=tree_spec.prune_confidence is not None,
+        prune_confidence=tree_spec.prune_confidence or 0.0,
+        end_count=len(tree_spec.end_tokens),
+        end_tokens=token_array(tree_spec.end_tokens),
+        **buffers._asdict(),
+    )
 
 
-def token_array(tokens: frozenset[int]) -> ctypes.Array[c_int64]:
+def token_array(tokens: Collection[int]) -> ctypes.Array[c_int64]:
     return (c_int64 * len(tokens))(*tokens)
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bild_lab.engine.models.checkpoint.gguf_file import PackedTensor
-from bild_lab.engine.models.native.cpu.library import PRECISIONS
 from bild_lab.engine.models.native.cpu.structures import Matrix
 from bild_lab.engine.models.native.stack import Weight
 from bild_lab.errors import UserError
@@ -248,10 +247,8 @@ def matrix_in_panels(matrix: Float[Tensor, "out in"], gated: bool) -> Tensor:
     """A matrix in panels of 32 outputs, as the kernels read it.
 
     float32: [panels, in / 2, 2, 32], the inputs padded to an even number. bfloat16: [panels, in /
-    2, 32, 2], the inputs padded to a multiple of 32. Raises ValueError for another precision.
+    2, 32, 2], the inputs padded to a multiple of 32.
     """
-    if matrix.dtype not in PRECISIONS:
-        raise ValueError(f"the kernels read float32 and bfloat16, got {matrix.dtype}")
     is_float32 = matrix.dtype == torch.float32
     missing_inputs = -matrix.shape[1] % (2 if is_float32 else PANEL)
     if missing_inputs:  # a pad of nothing would copy

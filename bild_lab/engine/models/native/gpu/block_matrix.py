@@ -15,7 +15,7 @@ from torch.nn.functional import linear, pad
 
 from bild_lab.engine.models.checkpoint.gguf_file import PackedTensor
 from bild_lab.engine.models.native.cpu.panels import PLAIN, quantized, scales_and_numbers
-from bild_lab.engine.models.native.stack import numbers_of
+from bild_lab.engine.models.native.stack import StoredMatrix, numbers_of
 from bild_lab.errors import UserError
 
 GROUP = 32  # inputs whose states are rounded together
@@ -168,13 +168,13 @@ class BlockMatrix:
 
 
 def in_blocks(
-    matrix: Tensor | tuple[PackedTensor | Tensor, ...],
+    matrix: StoredMatrix,
     bits: int | str,
     device: torch.device,
     dtype: torch.dtype,
-) -> Tensor | tuple[Tensor | BlockMatrix, ...]:
-    """What the kernels take in place of a matrix, both as `Weight` holds them: several parts, where
-    neighbours have different types.
+) -> StoredMatrix:
+    """What the kernels take in place of a matrix: several parts, where neighbours have different
+    types.
 
     bits: 8 or 4 to round it; gguf: what a file has in blocks stays so. Where inputs are no multiple
     of 64 they are plain numbers, of this precision.
@@ -192,8 +192,7 @@ def in_blocks(
     return tuple(joined(list(group)) for _, group in groupby(matrices, type_of))
 
 
-def bytes_of(matrix: Tensor | tuple[Tensor | BlockMatrix, ...]) -> int:
-    """matrix: as `Weight` holds it."""
+def bytes_of(matrix: StoredMatrix) -> int:
     matrices = matrix if isinstance(matrix, tuple) else (matrix,)
     return sum(stored.nbytes for stored in matrices)
 
@@ -240,8 +239,8 @@ class ProductWeights(NamedTuple):
         }
 
     @classmethod
-    def parts(cls, matrix: Tensor | tuple[Tensor | BlockMatrix, ...]) -> Iterator[ProductWeights]:
-        """Each part of a matrix, which is as `Weight` holds it."""
+    def parts(cls, matrix: StoredMatrix) -> Iterator[ProductWeights]:
+        """Each part of a matrix."""
         first_output = 0
         for stored in matrix if isinstance(matrix, tuple) else (matrix,):
             outputs = stored.shape[0]
@@ -260,7 +259,7 @@ class ProductWeights(NamedTuple):
             first_output += outputs
 
     @classmethod
-    def whole(cls, matrix: Tensor | tuple[Tensor | BlockMatrix, ...]) -> ProductWeights:
+    def whole(cls, matrix: StoredMatrix) -> ProductWeights:
         """A matrix of one type. Raises UserError for one of several."""
         parts = list(cls.parts(matrix))
         if len(parts) > 1:

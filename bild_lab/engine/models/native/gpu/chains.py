@@ -99,12 +99,17 @@ class ChainTables:
     """
 
     def __init__(self, device: torch.device) -> None:
-        sizes = [2 * MAX_ROWS, MAX_ROWS, MAX_ROWS * MAX_END_TOKENS, 1]
-        self._rules = CopiedTables(sizes, device)
-        chains, thresholds, end_tokens, self._running = self._rules.tables
-        self.chains = chains.view(2, MAX_ROWS)
+        self._rules = CopiedTables(
+            {
+                "chains": (2, MAX_ROWS),
+                "thresholds": (MAX_ROWS,),
+                "end_tokens": (MAX_ROWS, MAX_END_TOKENS),
+                "running": (1,),
+            },
+            device,
+        )
+        self.chains, thresholds, self.end_tokens, self._running = self._rules.tables.values()
         self.thresholds = thresholds.view(torch.float64)
-        self.end_tokens = end_tokens.view(MAX_ROWS, MAX_END_TOKENS)
         self.uniforms = torch.zeros(MAX_STEPS, MAX_ROWS, dtype=torch.float64, device=device)
         self.picked = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
         # of each step the tokens, then the bits of the confidences
@@ -116,8 +121,8 @@ class ChainTables:
     def fill(self, chains: Sequence[ChainSpec], running: Int[Tensor, "1"]) -> None:
         """Write the chains' rules, and that all of them run. The host does not wait."""
         count = len(chains)
-        rules, thresholds, end_tokens, running_chains = self._rules.next()
-        rules = rules.reshape(2, MAX_ROWS)
+        tables = self._rules.parts_of(self._rules.next())
+        rules, thresholds, end_tokens, running_chains = tables.values()
         rules[0] = 0
         rules[0, :count] = [chain.steps for chain in chains]
         rules[1, :count] = [chain.threshold is not None for chain in chains]
@@ -247,24 +252,18 @@ class ChainPrograms:
         return launches
 
     def _choose(self, program: ChainShape, step: int, head: Head, scores: ScoreBuffers) -> Launch:
-        tables, plan = self._tables, self._plan
+        tables = self._tables
         constants = {
             "ADVANCES": step > 0,
             "PICKED": program.temperature > 0,
             "NARROW": head.tokens is not None,
             "TILES": scores.compared_tiles,
-            "MAX_ROWS": MAX_ROWS,
             "STEP_NUMBERS": tables.tokens.stride(0),
             "END_TOKENS": MAX_END_TOKENS,
-            "num_warps": scores.warps,
-            **plan.flow(False),
         }
-        del constants["STOPPABLE"]  # it is what ends a chain
         arguments = {
-            "running": plan.buffers.running,
-            "tile_best": scores.tile_best,
-            "tile_tokens": scores.tile_tokens,
-            "tile_sums": scores.tile_sums,
+            **vars(scores),
+            **self._inputs.tables,
             "picked": tables.picked,
             "head_tokens": tables.picked if head.tokens is None else head.tokens,
             "chain_table": tables.chains,
@@ -272,12 +271,9 @@ class ChainPrograms:
             "end_tokens": tables.end_tokens,
             "drafted": tables.tokens,
             "confidences": tables.confidences,
-            "row_table": self._inputs.row_table,
-            "text_table": self._inputs.text_table,
-            "tiles": scores.tiles,
             "step": step,
         }
-        return Launch(choose, (program.texts,), arguments, constants)
+        return self._plan.launch(choose, (program.texts,), arguments, constants, scores.warps)
 
     def _results(
         self, program: ChainShape, texts: Sequence[SequenceSlice], chains: Sequence[ChainSpec]

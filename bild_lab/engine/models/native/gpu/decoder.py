@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from threading import Lock
 
 import torch
@@ -21,8 +20,8 @@ from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE
 from bild_lab.engine.models.native.gpu.plan import ForwardPlan, PassShape
 from bild_lab.engine.models.native.gpu.trees import TreePrograms
 from bild_lab.engine.models.native.packed_pass import PackedScores, SequenceSlice
-from bild_lab.engine.models.native.stack import Stack, Weight
-from bild_lab.engine.session import NOTHING, ChainResult, ChainSpec, GrownTree, Skipped, TreeSpec
+from bild_lab.engine.models.native.stack import Stack
+from bild_lab.engine.session import NOTHING, Drafted, DraftSpec, Skipped, TreeSpec
 
 
 class TritonDecoder:
@@ -51,18 +50,11 @@ class TritonDecoder:
         self._trees = TreePrograms(self.plan, self.graphs)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The precision of the weights."""
-        return self.plan.dtype
-
-    @property
     def weight_bytes(self) -> int:
         """The size of all weights that a token's forward reads, without keys and values."""
         total = bytes_of(self.stack.head)
         for layer in self.stack.layers:
-            members = [getattr(layer, field.name) for field in fields(layer)]
-            weights = [member for member in members if isinstance(member, Weight)]
-            total += sum(bytes_of(weight.matrix) for weight in weights)
+            total += sum(bytes_of(weight.matrix) for weight in layer.weights.values())
         return total
 
     @property
@@ -102,12 +94,7 @@ class TritonDecoder:
         exit_threshold: float | None = None,
         vocabulary: DraftVocabulary | None = None,
     ) -> PackedScores:
-        """As `KernelDecoder.run`. With an exit threshold the host waits for the layers' number.
-
-        Raises ValueError for an exit threshold on another number of rows than one.
-        """
-        if exit_threshold is not None and tokens.shape[0] != 1:
-            raise ValueError(f"one row leaves early, not {tokens.shape[0]}")
+        """As `KernelDecoder.run`. With an exit threshold the host waits for the layers' number."""
         scores_by_forward = []
         start = 0
         with self._alone():
@@ -142,21 +129,12 @@ class TritonDecoder:
         self,
         tokens: Sequence[Sequence[int]],
         texts: Sequence[SequenceSlice],
-        chains: Sequence[ChainSpec],
-    ) -> Sequence[ChainResult | None]:
+        specs: Sequence[DraftSpec],
+    ) -> Sequence[Drafted | None]:
         """As `KernelDecoder.draft`."""
+        programs = self._trees if isinstance(specs[0], TreeSpec) else self._chains
         with self._alone():
-            return self._chains.draft(tokens, texts, chains)
-
-    def grow(
-        self,
-        tokens: Sequence[Sequence[int]],
-        texts: Sequence[SequenceSlice],
-        tree_specs: Sequence[TreeSpec],
-    ) -> Sequence[GrownTree | None]:
-        """As `KernelDecoder.grow`."""
-        with self._alone():
-            return self._trees.grow(tokens, texts, tree_specs)
+            return programs.draft(tokens, texts, specs)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -200,7 +178,7 @@ class TritonDecoder:
             if reads:
                 head_input = self._head_input(texts)
         if shape.hidden:
-            hidden = plan.buffers.hidden[: len(shape.layers), :rows].clone()
+            hidden = plan.buffers.layer_outputs[: len(shape.layers), :rows].clone()
         layers_run = int(plan.buffers.layers_run) if shape.exits else None
         return PackedScores(logits, head_input, hidden, layers_run)
 

@@ -14,7 +14,7 @@ LEAST_NORM = tl.constexpr(1e-8)  # as in PyTorch's cosine
 def leave_if_confident(
     running,
     layers_run,
-    threshold,
+    exit_threshold,
     layer_input,
     next_norm,
     x,
@@ -33,7 +33,7 @@ def leave_if_confident(
 
     Grid: (1). layers_before: how many of `layers` came before; nothing is measured before the first
     and after the last. layer_input: [dim], what the last layer read. After the row has left, its
-    state stays in `x`, and each next norm finds it, as `resume` would leave it.
+    state stays in `x`, and each next norm finds it, as a forward that begins with it would.
 
     Kernels read `running` before they wait, so the next one must begin after this one's end.
     """
@@ -52,7 +52,7 @@ def leave_if_confident(
     norms = tl.maximum(norm_of_state, LEAST_NORM) * tl.maximum(norm_before, LEAST_NORM)
     cosine = tl.sum(state * before) / norms
     cosine = tl.where(cosine > 1.0, 1.0, cosine)  # NaN stays, and exceeds nothing
-    leaves = measured & (cosine.to(tl.float64) > tl.load(threshold, cache_modifier=".cg"))
+    leaves = measured & (cosine.to(tl.float64) > tl.load(exit_threshold, cache_modifier=".cg"))
     tl.debug_barrier()  # all warps have read `running`
     if layers_before == 0:
         tl.store(running, 1)

@@ -6,7 +6,6 @@ import gc
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -73,7 +72,12 @@ class GraphCache:
             finally:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
-        return Replay(graph, launches)
+
+        def replay() -> None:
+            graph.replay()
+
+        replay.launches = launches  # the memory whose addresses the graph has
+        return replay
 
     def _capture_memory(self) -> tuple[Any, torch.cuda.Stream]:
         """The pool of what PyTorch's operators need in a graph, and the stream of all captures.
@@ -100,17 +104,6 @@ class GraphCache:
             compiled = kernel.warmup(*launch.values, grid=grid, **launch.constants)
             _ = compiled.run  # loads it onto the GPU
             self._loaded.add(binary)
-
-
-@dataclass(frozen=True)
-class Replay:
-    """Replays a graph. launches: with the memory whose addresses the graph has."""
-
-    graph: torch.cuda.CUDAGraph
-    launches: Sequence[Callable[[], Any]]
-
-    def __call__(self) -> None:
-        self.graph.replay()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -34,15 +35,18 @@ class Head:
         return ProductWeights.whole((self.matrix,))
 
 
-@dataclass
 class ScoreBuffers:
-    """Where the scores of a forward go, and what each tile says of its own."""
+    """Where the scores of a forward go, and what each tile says of its own: logits [rows, vocab];
+    tile_best, tile_tokens and tile_sums [rows · tiles].
+    """
 
-    logits: Float[Tensor, "rows vocab"]
-    tile_best: Float[Tensor, " rows_and_tiles"]
-    tile_tokens: Tensor
-    tile_sums: Float[Tensor, " rows_and_tiles"]
-    tiles: int
+    def __init__(self, vocab: int, tiles: int, device: torch.device) -> None:
+        zeros = partial(torch.zeros, dtype=torch.float32, device=device)
+        self.logits = zeros(MAX_ROWS, vocab)
+        self.tile_best = zeros(MAX_ROWS * tiles)
+        self.tile_tokens = zeros(MAX_ROWS * tiles, dtype=torch.int32)
+        self.tile_sums = zeros(MAX_ROWS * tiles)
+        self.tiles = tiles
 
     @property
     def compared_tiles(self) -> int:
@@ -54,16 +58,6 @@ class ScoreBuffers:
         """How many warps a kernel that compares the tiles has."""
         return 16 if self.tiles > 1024 else 4
 
-    @classmethod
-    def of(cls, vocab: int, tiles: int, device: torch.device) -> ScoreBuffers:
-        return cls(
-            logits=torch.zeros(MAX_ROWS, vocab, dtype=torch.float32, device=device),
-            tile_best=torch.zeros(MAX_ROWS * tiles, dtype=torch.float32, device=device),
-            tile_tokens=torch.zeros(MAX_ROWS * tiles, dtype=torch.int32, device=device),
-            tile_sums=torch.zeros(MAX_ROWS * tiles, dtype=torch.float32, device=device),
-            tiles=tiles,
-        )
-
 
 class Heads:
     """The whole head of a stack, and the heads of draft vocabularies."""
@@ -74,7 +68,7 @@ class Heads:
             matrix = matrix.to(embedding.dtype).contiguous()
         else:
             (matrix,) = matrix
-        self._stack, self._known = stack, embedding.shape[0]
+        self._stack = stack
         self._matrix = matrix
 
     @property
@@ -88,17 +82,9 @@ class Heads:
         return vocabulary.cached_for(self, lambda: self._narrow(vocabulary))
 
     def _narrow(self, vocabulary: DraftVocabulary) -> Head:
-        last_token = int(vocabulary.tokens[-1])
-        if last_token >= min(self.vocab, self._known):
-            raise IndexError(f"a draft vocabulary names token {last_token} of {self._known}")
         device = self._stack.embedding.device
         if vocabulary.covers_most_of(self.vocab):
-            # the whole head, without the other tokens' scores
-            zeros = torch.zeros(
-                1, len(vocabulary), dtype=torch.float32, device=vocabulary.tokens.device
-            )
-            bias = vocabulary.widened(zeros, self.vocab, float("-inf"))[0]
-            return Head(self._matrix, bias.to(device))
+            return Head(self._matrix, vocabulary.bias(self.vocab).to(device))
         tokens = vocabulary.tokens.to(device)
         return Head(self._matrix[tokens], tokens=tokens)
 

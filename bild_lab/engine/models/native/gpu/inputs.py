@@ -4,7 +4,9 @@ keeps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,34 +42,23 @@ class PassInputs:
         self._group = queries_per_key
         self.tiles_per_row = -(-queries_per_key // int(LANES))
         self.max_tiles = power_of_two(MAX_ROWS * self.tiles_per_row)
-        shapes = {
-            "row_table": (4, MAX_ROWS),
-            "text_table": (MAX_ROWS, int(TEXT_FIELDS)),
-            "tile_table": (self.max_tiles + MAX_ROWS * self.tiles_per_row, 3),
-            "scored_rows": (MAX_ROWS,),
-        }
-        sizes = [int(np.prod(shape)) for shape in shapes.values()]
-        # 1. one piece of memory, which one copy fills
-        self._device = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
-        starts = np.cumsum([0, *sizes])
-        tables = {}
-        for (name, shape), start, size in zip(shapes.items(), starts, sizes, strict=False):
-            tables[name] = self._device[start : start + size].view(shape)
-        self._parts = [
-            (slice(start, start + size), shape)
-            for shape, start, size in zip(shapes.values(), starts, sizes, strict=False)
-        ]
-        self._layouts: dict[tuple[tuple[int, int, bool], ...], tuple[np.ndarray, int]] = {}
-        self._copies = HostCopies(sum(sizes), device)
-        # 2. what the kernels read
-        self.row_table: Int[Tensor, "4 rows"] = tables["row_table"]
-        self.text_table: Int[Tensor, "texts fields"] = tables["text_table"]
-        self.tile_table: Int[Tensor, "tiles 3"] = tables["tile_table"]
-        self.scored_rows: Int[Tensor, " rows"] = tables["scored_rows"]
-        self.paths: Int[Tensor, "rows depths"] = torch.zeros(
-            MAX_ROWS, MAX_TREE, dtype=torch.int64, device=device
+        self._copied = CopiedTables(
+            {
+                "row_table": (4, MAX_ROWS),
+                "text_table": (MAX_ROWS, int(TEXT_FIELDS)),
+                "tile_table": (self.max_tiles + MAX_ROWS * self.tiles_per_row, 3),
+                "scored_rows": (MAX_ROWS,),
+            },
+            device,
         )
+        paths = torch.zeros(MAX_ROWS, MAX_TREE, dtype=torch.int64, device=device)
+        self.tables = {
+            **self._copied.tables,
+            "paths": paths,
+        }  # by the names of the kernels' parameters
+        self.row_table: Int[Tensor, "4 rows"] = self.tables["row_table"]
         self.tokens: Int[Tensor, " rows"] = self.row_table[0]
+        self._layouts: dict[tuple[tuple[int, int, bool], ...], tuple[np.ndarray, int]] = {}
 
     def fill(
         self,
@@ -91,9 +82,9 @@ class PassInputs:
                 self._layouts.clear()
             layout = self._layouts[counts] = self._layout(counts)
         numbers, tiles = layout
-        host = self._copies.next()
+        host = self._copied.next()
         host[:] = numbers
-        row_table, text_table = (host[part].reshape(shape) for part, shape in self._parts[:2])
+        row_table, text_table, *_ = self._copied.parts_of(host).values()
         # 2. where each text's rows stand
         first_row = 0
         for index, text in enumerate(texts):
@@ -104,7 +95,7 @@ class PassInputs:
             first_row = rows.stop
         if tokens is not None:
             row_table[0, : len(tokens)] = tokens
-        self._copies.copy(self._device, first=MAX_ROWS if tokens is None else 0)
+        self._copied.copy(first=MAX_ROWS if tokens is None else 0)
         if traces_paths and any(has_tree for _, _, has_tree in counts):
             self._trace_paths(texts)
         return tiles
@@ -113,10 +104,8 @@ class PassInputs:
         """The tables of texts of so many rows, of which so many are scored, with a tree or without,
         that begin at slot 0; and the number of tiles of their queries.
         """
-        numbers = np.zeros(self._device.shape[0], dtype=np.int64)
-        row_table, _, tile_table, scored_rows = (
-            numbers[part].reshape(shape) for part, shape in self._parts
-        )
+        numbers = np.zeros(self._copied.size, dtype=np.int64)
+        row_table, _, tile_table, scored_rows = self._copied.parts_of(numbers).values()
         row_table[1] = -1
         tile_table[:, 0] = -1
         first_row = tiles = scored = 0
@@ -152,7 +141,7 @@ class PassInputs:
             if text.parents is not None:
                 trace_paths[(text.count,)](
                     text.parents.long().contiguous(),
-                    self.paths[row:],
+                    self.tables["paths"][row:],
                     self.row_table[2, row:],
                     earlier_rows(text),
                     tree_start(text) - text.reserved,
@@ -195,51 +184,52 @@ def tree_start(text: SequenceSlice) -> int:
     return text.start - earlier_rows(text)
 
 
+def tables_in(
+    numbers: np.ndarray | Tensor, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    """Tables of these shapes, by name, that lie one after the other in a piece of memory."""
+    tables, start = {}, 0
+    for name, shape in shapes.items():
+        stop = start + math.prod(shape)
+        tables[name] = numbers[start:stop].reshape(shape)
+        start = stop
+    return tables
+
+
 class CopiedTables:
-    """Tables of these sizes in one piece of the device's memory, which one copy fills. All numbers
-    are int64.
+    """Tables of these shapes, by name, in one piece of the device's memory, which one copy fills,
+    without waiting for the device. All numbers are int64.
+
+    A few pieces of the host's memory take turns, as a copy may still be waiting when the next table
+    is written.
     """
 
-    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
-        self._ends = np.cumsum(sizes)[:-1]
-        self._copies = HostCopies(sum(sizes), device)
-        self._memory = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
-        self.tables = self._memory.split(list(sizes))
-
-    def next(self) -> list[np.ndarray]:
-        """The tables to write now, in the host's memory; they hold what an earlier copy had."""
-        return np.split(self._copies.next(), self._ends)
-
-    def copy(self) -> None:
-        """Copy what was written, without waiting for the device."""
-        self._copies.copy(self._memory, first=0)
-
-
-class HostCopies:
-    """Memory of the host from which tables are copied to a device, without waiting for it.
-
-    A few pieces take turns, as a copy may still be waiting when the next table is written.
-    """
-
-    def __init__(self, numbers: int, device: torch.device) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
+        self._shapes, self.size = shapes, sum(map(math.prod, shapes.values()))
+        self._memory = torch.zeros(self.size, dtype=torch.int64, device=device)
+        self.tables: dict[str, Tensor] = self.parts_of(self._memory)
         self._pinned = device.type == "cuda"
         count = PINNED_PIECES if self._pinned else 1
         self._pieces = [
-            torch.zeros(numbers, dtype=torch.int64, pin_memory=self._pinned) for _ in range(count)
+            torch.zeros(self.size, dtype=torch.int64, pin_memory=self._pinned) for _ in range(count)
         ]
         self._arrays = [piece.numpy() for piece in self._pieces]
         self._copied = [torch.cuda.Event() for _ in range(count)] if self._pinned else []
         self._place = 0
 
+    def parts_of(self, numbers: np.ndarray | Tensor) -> dict[str, Any]:
+        """The tables that lie in a piece of memory."""
+        return tables_in(numbers, self._shapes)
+
     def next(self) -> np.ndarray:
-        """The piece to write now."""
+        """The piece of the host's memory to write now; it holds what an earlier copy had."""
         self._place = (self._place + 1) % len(self._pieces)
         if self._pinned:
             self._copied[self._place].synchronize()
         return self._arrays[self._place]
 
-    def copy(self, target: Int[Tensor, " numbers"], first: int) -> None:
+    def copy(self, first: int = 0) -> None:
         """Copy what was written, from number `first` on."""
-        target[first:].copy_(self._pieces[self._place][first:], non_blocking=True)
+        self._memory[first:].copy_(self._pieces[self._place][first:], non_blocking=True)
         if self._pinned:
             self._copied[self._place].record()

@@ -31,7 +31,7 @@ from bild_lab.engine.models.native.gpu.products import (
     residual,
     score,
 )
-from bild_lab.engine.models.native.gpu.rows import add_normed, copy_rows, embed, resume
+from bild_lab.engine.models.native.gpu.rows import add_normed, begin_stream, copy_rows
 from bild_lab.engine.models.native.gpu.tilings import (
     Tiling,
     block_tiling,
@@ -43,7 +43,7 @@ from bild_lab.engine.models.native.stack import ACTIVATIONS, Layer, Stack, Weigh
 from bild_lab.engine.session import NOTHING, Skipped
 
 LOG2_E = math.log2(math.e)
-STREAM_BLOCK = 64  # columns of a program of `embed`, `resume` and `add_normed`
+STREAM_BLOCK = 64  # columns of a program of `begin_stream` and `add_normed`
 STREAM_ROWS = 8
 # numbers of rows; others are padded up to the next of these, so that few graphs serve all
 ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -94,9 +94,8 @@ class PassShape(NamedTuple):
 class Launch:
     """One launch of a kernel.
 
-    arguments: those that may change from launch to launch, by the names of the kernel's parameters.
-    constants: its compile-time arguments, and how it is launched. Raises ValueError for arguments
-    that are not the kernel's.
+    arguments: those that may change from launch to launch, by the names of the kernel's parameters
+    and in their order. constants: its compile-time arguments, and how it is launched.
     """
 
     kernel: Any
@@ -104,16 +103,9 @@ class Launch:
     arguments: Mapping[str, Any]
     constants: Mapping[str, Any]
 
-    def __post_init__(self) -> None:
-        parameters = {name for name in self.kernel.arg_names if name not in self.constants}
-        if parameters != self.arguments.keys():
-            differing = sorted(parameters ^ self.arguments.keys())
-            raise ValueError(f"{self.kernel.__name__} and its launch differ in {differing}")
-
     @property
     def values(self) -> list[Any]:
-        """The arguments in the order of the kernel's parameters."""
-        return [self.arguments[name] for name in self.kernel.arg_names if name in self.arguments]
+        return list(self.arguments.values())
 
     @property
     def binary(self) -> Hashable:
@@ -134,30 +126,46 @@ class Launch:
         self.kernel[self.grid](*self.values, **self.constants)
 
 
-@dataclass
 class Buffers:
-    """What kernels of a forward leave for those after them."""
+    """What kernels of a forward leave for those after them, by the names of their parameters. Made
+    once, with room for MAX_ROWS rows.
+    """
 
-    x: Float[Tensor, "rows dim"]  # the residual stream
-    scaled: Float[Tensor, "rows dim"]  # as `products.py` says
-    squares: Float[Tensor, "rows groups"]
-    block: Float[Tensor, "rows dim"]  # a block's result that is still to be normed
-    block_squares: Float[Tensor, "rows groups"]
-    queries: Float[Tensor, "rows features"]
-    mixed: Float[Tensor, "rows features"]
-    inner: Float[Tensor, "rows hidden"]
-    states: Float[Tensor, "rows dim"]  # that a forward begins with
-    hidden: Float[Tensor, "layers rows dim"]  # each layer's output
-    scratch: Tensor  # partial sums
-    tickets: Tensor  # zero between forwards
-    always: Tensor  # 1: for kernels that nothing stops
-    running: (
-        Tensor  # how many chains or trees are running; of a row that may leave early, whether it is
-    )
-    exit_threshold: Float[Tensor, "1"]
-    layer_input: Float[Tensor, " dim"]  # of such a row
-    layers_run: Int[Tensor, "1"]
-    partial: Float[Tensor, " numbers"]  # results of chunks of attention, of the longest text so far
+    def __init__(self, plan: ForwardPlan) -> None:
+        stack, dim = plan.stack, plan.dim
+        zeros = partial(torch.zeros, dtype=torch.float32, device=plan.device)
+        inner = stack.hidden * (1 + stack.layers[0].inner.gated)
+        widest = max(plan.projected, inner, dim)
+        scratch_parts = 8
+        # 1. the residual stream; `scaled` and `squares` as `products.py` says
+        self.x = zeros(MAX_ROWS, dim)
+        self.scaled = zeros(MAX_ROWS, dim, dtype=plan.dtype)
+        self.squares = zeros(MAX_ROWS, plan.groups)
+        # 2. a block's result that is still to be normed
+        self.block = zeros(MAX_ROWS, dim)
+        self.block_squares = zeros(MAX_ROWS, plan.groups)
+        # 3. what is within a block
+        self.queries = zeros(MAX_ROWS, plan.width, dtype=plan.dtype)
+        self.mixed = zeros(MAX_ROWS, plan.width, dtype=plan.dtype)
+        self.inner = zeros(MAX_ROWS, stack.hidden, dtype=plan.dtype)
+        # 4. what a forward begins with in place of embeddings, and each layer's output
+        self.states = zeros(MAX_ROWS, dim)
+        self.layer_outputs = zeros(len(stack.layers), MAX_ROWS, dim)
+        # 5. partial sums, of which the last tile may reach beyond its outputs, and tickets, which
+        # are zero between forwards
+        self.scratch = zeros(scratch_parts * MAX_ROWS * (widest + 256))
+        ticket_count = max(MAX_ROWS // 8 * (widest // 16 + 1), MAX_ROWS * stack.heads)
+        self.tickets = zeros(ticket_count, dtype=torch.int32)
+        # 6. how many chains or trees are running; of a row that may leave early, whether it is; and 1,
+        # for kernels that nothing stops
+        self.running = zeros(1, dtype=torch.int64)
+        self.always = torch.ones_like(self.running)
+        # 7. of a row that may leave early
+        self.exit_threshold = zeros(1, dtype=torch.float64)
+        self.layer_input = zeros(dim)
+        self.layers_run = zeros(1, dtype=torch.int64)
+        # 8. results of chunks of attention, of the longest text so far
+        self.partial = zeros(0)
 
 
 class ForwardPlan:
@@ -180,7 +188,7 @@ class ForwardPlan:
         self.heads = Heads(stack)
         self._scores: dict[int, ScoreBuffers] = {}
         self.inputs = PassInputs(stack.heads // stack.kv_heads, self.device)
-        self.buffers = self._make_buffers()
+        self.buffers = Buffers(self)
         self.scores_of(self.heads.of(None))
         for layer in stack.layers:  # refused now rather than at the first forward
             self.parts_of(layer.qkv, self.projected, layer.head_norm is not None)
@@ -249,18 +257,13 @@ class ForwardPlan:
         if head.vocab not in self._scores:
             tiling = self.score_tiling(head)
             tiles = -(-head.vocab // tiling.block_n)
-            self._scores[head.vocab] = ScoreBuffers.of(head.vocab, tiles, self.device)
+            self._scores[head.vocab] = ScoreBuffers(head.vocab, tiles, self.device)
         return self._scores[head.vocab]
 
     def sized(self, shape: PassShape, texts: Sequence[SequenceSlice], tiles: int) -> PassShape:
-        """A shape with room for these texts' rows.
-
-        Raises IndexError for a row that its cache, or the rotations, cannot hold.
-        """
+        """A shape with room for these texts' rows."""
         rows = sum(text.count for text in texts)
         stop = max(text.start + text.count for text in texts)
-        for text in texts:
-            require_room(text, self.positions)
         most_tree_chunks = max(map(tree_chunks, texts))
         sources = [text.memory[0].shape[2] for text in texts if text.memory is not None]
         return shape._replace(
@@ -270,40 +273,6 @@ class ForwardPlan:
             chunks=power_of_two(-(-stop // CHUNK)),
             tree_chunks=power_of_two(most_tree_chunks) if most_tree_chunks else 0,
             source_chunks=power_of_two(-(-max(sources, default=1) // CHUNK)),
-        )
-
-    def _make_buffers(self) -> Buffers:
-        stack = self.stack
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=self.device)
-
-        inner = stack.hidden * (1 + stack.layers[0].inner.gated)
-        widest = max(self.projected, inner, self.dim)
-        scratch_parts = 8
-        return Buffers(
-            x=zeros(MAX_ROWS, self.dim),
-            scaled=zeros(MAX_ROWS, self.dim, dtype=self.dtype),
-            squares=zeros(MAX_ROWS, self.groups),
-            block=zeros(MAX_ROWS, self.dim),
-            block_squares=zeros(MAX_ROWS, self.groups),
-            queries=zeros(MAX_ROWS, self.width, dtype=self.dtype),
-            mixed=zeros(MAX_ROWS, self.width, dtype=self.dtype),
-            inner=zeros(MAX_ROWS, stack.hidden, dtype=self.dtype),
-            states=zeros(MAX_ROWS, self.dim),
-            hidden=zeros(len(stack.layers), MAX_ROWS, self.dim),
-            # the last tile of a product may reach beyond its outputs
-            scratch=zeros(scratch_parts * MAX_ROWS * (widest + 256)),
-            tickets=zeros(
-                max(MAX_ROWS // 8 * (widest // 16 + 1), MAX_ROWS * stack.heads),
-                dtype=torch.int32,
-            ),
-            always=zeros(1, dtype=torch.int64) + 1,
-            running=zeros(1, dtype=torch.int64),
-            exit_threshold=zeros(1, dtype=torch.float64),
-            layer_input=zeros(self.dim),
-            layers_run=zeros(1, dtype=torch.int64),
-            partial=zeros(0),
         )
 
     def partial_results(self, chunks: int) -> tuple[Tensor, Tensor]:
@@ -329,24 +298,74 @@ class ForwardPlan:
         """What a forward's kernels ask whether to run."""
         return self.buffers.running if shape.stoppable or shape.exits else self.buffers.always
 
-    def flow(self, stoppable: bool) -> dict[str, bool]:
-        """The constants that say when a kernel begins."""
-        overlap = {"OVERLAP": self.overlap} | ({"launch_pdl": True} if self.overlap else {})
-        return {"STOPPABLE": stoppable, **overlap}
+    def launch(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        arguments: Mapping[str, Any],
+        constants: Mapping[str, Any],
+        warps: int = 4,
+    ) -> Launch:
+        """A launch of a kernel, whose parameters get these values, and all others what the plan has
+        under their names. Raises KeyError for one that has none.
+        """
+        stack, names = self.stack, kernel.arg_names
+        known_arguments = {
+            **vars(self.buffers),
+            "embedding": stack.embedding,
+            "masks": self.nothing,
+            "bias": self.nothing,
+            "head_norm": self.nothing,
+            "distance_bias": self.distance_bias,
+            "farthest": self.farthest,
+            "cos": self.cos,
+            "sin": self.sin,
+            "positions_count": self.cos.shape[1],
+            "dim": self.dim,
+            "K": self.dim,
+            "known": self.known,
+            "epsilon": stack.epsilon,
+            **arguments,
+        }
+        known_constants = {
+            "HEADS": stack.heads,
+            "KV_HEADS": stack.kv_heads,
+            "HEAD_DIM": stack.head_dim,
+            "HEAD_BLOCK": self.head_block,
+            "ROTARY": self.rotary,
+            "GROUPS": self.groups,
+            "RANGE": self.range,
+            "CHUNK": CHUNK,
+            "MAX_ROWS": MAX_ROWS,
+            "MAX_TILES": self.inputs.max_tiles,
+            "MAX_DEPTH": MAX_TREE,
+            "ROWS": STREAM_ROWS,
+            "BLOCK_N": STREAM_BLOCK,
+            "OVERLAP": self.overlap,
+            **constants,
+        }
+        how = {"num_warps": warps} | ({"launch_pdl": True} if self.overlap else {})
+        return Launch(
+            kernel,
+            grid,
+            {name: known_arguments[name] for name in names if name not in known_constants},
+            {name: known_constants[name] for name in names if name in known_constants} | how,
+        )
+
+    def stream_grid(self, rows: int) -> tuple[int, int]:
+        """The grid of a kernel that takes the residual stream of so many rows piece by piece."""
+        return -(-rows // STREAM_ROWS), -(-self.dim // STREAM_BLOCK)
 
     def copy_of_stream(self, target: Float[Tensor, "rows dim"], shape: PassShape) -> Launch:
         """The launch that copies the residual stream of a forward's rows."""
-        grid = (-(-shape.rows // STREAM_ROWS), -(-self.dim // STREAM_BLOCK))
         arguments = {
             "running": self.running(shape),
             "source": self.buffers.x,
             "target": target,
             "m": shape.rows,
-            "dim": self.dim,
         }
-        flow = self.flow(shape.stoppable or shape.exits)
-        constants = {"ROWS": STREAM_ROWS, "BLOCK_N": STREAM_BLOCK, **flow}
-        return Launch(copy_rows, grid, arguments, constants)
+        constants = {"STOPPABLE": shape.stoppable or shape.exits}
+        return self.launch(copy_rows, self.stream_grid(shape.rows), arguments, constants)
 
     def launches(
         self, shape: PassShape, masks: Tensor | None = None, inputs: PassInputs | None = None
@@ -354,15 +373,6 @@ class ForwardPlan:
         """The launches of a forward of this shape. inputs: its tables; None: the plan's own."""
         forward = _Forward(self, shape, masks, self.inputs if inputs is None else inputs)
         return forward.launches()
-
-
-def require_room(text: SequenceSlice, positions: float) -> None:
-    """Raise IndexError if a cache has no slot for these rows, or the rotations no position."""
-    stop = text.start + text.count
-    if stop > text.cache.capacity:
-        raise IndexError(f"slot {stop - 1} lies behind a cache of {text.cache.capacity} slots")
-    if stop - text.reserved > positions:
-        raise IndexError(f"position {stop - text.reserved - 1} lies behind {positions} rotations")
 
 
 def tree_chunks(text: SequenceSlice) -> int:
@@ -395,10 +405,8 @@ class _Forward:
     ) -> None:
         self.plan, self.shape, self.masks, self.inputs = plan, shape, masks, inputs
         self.stack, self.buffers = plan.stack, plan.buffers
-        self.running = plan.running(shape)
+        self.arguments = {"running": plan.running(shape), "m": shape.rows, **inputs.tables}
         self.launched: list[Launch] = []
-        self.flow = plan.flow(shape.stoppable or shape.exits)
-        self.stream = {"GROUPS": plan.groups, "RANGE": plan.range}
 
     def launches(self) -> list[Callable[[], Any]]:
         if self.shape.fill:
@@ -450,83 +458,48 @@ class _Forward:
 
     def copy_hidden(self, place: int, next_norm: Tensor) -> None:
         """Keep the layer's output; the stream goes on as it is."""
-        self.launched.append(self.plan.copy_of_stream(self.buffers.hidden[place], self.shape))
-
-    def stream_for(self, next_norm: Tensor) -> dict[str, Any]:
-        """The arguments of a kernel that writes the residual stream for this norm."""
-        buffers = self.buffers
-        return {
-            "next_norm": next_norm,
-            "x": buffers.x,
-            "scaled": buffers.scaled,
-            "squares": buffers.squares,
-            "dim": self.plan.dim,
-        }
+        target = self.buffers.layer_outputs[place]
+        self.launched.append(self.plan.copy_of_stream(target, self.shape))
 
     # the kernels, in the order of a layer
 
     def begin(self, next_norm: Tensor) -> None:
-        plan, buffers, masks = self.plan, self.buffers, self.masks
-        stream = {"running": self.running, "m": self.shape.rows, **self.stream_for(next_norm)}
-        tokens = {
-            "row_table": self.inputs.row_table,
-            "embedding": self.stack.embedding,
-            "masks": plan.nothing if masks is None else masks,
-            "known": plan.known,
-            "scale": float(self.stack.embedding_scale),
-        }
+        arguments = {"next_norm": next_norm, "scale": float(self.stack.embedding_scale)}
+        if self.masks is not None:
+            arguments["masks"] = self.masks
         constants = {
-            **self.stream,
-            **plan.flow(self.shape.stoppable),
-            "ROWS": STREAM_ROWS,
-            "BLOCK_N": STREAM_BLOCK,
+            "FROM_STATES": self.shape.from_states,
+            "HAS_MASKS": self.masks is not None,
+            "STOPPABLE": self.shape.stoppable,
         }
-        grid = (-(-self.shape.rows // STREAM_ROWS), -(-plan.dim // STREAM_BLOCK))
-        if self.shape.from_states:
-            self.add(resume, grid, stream | {"states": buffers.states}, constants)
-        else:
-            constants |= {"HAS_MASKS": masks is not None, "MAX_ROWS": MAX_ROWS}
-            self.add(embed, grid, stream | tokens, constants)
+        self.add(begin_stream, self.plan.stream_grid(self.shape.rows), arguments, constants)
 
     def leave_if_confident(self, layers_before: int, next_norm: Tensor) -> None:
         """The measurement before a layer, or after the last one."""
-        plan, buffers = self.plan, self.buffers
         arguments = {
-            "running": self.running,
-            "layers_run": buffers.layers_run,
-            "threshold": buffers.exit_threshold,
-            "layer_input": buffers.layer_input,
-            **self.stream_for(next_norm),
+            "next_norm": next_norm,
             "layers_before": layers_before,
             "layers": len(self.shape.layers),
         }
-        constants = {
-            **self.stream,
-            **self.flow,
-            "BLOCK": max(int(SQUARES_COLUMNS), power_of_two(plan.dim)),
-            "num_warps": 8,
-        }
-        del constants["STOPPABLE"]  # it is what stops the others
-        self.add(leave_if_confident, (1,), arguments, constants)
+        constants = {"BLOCK": max(int(SQUARES_COLUMNS), power_of_two(self.plan.dim))}
+        self.add(leave_if_confident, (1,), arguments, constants, warps=8)
 
     def project(
         self, index: int, layer: Layer, crosses: bool = False, keys_only: bool = False
     ) -> None:
         """crosses: queries of cross-attention. keys_only: keys and values, no queries."""
-        stack, plan, buffers = self.stack, self.plan, self.buffers
+        stack, plan = self.stack, self.plan
         weight = layer.cross_query if crosses else layer.qkv
         kv_heads = 0 if crosses else stack.kv_heads
         head_norm = None if crosses else layer.head_norm
         outputs = (stack.heads + 2 * kv_heads) * stack.head_dim
         first_output = stack.heads * stack.head_dim if keys_only else 0
+        arguments = {"layer": index, "kind": layer.kind}
+        if head_norm is not None:
+            arguments["head_norm"] = head_norm
         constants = {
-            "HEADS": stack.heads,
             "KV_HEADS": kv_heads,
-            "HEAD_DIM": stack.head_dim,
-            "HAS_BIAS": weight.bias is not None,
             "HAS_HEAD_NORM": head_norm is not None,
-            "ROTARY": plan.rotary,
-            "MAX_ROWS": MAX_ROWS,
             "FILLS": self.shape.exits and not crosses,
         }
         for weights, tiling in plan.parts_of(weight, outputs, head_norm is not None):
@@ -534,233 +507,104 @@ class _Forward:
             if first_output >= stop:
                 continue
             first_tile = max(first_output, weights.first) // tiling.block_n
-            arguments = {
-                "running": self.running,
-                "scaled": buffers.scaled,
-                "squares": buffers.squares,
-                **weights.arguments,
-                "bias": plan.nothing if weight.bias is None else weight.bias,
-                "head_norm": plan.nothing if head_norm is None else head_norm,
-                "cos": plan.cos,
-                "sin": plan.sin,
-                "row_table": self.inputs.row_table,
-                "text_table": self.inputs.text_table,
-                "queries": buffers.queries,
-                "scratch": buffers.scratch,
-                "tickets": buffers.tickets,
-                "m": self.shape.rows,
-                "K": plan.dim,
-                "first_tile": first_tile,
-                "first_line": weights.first,
-                "layer": index,
-                "kind": layer.kind,
-                "positions_count": plan.cos.shape[1],
-                "epsilon": stack.epsilon,
-            }
+            place = {"first_tile": first_tile, "first_line": weights.first}
+            outputs_left = stop - first_tile * tiling.block_n
             self.add_product(
-                project,
-                arguments,
-                self.stream | constants,
-                tiling,
-                plan.dim,
-                stop - first_tile * tiling.block_n,
-                self.shape.rows,
-                weights.type,
+                project, weights, weight.bias, tiling, outputs_left, arguments | place, constants
             )
 
     def attend(self, index: int, layer: Layer, crosses: bool = False) -> None:
-        stack, plan, buffers, inputs = self.stack, self.plan, self.buffers, self.inputs
-        chunks = self.shape.source_chunks if crosses else self.shape.chunks
-        tree_chunks = 0 if crosses else self.shape.tree_chunks
-        row_tiles = self.shape.rows * inputs.tiles_per_row
-        programs = self.shape.tiles * chunks + row_tiles * tree_chunks
-        warps = 8 if plan.head_block > 128 else 4
+        stack, plan, shape, inputs = self.stack, self.plan, self.shape, self.inputs
+        chunks = shape.source_chunks if crosses else shape.chunks
+        tree_chunks = 0 if crosses else shape.tree_chunks
+        row_tiles = shape.rows * inputs.tiles_per_row
+        programs = shape.tiles * chunks + row_tiles * tree_chunks
         results, statistics = plan.partial_results(chunks)
-        windowed = bool(layer.window) and not crosses
         arguments = {
-            "running": self.running,
-            "row_table": inputs.row_table,
-            "text_table": inputs.text_table,
-            "tile_table": inputs.tile_table,
-            "paths": inputs.paths,
-            "distance_bias": plan.distance_bias,
-            "queries": buffers.queries,
-            "mixed": buffers.mixed,
             "partial": results,
             "statistics": statistics,
-            "tickets": buffers.tickets,
             "layer": index,
             "window": layer.window,
-            "farthest": plan.farthest,
-            "known": plan.known,
             "scale": float(stack.scale * LOG2_E),
-            "tiles": self.shape.tiles,
+            "tiles": shape.tiles,
             "chunks": chunks,
             "tree_chunks": tree_chunks,
         }
         constants = {
-            "HEADS": stack.heads,
-            "KV_HEADS": stack.kv_heads,
-            "HEAD_DIM": stack.head_dim,
-            "HEAD_BLOCK": plan.head_block,
-            "CHUNK": CHUNK,
             "BIASED": not plan.rotary and not crosses,
             "CROSS": crosses,
             "TREE": tree_chunks > 0,
-            "WINDOWED": windowed,
-            "HAS_PREFIX": self.shape.has_prefix,
-            "MAX_ROWS": MAX_ROWS,
-            "MAX_TILES": inputs.max_tiles,
-            "MAX_DEPTH": MAX_TREE,
+            "WINDOWED": bool(layer.window) and not crosses,
+            "HAS_PREFIX": shape.has_prefix,
         }
-        self.add(
-            attend,
-            (programs, stack.kv_heads),
-            arguments,
-            constants | self.flow | {"num_warps": warps},
-        )
+        warps = 8 if plan.head_block > 128 else 4
+        self.add(attend, (programs, stack.kv_heads), arguments, constants, warps)
 
     def residual(
         self, block_inputs: Tensor, weight: Weight, block_norm: Tensor | None, next_norm: Tensor
     ) -> None:
-        plan, buffers = self.plan, self.buffers
-        weights, inputs = ProductWeights.whole(weight.matrix), block_inputs.shape[1]
+        plan, weights = self.plan, ProductWeights.whole(weight.matrix)
+        inputs = block_inputs.shape[1]
+        arguments = {"inputs": block_inputs, "K": inputs, "next_norm": next_norm}
+        constants = {"NORMED": block_norm is not None}
         tiling = plan.tiling("residual", inputs, plan.dim, weights.type)
-        arguments = {
-            "running": self.running,
-            "inputs": block_inputs,
-            **weights.arguments,
-            "bias": plan.nothing if weight.bias is None else weight.bias,
-            **self.stream_for(next_norm),
-            "block": buffers.block,
-            "block_squares": buffers.block_squares,
-            "scratch": buffers.scratch,
-            "tickets": buffers.tickets,
-            "m": self.shape.rows,
-            "K": inputs,
-        }
-        constants = {"HAS_BIAS": weight.bias is not None, "NORMED": block_norm is not None}
-        self.add_product(
-            residual,
-            arguments,
-            self.stream | constants,
-            tiling,
-            inputs,
-            plan.dim,
-            self.shape.rows,
-            weights.type,
-        )
+        self.add_product(residual, weights, weight.bias, tiling, plan.dim, arguments, constants)
         if block_norm is not None:
-            grid = (-(-self.shape.rows // STREAM_ROWS), -(-plan.dim // STREAM_BLOCK))
-            arguments = {
-                "running": self.running,
-                "block": buffers.block,
-                "block_squares": buffers.block_squares,
-                "block_norm": block_norm,
-                **self.stream_for(next_norm),
-                "m": self.shape.rows,
-                "epsilon": self.stack.epsilon,
-            }
-            constants = self.stream | self.flow | {"ROWS": STREAM_ROWS, "BLOCK_N": STREAM_BLOCK}
-            self.add(add_normed, grid, arguments, constants)
+            arguments = {"block_norm": block_norm, "next_norm": next_norm}
+            self.add(add_normed, plan.stream_grid(self.shape.rows), arguments, {})
 
     def feed_forward(self, weight: Weight) -> None:
-        stack, plan, buffers = self.stack, self.plan, self.buffers
+        stack, plan = self.stack, self.plan
         weights, outputs = ProductWeights.whole(weight.matrix), stack.hidden * (1 + weight.gated)
-        tiling = plan.tiling("feed_forward", plan.dim, outputs, weights.type)
-        arguments = {
-            "running": self.running,
-            "scaled": buffers.scaled,
-            "squares": buffers.squares,
-            **weights.arguments,
-            "bias": plan.nothing if weight.bias is None else weight.bias,
-            "inner": buffers.inner,
-            "scratch": buffers.scratch,
-            "tickets": buffers.tickets,
-            "m": self.shape.rows,
-            "K": plan.dim,
-            "hidden": stack.hidden,
-            "epsilon": stack.epsilon,
-        }
         constants = {
             "ACTIVATION": list(ACTIVATIONS).index(stack.activation),
             "GATED": weight.gated,
-            "HAS_BIAS": weight.bias is not None,
         }
-        self.add_product(
-            feed_forward,
-            arguments,
-            self.stream | constants,
-            tiling,
-            plan.dim,
-            outputs,
-            self.shape.rows,
-            weights.type,
-        )
+        tiling = plan.tiling("feed_forward", plan.dim, outputs, weights.type)
+        arguments = {"hidden": stack.hidden}
+        self.add_product(feed_forward, weights, weight.bias, tiling, outputs, arguments, constants)
 
     def score(self) -> None:
-        stack, plan, buffers = self.stack, self.plan, self.buffers
+        plan = self.plan
         head = plan.heads.of(self.shape.vocabulary)
-        weights, scores = head.weights, plan.scores_of(head)
-        tiling = plan.score_tiling(head)
         arguments = {
-            "running": self.running,
-            "scaled": buffers.scaled,
-            "squares": buffers.squares,
-            **weights.arguments,
-            "bias": plan.nothing if head.bias is None else head.bias,
-            "scored_rows": self.inputs.scored_rows,
-            "logits": scores.logits,
-            "tile_best": scores.tile_best,
-            "tile_tokens": scores.tile_tokens,
-            "tile_sums": scores.tile_sums,
+            **vars(plan.scores_of(head)),
             "m": self.shape.scored,
-            "K": plan.dim,
             "vocab": head.vocab,
-            "scale": float(stack.final_scale),
-            "epsilon": stack.epsilon,
+            "scale": float(self.stack.final_scale),
         }
-        self.add_product(
-            score,
-            arguments,
-            {
-                **self.stream,
-                "HAS_BIAS": head.bias is not None,
-                "STOPPABLE": self.shape.stoppable,
-            },
-            tiling,
-            plan.dim,
-            head.vocab,
-            self.shape.scored,
-            weights.type,
-        )
+        constants = {"STOPPABLE": self.shape.stoppable}
+        tiling = plan.score_tiling(head)
+        self.add_product(score, head.weights, head.bias, tiling, head.vocab, arguments, constants)
 
     def add_product(
         self,
         kernel: Any,
+        weights: ProductWeights,
+        bias: Tensor | None,
+        tiling: Tiling,
+        outputs: int,
         arguments: Mapping[str, Any],
         constants: Mapping[str, Any],
-        tiling: Tiling,
-        inputs: int,
-        outputs: int,
-        rows: int,
-        type: int,
     ) -> None:
-        """Add a matrix product, cut as the tiling says. type: as in `ProductWeights`."""
-        grid = (-(-rows // tiling.rows), -(-outputs // tiling.block_n), tiling.split)
+        """Add a matrix product with so many outputs, cut as the tiling says."""
+        arguments = {"K": self.plan.dim, **self.arguments, **weights.arguments, **arguments}
+        if bias is not None:
+            arguments["bias"] = bias
         cut = {
             "ROWS": tiling.rows,
             "BLOCK_N": tiling.block_n,
             "BLOCK_K": tiling.block_k,
             "WAYS": tiling.ways,
             "STAGES": tiling.stages,
-            "EVEN": tiling.divides(inputs),
+            "EVEN": tiling.divides(arguments["K"]),
             "SPLIT": tiling.split,
             "RESIDENT": tiling.resident,
-            "TYPE": type,
-            "num_warps": tiling.warps,
+            "TYPE": weights.type,
+            "HAS_BIAS": bias is not None,
         }
-        self.add(kernel, grid, arguments, {**self.flow, **constants, **cut})
+        grid = (-(-arguments["m"] // tiling.rows), -(-outputs // tiling.block_n), tiling.split)
+        self.add(kernel, grid, arguments, {**constants, **cut}, tiling.warps)
 
     def add(
         self,
@@ -768,8 +612,12 @@ class _Forward:
         grid: tuple[int, ...],
         arguments: Mapping[str, Any],
         constants: Mapping[str, Any],
+        warps: int = 4,
     ) -> None:
-        self.launched.append(Launch(kernel, grid, arguments, constants))
+        """Add a launch, as `ForwardPlan.launch` makes it. By default it may be stopped."""
+        constants = {"STOPPABLE": self.shape.stoppable or self.shape.exits, **constants}
+        launch = self.plan.launch(kernel, grid, self.arguments | arguments, constants, warps)
+        self.launched.append(launch)
 
 
 def norms_to_come(blocks: Sequence[Block], final_norm: Tensor) -> list[Tensor]:

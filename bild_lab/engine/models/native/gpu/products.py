@@ -8,8 +8,8 @@ whoever writes the residual stream leaves `scaled`, the stream times the next no
 `squares`, the sums of squares of each 16 columns; whoever reads it multiplies by the factor.
 
 On a GPU of compute capability 9 a kernel begins while the one before it still runs (programmatic
-dependent launch). `embed` and `resume`, which begin a forward, wait for all before them and only
-then let the next kernel begin. So what no kernel of the same forward writes may be read before
+dependent launch). `begin_stream`, which begins a forward, waits for all before it and only then lets
+the next kernel begin. So what no kernel of the same forward writes may be read before
 `wait_for_previous`, and all else only after it. A kernel that has nothing to do waits all the same:
 when it ends, all before it have ended. `running` is read before the wait, too: no kernel of the same
 forward writes it but the one of `exits.py`, after which the next begins in turn.

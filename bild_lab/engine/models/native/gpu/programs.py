@@ -39,11 +39,10 @@ def fill_first(
 def write_end_tokens(table: np.ndarray, end_tokens: Sequence[Collection[int]]) -> None:
     """Write the end tokens of each text into its line of a table, padded with −1.
 
-    table: [MAX_ROWS · MAX_END_TOKENS].
+    table: [MAX_ROWS, MAX_END_TOKENS].
     """
     table[:] = -1
-    lines = table.reshape(MAX_ROWS, MAX_END_TOKENS)
-    for line, tokens in zip(lines, end_tokens, strict=False):
+    for line, tokens in zip(table, end_tokens, strict=False):
         line[: len(tokens)] = list(tokens)
 
 

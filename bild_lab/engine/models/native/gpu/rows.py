@@ -20,11 +20,12 @@ from bild_lab.engine.models.native.gpu.products import (
 
 
 @triton.jit(do_not_specialize=["m", "known"])
-def embed(
+def begin_stream(
     running,
     row_table,
     embedding,
     masks,
+    states,
     next_norm,
     x,
     scaled,
@@ -33,6 +34,7 @@ def embed(
     dim,
     known,
     scale,
+    FROM_STATES: tl.constexpr,
     HAS_MASKS: tl.constexpr,
     GROUPS: tl.constexpr,
     RANGE: tl.constexpr,
@@ -42,7 +44,7 @@ def embed(
     STOPPABLE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The embeddings of the rows' tokens begin the residual stream.
+    """The embeddings of the rows' tokens begin the residual stream, or given states.
 
     Grid: (tiles of rows, tiles of columns). It waits before it lets the next kernel begin: when any
     later kernel of this forward begins, all that ran before this one is complete. masks: the
@@ -59,59 +61,27 @@ def embed(
         if tl.load(running, cache_modifier=".cg") == 0:
             return
     present = real_rows[:, None] & (columns < dim)[None, :]
-    token = tl.load(
-        row_table + ROW_TOKEN * MAX_ROWS + rows, mask=real_rows, other=0, cache_modifier=".cg"
-    )
-    # padding has no slot, and a token of an earlier forward
-    slot = tl.load(
-        row_table + ROW_SLOT * MAX_ROWS + rows, mask=real_rows, other=-1, cache_modifier=".cg"
-    )
-    token = tl.where(slot >= 0, token, 0)
-    is_word = token < known
-    at = tl.where(is_word, token, 0)[:, None] * dim + columns[None, :]
-    element: tl.constexpr = embedding.dtype.element_ty
-    word = tl.load(embedding + at, mask=present & is_word[:, None], other=0.0).to(tl.float32)
-    values = (word * scale).to(element).to(tl.float32)
-    if HAS_MASKS:
-        at = tl.where(is_word, 0, token - known)[:, None] * dim + columns[None, :]
-        mask = tl.load(masks + at, mask=present & (token >= known)[:, None], other=0.0)
-        values += mask.to(tl.float32)
-    store_stream(
-        values, norm_weights, x, scaled, squares, rows, real_rows, tile, dim, GROUPS, BLOCK_N, RANGE
-    )
-
-
-@triton.jit(do_not_specialize=["m"])
-def resume(
-    running,
-    states,
-    next_norm,
-    x,
-    scaled,
-    squares,
-    m,
-    dim,
-    GROUPS: tl.constexpr,
-    RANGE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STOPPABLE: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """Given states begin the residual stream. Grid and waiting: as `embed`."""
-    tile = tl.program_id(1)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    real_rows = rows < m
-    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    norm_weights = tl.load(next_norm + columns, mask=columns < dim, other=0.0).to(tl.float32)
-    wait_for_previous(OVERLAP)
-    start_next(OVERLAP)
-    if STOPPABLE:
-        if tl.load(running, cache_modifier=".cg") == 0:
-            return
-    present = real_rows[:, None] & (columns < dim)[None, :]
-    at = states + rows[:, None] * dim + columns[None, :]
-    values = tl.load(at, mask=present, other=0.0, cache_modifier=".cg")
+    if FROM_STATES:
+        at = states + rows[:, None] * dim + columns[None, :]
+        values = tl.load(at, mask=present, other=0.0, cache_modifier=".cg")
+    else:
+        token = tl.load(
+            row_table + ROW_TOKEN * MAX_ROWS + rows, mask=real_rows, other=0, cache_modifier=".cg"
+        )
+        # padding has no slot, and a token of an earlier forward
+        slot = tl.load(
+            row_table + ROW_SLOT * MAX_ROWS + rows, mask=real_rows, other=-1, cache_modifier=".cg"
+        )
+        token = tl.where(slot >= 0, token, 0)
+        is_word = token < known
+        at = tl.where(is_word, token, 0)[:, None] * dim + columns[None, :]
+        element: tl.constexpr = embedding.dtype.element_ty
+        word = tl.load(embedding + at, mask=present & is_word[:, None], other=0.0).to(tl.float32)
+        values = (word * scale).to(element).to(tl.float32)
+        if HAS_MASKS:
+            at = tl.where(is_word, 0, token - known)[:, None] * dim + columns[None, :]
+            mask = tl.load(masks + at, mask=present & (token >= known)[:, None], other=0.0)
+            values += mask.to(tl.float32)
     store_stream(
         values, norm_weights, x, scaled, squares, rows, real_rows, tile, dim, GROUPS, BLOCK_N, RANGE
     )
@@ -137,7 +107,7 @@ def add_normed(
     STOPPABLE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Add a block's result, normed, to the residual stream (Gemma 3). Grid: as `embed`."""
+    """Add a block's result, normed, to the residual stream (Gemma 3). Grid: as `begin_stream`."""
     start_next(OVERLAP)
     if STOPPABLE:
         if tl.load(running, cache_modifier=".cg") == 0:
@@ -174,7 +144,7 @@ def copy_rows(
     STOPPABLE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Copy rows of float32, [m, dim]. Grid: as `embed`."""
+    """Copy rows of float32, [m, dim]. Grid: as `begin_stream`."""
     start_next(OVERLAP)
     if STOPPABLE:
         if tl.load(running, cache_modifier=".cg") == 0:

@@ -4,6 +4,7 @@ level, until no leaf grows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,13 @@ from torch import Tensor
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.models.native.gpu.graphs import GraphCache
 from bild_lab.engine.models.native.gpu.growing import add_children, next_level
-from bild_lab.engine.models.native.gpu.inputs import MAX_ROWS, MAX_TREE, CopiedTables, PassInputs
+from bild_lab.engine.models.native.gpu.inputs import (
+    MAX_ROWS,
+    MAX_TREE,
+    CopiedTables,
+    PassInputs,
+    tables_in,
+)
 from bild_lab.engine.models.native.gpu.plan import ForwardPlan, Launch, PassShape, padded
 from bild_lab.engine.models.native.gpu.programs import (
     MAX_END_TOKENS,
@@ -61,17 +68,26 @@ class TreeRules:
     """
 
     def __init__(self, device: torch.device) -> None:
-        sizes = [MAX_ROWS * MAX_END_TOKENS, MAX_ROWS, MAX_ROWS, MAX_ROWS, 1]
-        self._rules = CopiedTables(sizes, device)
-        end_tokens, self.depths, min_probs, prune_confidences, self._running = self._rules.tables
-        self.end_tokens = end_tokens.view(MAX_ROWS, MAX_END_TOKENS)
+        self._rules = CopiedTables(
+            {
+                "end_tokens": (MAX_ROWS, MAX_END_TOKENS),
+                "depths": (MAX_ROWS,),
+                "min_probs": (MAX_ROWS,),
+                "prune_confidences": (MAX_ROWS,),
+                "running": (1,),
+            },
+            device,
+        )
+        tables = self._rules.tables.values()
+        self.end_tokens, self.depths, min_probs, prune_confidences, self._running = tables
         self.min_probs = min_probs.view(torch.float64)
         self.prune_confidences = prune_confidences.view(torch.float64)
 
     def fill(self, tree_specs: Sequence[TreeSpec], running: Tensor) -> None:
         """Write the rules of these trees, and that all of them grow. The host does not wait."""
         count = len(tree_specs)
-        end_tokens, depths, min_probs, prune_confidences, trees = self._rules.next()
+        tables = self._rules.parts_of(self._rules.next())
+        end_tokens, depths, min_probs, prune_confidences, trees = tables.values()
         write_end_tokens(end_tokens, [tree_spec.end_tokens for tree_spec in tree_specs])
         depths[:count] = [tree_spec.depth for tree_spec in tree_specs]
         min_probs.view(np.float64)[:count] = [tree_spec.min_prob for tree_spec in tree_specs]
@@ -92,21 +108,18 @@ class GrownLevels:
     """
 
     def __init__(self, sizes: LevelSizes, device: torch.device) -> None:
-        self._shape = tuple(sizes)
-        rows = sizes.levels * sizes.texts * sizes.width
-        self._parts = [rows, rows * sizes.children, rows * sizes.children]
-        self._memory = torch.zeros(sum(self._parts), dtype=torch.int64, device=device)
-        self.leaves, self.tokens, chances = self._memory.split(self._parts)
+        shape = tuple(sizes)
+        self._shapes = {"leaves": shape[:-1], "tokens": shape, "chances": shape}
+        size = sum(map(math.prod, self._shapes.values()))
+        self._memory = torch.zeros(size, dtype=torch.int64, device=device)
+        self.leaves, self.tokens, chances = tables_in(self._memory, self._shapes).values()
         self.chances = chances.view(torch.float64)
 
     def read(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Leaves, tokens and chances on the host, which waits for the program."""
-        leaves, tokens, chances = np.split(self._memory.cpu().numpy(), np.cumsum(self._parts)[:-1])
-        return (
-            leaves.reshape(self._shape[:-1]),
-            tokens.reshape(self._shape),
-            chances.view(np.float64).reshape(self._shape),
-        )
+        tables = tables_in(self._memory.cpu().numpy(), self._shapes)
+        leaves, tokens, chances = tables.values()
+        return leaves, tokens, chances.view(np.float64)
 
 
 class TreePrograms:
@@ -130,7 +143,7 @@ class TreePrograms:
             2, MAX_ROWS, MAX_TREE, dtype=torch.int64, device=plan.device
         )
 
-    def grow(
+    def draft(
         self,
         tokens: Sequence[Sequence[int]],
         texts: Sequence[SequenceSlice],
@@ -196,7 +209,7 @@ class TreePrograms:
         level decides: its rows' tokens, slots, positions and paths, and where its keys begin.
 
         Tiles of attention stay, each text's as of `width` rows in a tree. Returns the shape with
-        room for all rows. Raises IndexError as `ForwardPlan.sized`.
+        room for all rows.
         """
         width = tree_specs[0].width
         level_rows = [self._tree_rows(text, width) for text in texts]
@@ -231,7 +244,6 @@ class TreePrograms:
         tile_block = plan.score_tiling(head).block_n
         tiles = scores.compared_tiles
         group = power_of_two(-(-scores.tiles // tiles))
-        warps = scores.warps
         constants = {
             "FIRST": level == 0,
             "SCALED": program.temperature != 1.0,
@@ -241,31 +253,25 @@ class TreePrograms:
             "TILES": tiles,
             "GROUP": group,
             "SPAN": group * tile_block,
-            "BLOCK": 512 * warps,
-            "num_warps": warps,
-            **self._flow(),
+            "BLOCK": 512 * scores.warps,
         }
         arguments = {
-            "running": plan.buffers.running,
-            "logits": scores.logits,
-            "tile_best": scores.tile_best,
-            "tile_sums": scores.tile_sums,
+            **vars(scores),
             "head_tokens": grown.tokens if head.tokens is None else head.tokens,
             "prune_confidences": self._rules.prune_confidences,
             "leaves": grown.leaves,
             "tokens": grown.tokens,
             "chances": grown.chances,
             "vocab": head.vocab,
-            "tiles": scores.tiles,
             "level": level,
             "temperature": program.temperature,
         }
         grid = (sizes.texts, sizes.width if level else 1)
-        return Launch(add_children, grid, arguments, constants)
+        return plan.launch(add_children, grid, arguments, constants, scores.warps)
 
     def _next_level(self, program: TreeShape, level: int) -> Launch:
         """The launch that lays out the level after this one."""
-        plan, sizes, grown, rules = self._plan, program.sizes, self._levels(program), self._rules
+        sizes, grown, rules = program.sizes, self._levels(program), self._rules
         candidates = power_of_two(sizes.width * sizes.children)
         constants = {
             "FIRST": level == 0,
@@ -274,32 +280,20 @@ class TreePrograms:
             "ROWS": power_of_two(sizes.width),
             "CANDIDATES": candidates,
             "END_TOKENS": MAX_END_TOKENS,
-            "MAX_ROWS": MAX_ROWS,
-            "MAX_DEPTH": MAX_TREE,
-            "num_warps": 1 if candidates <= 256 else 4,
-            **self._flow(),
         }
         arguments = {
-            "running": plan.buffers.running,
+            **self._inputs.tables,
             "depths": rules.depths,
             "min_probs": rules.min_probs,
             "end_tokens": rules.end_tokens,
             "leaves": grown.leaves,
             "tokens": grown.tokens,
             "chances": grown.chances,
-            "row_table": self._inputs.row_table,
-            "text_table": self._inputs.text_table,
-            "paths": self._inputs.paths,
             "level_paths": self._level_paths,
             "level": level,
         }
-        return Launch(next_level, (sizes.texts,), arguments, constants)
-
-    def _flow(self) -> dict[str, bool]:
-        """Whether the kernels between forwards overlap; what stops is theirs to decide."""
-        flow = self._plan.flow(False)
-        del flow["STOPPABLE"]
-        return flow
+        warps = 1 if candidates <= 256 else 4
+        return self._plan.launch(next_level, (sizes.texts,), arguments, constants, warps)
 
     def _levels(self, program: TreeShape) -> GrownLevels:
         """Where programs of these sizes leave what they grow."""
