@@ -78,7 +78,6 @@ class ChosenAcceptance(Drafter):
     Verify with `ExactMatch`.
     """
 
-    drafts_trees = False
     greedy_only = True
 
     def __init__(self, drafter: ModelDrafter, synthetic: SyntheticDrafter) -> None:
