@@ -229,6 +229,7 @@ def test_a_failure_is_forgotten_once_its_point_succeeds(
         code, printed = command(*base)
         assert code == 1
         assert "caught fire" in printed and "Traceback" not in printed
+        assert "test_entrypoint.py, line" in printed and "in broken; traceback in" in printed
     assert len(list(Path("outputs/tested/points").glob("*/failed.json"))) == 1
     code, printed = command(*base)
     assert code == 0, printed
@@ -623,8 +624,8 @@ BAD_INPUT = {
         "measure.margin=5 would be 5 nats a token of log_probability, e^5 times the perplexity",
     ),
     "unknown part": (
-        ["policy.decoder.drafter._target_=bild_lab.engine.methods.vanilla.Oracle"],
-        "cannot find bild_lab.engine.methods",
+        ["policy.decoder.drafter._target_=bild_lab.engine.methods.vanilla.NoDrafts"],
+        "did you mean NoDraft?; give the dotted path of a class; PYTHONPATH=DIR says where modules",
     ),
 }
 
