@@ -18,7 +18,7 @@ from bild_lab.lab.config.schemas import PICTURE_KINDS
 from bild_lab.lab.metrics.sentence_data import FALLBACK
 from bild_lab.lab.schema.formatting import counted, number_range
 from bild_lab.lab.schema.numbers import Speedup
-from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.store.groups import setting_title
 from bild_lab.lab.store.hashing import canonical_text
 from bild_lab.lab.store.records import Sweep
@@ -329,6 +329,7 @@ def over_generate(points: Sequence[Result], generate_points: Sequence[Result]) -
         faster.append(
             replace(
                 point,
+                setting=Setting({**point.setting, "baseline": vanilla.setting.baseline}),
                 speedup=_product(point.speedup, vanilla.speedup),
                 tokens_per_s_ratio=_times(point.tokens_per_s_ratio, ratio),
                 categories=categories or None,

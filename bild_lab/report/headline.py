@@ -75,7 +75,7 @@ def headline_sentences(results: Sequence[Result]) -> list[str]:
     groups = by_setting(results)
     group = best_group(groups)
     if group is None:
-        return ["No point finished, so there is nothing to report."]
+        return ["No point was measured."]
     keys, n_points = differing_keys(groups), len(points_of_choice(results))
     if len(groups) == 1 or not keys:
         return [*_counts_on_busy_machine(group), *_findings(group, n_points)]

@@ -293,6 +293,10 @@ def test_a_speed_over_generate_is_that_over_vanilla_times_vanillas() -> None:
     # a ratio of tokens a second is multiplied by one, as texts of other lengths count in it
     (longer,) = over_generate([bita(2.0)], [replace(vanilla, tokens_per_s_ratio=1.25)])
     assert (longer.tokens_per_s_ratio, longer.speedup.value) == (2.5, 3.0)
+    # more than its tokens per call, which bound a speed over `vanilla`: figures left it out
+    (over_slow,) = over_generate([fast], [generate(15.0)])
+    assert replace(fast, speedup=over_slow.speedup, tokens_per_s_ratio=30.0).impossible
+    assert not replace(over_slow, tokens_per_s_ratio=30.0).impossible
     for key, other in {
         "dtype": "float16",
         "dataset": "wmt",

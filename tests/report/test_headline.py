@@ -195,7 +195,7 @@ def test_it_says_no_more_than_was_measured(result: Result, words: str) -> None:
 def test_what_is_not_known_or_not_so_is_not_said() -> None:
     assert "own" not in headline([bild(1.7, 0.1, agreement_with_target=None)])
     assert "time it again" not in headline([bild()])
-    assert headline([]) == "No point finished, so there is nothing to report."
+    assert headline([]) == "No point was measured."
 
 
 @pytest.mark.parametrize("count", [1, 2, 19])
