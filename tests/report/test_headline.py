@@ -387,6 +387,14 @@ def test_of_settings_with_several_seeds_the_best_has_the_best_mean() -> None:
     assert "Best of 2 points of 2 settings (test)" in headline(results)
 
 
+def test_a_setting_without_words_is_not_the_best() -> None:
+    """Fault: after a first run without the prompt of its task, the headline was about that one."""
+    without_words = bild(
+        2.0, setting={"prompt_template": "{source}"}, baseline_empty=1.0, empty=1.0
+    )
+    assert best_group(by_setting([without_words, bild(1.5)])).results[0].speedup.value == 1.5
+
+
 def test_a_setting_of_a_few_examples_is_not_the_best() -> None:
     few = bild(2.0, setting={"draft": "few", "n_examples": 10})
     assert best_group(by_setting([few, bild(1.5)])).setting.draft == SETTING["draft"]
