@@ -344,6 +344,7 @@ def test_a_trial_on_few_examples_and_an_earlier_measurement_do_not_count(tmp_pat
     assert [line.cell.value for line in drawn.comparison.lines] == [2.0]
     text = drawn.path.with_suffix(".md").read_text()
     assert "`vanilla` itself is 1.25 times as fast" in text and "| 2.50 |" in text
+    assert "\n\nThe points have bita top_k " in text
 
 
 def test_generate_counts_once_for_each_machine_and_batch(tmp_path: Path) -> None:
