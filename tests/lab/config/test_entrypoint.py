@@ -630,6 +630,28 @@ BAD_INPUT = {
 }
 
 
+@pytest.mark.parametrize(
+    ("file", "refusal"),
+    [
+        (
+            "name: own\nbudget: 3\ndecoder: {}\n",
+            "no configuration key policy.budgt; did you mean policy.budget?",
+        ),
+        (
+            "name: own\ndecoder:\n\t_target_: mine.Own\n",
+            r"found character '\t' that cannot start any token",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_ones_own_is_one_message(
+    file: str, refusal: str, command: Command
+) -> None:
+    Path("my own/policy").mkdir(parents=True)
+    Path("my own/policy/own.yaml").write_text(file)
+    code, printed = command("policy=own", "--config-dir", "my own", "policy.budgt=1")
+    assert code == 2 and refusal in printed and "Traceback" not in printed
+
+
 def test_the_folder_of_a_refused_command_is_its_own_where_the_command_has_made_it(
     tmp_path: Path,
 ) -> None:
