@@ -78,8 +78,6 @@ class ChosenAcceptance(Drafter):
     Verify with `ExactMatch`.
     """
 
-    drafts_trees = False
-
     def __init__(self, drafter: ModelDrafter, synthetic: SyntheticDrafter) -> None:
         self._drafter, self._synthetic = drafter, synthetic
 

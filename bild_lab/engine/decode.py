@@ -180,6 +180,7 @@ class DraftThenVerify(TokenLoop):
         tokens = list(request.source.prompt)
         with trace.span("prefill"):
             session, drafter = self._start(request, trace)
+        rule = self.acceptance.start(request)
 
         while not limits.reached(tokens):
             committed = len(tokens)
@@ -198,7 +199,7 @@ class DraftThenVerify(TokenLoop):
             # 2. the target scores it in one forward, and the rule says how much of it is accepted
             with trace.span("verify"):
                 scores = self._scored(session, draft, tokens[-1], request)
-                verdict = self._judged(draft, scores, tokens, request)
+                verdict = self._judged(rule, draft, scores, tokens, request)
 
             # 3. accepted rows stay in the target's cache, and the drafter follows
             session.keep(verdict.rows)
@@ -258,13 +259,19 @@ class DraftThenVerify(TokenLoop):
                     ) from error
             raise
 
-    def _judged(self, draft: Draft, scores: Scores, tokens: list[int], request: Request) -> Verdict:
-        """What the rule decides about the draft after these tokens. Raises UserError for what is no
-        verdict on it.
+    def _judged(
+        self,
+        rule: Acceptance,
+        draft: Draft,
+        scores: Scores,
+        tokens: list[int],
+        request: Request,
+    ) -> Verdict:
+        """What the rule of this text decides about the draft after these tokens. Raises UserError for
+        what is no verdict on it.
         """
-        rule = self.acceptance.in_round(tokens, scores)
         draft_logits = scores.logits[: len(draft) + 1]  # the rows of probes come last
-        verdict = rule(draft, draft_logits, request)
+        verdict = rule.in_round(tokens, scores)(draft, draft_logits, request)
         require_verdict(verdict, draft, draft_logits, type(self.acceptance).__name__)
         return verdict
 

@@ -39,7 +39,7 @@ class Drafter(Protocol):
     runs_target_layers: its drafts run layers of the target, which first run the prompt.
     """
 
-    drafts_trees: bool
+    drafts_trees: bool = False
     drafts_nothing: ClassVar[bool] = False
     greedy_only: bool = False
     learns_from_texts: bool = False
@@ -98,7 +98,7 @@ class Acceptance(Protocol):
     greedy_only: it has no rule for sampled texts.
     """
 
-    accepts_trees: bool
+    accepts_trees: bool = False
     greedy_only: bool = False
     needs: frozenset[str] = frozenset()
     required_outputs: OutputSpec = ALL_LOGITS
@@ -108,6 +108,15 @@ class Acceptance(Protocol):
         """Whether the output is the target's own: token for token if greedy, else in
         distribution.
         """
+
+    def start(self, request: Request) -> Self:
+        """The rule of a new text."""
+        rule = copy.copy(self)
+        rule.begin(request)
+        return rule
+
+    def begin(self, request: Request) -> None:
+        """Set the state of a new text, on the copy that `start` returns, as a drafter does."""
 
     def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
         """The rule for this round. tokens: all committed tokens, prompt included. scores: what the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import signal
 import sys
 import time
@@ -227,7 +228,16 @@ def record_failure(cfg: DictConfig, error: Exception, what: str = "failed") -> N
         sys.exit(FAILED_POINTS)
     command_progress().failed.add(failure.point)
     if not isinstance(error, UserError):
-        console.print(f"[dim]traceback in {escape(str(folder / 'failed.json'))}[/dim]")
+        where = f"{_raised_at(error)}; traceback in {folder / 'failed.json'}"
+        console.print(f"[dim]{escape(where)}[/dim]")
+
+
+def _raised_at(error: Exception) -> str:
+    """Where an error left code that is no installed package: the file's name, the line, the function."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if f"{os.sep}site-packages{os.sep}" not in frame.filename]
+    last = (own or frames)[-1]
+    return f"{os.path.basename(last.filename)}, line {last.lineno}, in {last.name}"
 
 
 class SweepCallback(Callback):

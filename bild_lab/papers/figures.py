@@ -16,10 +16,10 @@ from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.schemas import PICTURE_KINDS
 from bild_lab.lab.metrics.sentence_data import FALLBACK
-from bild_lab.lab.schema.formatting import counted, number_range
+from bild_lab.lab.schema.formatting import counted, number_range, short_value
 from bild_lab.lab.schema.numbers import Speedup
-from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.groups import setting_title
+from bild_lab.lab.schema.result import Result, Setting
+from bild_lab.lab.store.groups import setting_title, telling_knobs
 from bild_lab.lab.store.hashing import canonical_text
 from bild_lab.lab.store.records import Sweep
 from bild_lab.papers import cells, match_rates, recorded_quality
@@ -248,6 +248,7 @@ def _page(
         *(recorded_quality.notes(results) if published.recorded else ()),
         *notes(results),
         *sentence_notes(results),
+        _knobs_in_words(results),
         *(answers_left_out(results) if drawn.scale == "paper" else []),
         (
             "Small scale: other models, data and hardware than the paper's, so a verdict says how"
@@ -260,6 +261,18 @@ def _page(
         f"![{published.item}]({drawn.path.name}.{drawn.kinds[0]})",
         markdown(comparison),
     ]
+
+
+def _knobs_in_words(results: Sequence[Result]) -> str:
+    """Which knobs the points differ in, with their values; empty if in none."""
+    telling = telling_knobs(results)
+    values: dict[str, dict[str, None]] = {}
+    for result in results:
+        for knob in telling(result):
+            text = short_value(result.knobs[knob])
+            values.setdefault(f"{result.policy} {knob}", {})[text] = None
+    lists = [f"{knob} {', '.join(texts)}" for knob, texts in values.items()]
+    return f"The points have {'; '.join(lists)}." if lists else ""
 
 
 def answers_left_out(results: Sequence[Result]) -> list[str]:
@@ -329,6 +342,7 @@ def over_generate(points: Sequence[Result], generate_points: Sequence[Result]) -
         faster.append(
             replace(
                 point,
+                setting=Setting({**point.setting, "baseline": vanilla.setting.baseline}),
                 speedup=_product(point.speedup, vanilla.speedup),
                 tokens_per_s_ratio=_times(point.tokens_per_s_ratio, ratio),
                 categories=categories or None,

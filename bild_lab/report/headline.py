@@ -75,7 +75,7 @@ def headline_sentences(results: Sequence[Result]) -> list[str]:
     groups = by_setting(results)
     group = best_group(groups)
     if group is None:
-        return ["No point finished, so there is nothing to report."]
+        return ["No point was measured."]
     keys, n_points = differing_keys(groups), len(points_of_choice(results))
     if len(groups) == 1 or not keys:
         return [*_counts_on_busy_machine(group), *_findings(group, n_points)]
@@ -91,19 +91,20 @@ def headline_sentences(results: Sequence[Result]) -> list[str]:
 
 
 def best_group(groups: Sequence[Group]) -> Group | None:
-    """Return the setting with the greatest speedup at no loss, among those with points that can be
-    judged if there are any; None without a setting.
+    """Return the setting with the greatest speedup at no loss; None without a setting. Settings
+    with points that can be judged come first, then those whose points are not all in doubt.
 
     Seeds are no choice: of settings that differ in the seed alone the mean counts, and the first is
     returned.
     """
 
-    def key(groups_of_seeds: Sequence[Group]) -> tuple[bool, float]:
+    def key(groups_of_seeds: Sequence[Group]) -> tuple[bool, bool, float]:
         best_points = [
             best_at_loss(group.judged or group.results, 0.0) for group in groups_of_seeds
         ]
         speedups = [0.0 if best is None else best.speedup.value for best in best_points]
-        return all(group.judged for group in groups_of_seeds), mean(speedups)
+        sound = not all(result.doubt for group in groups_of_seeds for result in group.results)
+        return all(group.judged for group in groups_of_seeds), sound, mean(speedups)
 
     settings = by_setting_without_seed(groups)
     return max(settings, key=key)[0] if settings else None

@@ -23,7 +23,7 @@ import httpx
 
 from bild_lab.engine.models.checkpoint.chat import END_OF_THOUGHT
 from bild_lab.engine.trace import ReportedRounds
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, first_line
 from bild_lab.servers.acceptance_reports import over_all_forwards, reported_rounds
 
 CONNECT_S = 10.0  # for a connection; an answer may take `stall_s` to begin and to go on
@@ -356,4 +356,4 @@ def _retry_after_s(response: httpx.Response) -> float:
 
 
 def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:SHOWN]
+    return f"{type(error).__name__}: {first_line(error)}"[:SHOWN]

@@ -48,6 +48,7 @@ def test_a_draft_that_is_accepted_unseen_is_found(check: Any) -> None:
     rule = check.speculative(2).acceptance
     accepting = SimpleNamespace(
         **{name: getattr(rule, name) for name in ("accepts_trees", "needs", "required_outputs")},
+        start=lambda request: accepting,
         in_round=lambda tokens, scores: (
             lambda draft, logits, request: rule(
                 draft, torch.nn.functional.one_hot(draft.tokens, logits.shape[1])[[0, 0]], request

@@ -40,6 +40,7 @@ from bild_lab.engine.session import (
 )
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.measure.recorder import recorded_rounds
 from bild_lab.lab.measure.summary import mean_statistic
 from bild_lab.lab.point.read_model import load_model
 from tests.engine.loops import (
@@ -387,6 +388,29 @@ def test_each_part_gets_what_it_asks_for(streamed: bool) -> None:
     assert rule.rounds == [([4, 5], 3), ([4, 5, 6], 3), ([4, 5, 6, 7], 3)]
     assert rule.judged == [2] * 3
     assert target.output_specs == [OutputSpec(head_input=True)] * 3
+
+
+class AcceptsOnce(ExactMatch):
+    """Accepts the draft of a text's first round."""
+
+    def begin(self, request: Request) -> None:
+        self._is_first = True
+
+    def __call__(self, draft: Draft, logits: Tensor, request: Request) -> Verdict:
+        self._is_first, is_first = False, self._is_first
+        if not is_first:
+            return Verdict((), int(logits[0].argmax()))
+        return super().__call__(draft, logits, request)
+
+
+def test_a_rule_keeps_the_state_of_one_text() -> None:
+    target, request = StubModel(copying(1)), Request(Source((4,)), Limits(1, 5))
+    method = DraftThenVerify(target, ModelDrafter(target, 2), AcceptsOnce())
+    for trace in (Trace(), Trace()):
+        assert method.decode(request, trace) == [4, 5, 6, 7, 8, 9]
+        assert [one.accepted for one in trace.rounds] == [2, 0, 0]
+    recorded = [one.verdict.path for one, _ in recorded_rounds(method, request)]
+    assert recorded == [(0, 1), (), ()]
 
 
 def test_a_rule_that_asks_for_nothing_gets_logits_alone() -> None:

@@ -293,6 +293,10 @@ def test_a_speed_over_generate_is_that_over_vanilla_times_vanillas() -> None:
     # a ratio of tokens a second is multiplied by one, as texts of other lengths count in it
     (longer,) = over_generate([bita(2.0)], [replace(vanilla, tokens_per_s_ratio=1.25)])
     assert (longer.tokens_per_s_ratio, longer.speedup.value) == (2.5, 3.0)
+    # more than its tokens per call, which bound a speed over `vanilla`: figures left it out
+    (over_slow,) = over_generate([fast], [generate(15.0)])
+    assert replace(fast, speedup=over_slow.speedup, tokens_per_s_ratio=30.0).impossible
+    assert not replace(over_slow, tokens_per_s_ratio=30.0).impossible
     for key, other in {
         "dtype": "float16",
         "dataset": "wmt",
@@ -340,6 +344,7 @@ def test_a_trial_on_few_examples_and_an_earlier_measurement_do_not_count(tmp_pat
     assert [line.cell.value for line in drawn.comparison.lines] == [2.0]
     text = drawn.path.with_suffix(".md").read_text()
     assert "`vanilla` itself is 1.25 times as fast" in text and "| 2.50 |" in text
+    assert "\n\nThe points have bita top_k " in text
 
 
 def test_generate_counts_once_for_each_machine_and_batch(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_it_says_no_more_than_was_measured(result: Result, words: str) -> None:
 def test_what_is_not_known_or_not_so_is_not_said() -> None:
     assert "own" not in headline([bild(1.7, 0.1, agreement_with_target=None)])
     assert "time it again" not in headline([bild()])
-    assert headline([]) == "No point finished, so there is nothing to report."
+    assert headline([]) == "No point was measured."
 
 
 @pytest.mark.parametrize("count", [1, 2, 19])
@@ -385,6 +385,14 @@ def test_of_settings_with_several_seeds_the_best_has_the_best_mean() -> None:
     assert best_group(by_setting(results)).setting.draft == "good"
     assert "Best of 2 settings (draft good, seed 0): bild decodes 1.60×" in headline(results)
     assert "Best of 2 points of 2 settings (test)" in headline(results)
+
+
+def test_a_setting_without_words_is_not_the_best() -> None:
+    """Fault: after a first run without the prompt of its task, the headline was about that one."""
+    without_words = bild(
+        2.0, setting={"prompt_template": "{source}"}, baseline_empty=1.0, empty=1.0
+    )
+    assert best_group(by_setting([without_words, bild(1.5)])).results[0].speedup.value == 1.5
 
 
 def test_a_setting_of_a_few_examples_is_not_the_best() -> None:

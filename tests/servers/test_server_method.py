@@ -327,6 +327,15 @@ def test_what_cannot_be_asked_is_refused(knobs: dict, message: str) -> None:
         asking(**{"url": url, **knobs}).generate(PROMPT, LIMIT)
 
 
+def test_an_address_without_its_end_is_told_what_it_lacks() -> None:
+    """Fault: a link of httpx's came first, and the remedy was cut off."""
+    refusal = (
+        r"404 Not Found' for url '[^']+/models'; start it, or correct policy.url, which ends with"
+    )
+    with serving(FakeServer(vanilla())) as url, pytest.raises(UserError, match=refusal):
+        asking(url.removesuffix("/v1")).generate(PROMPT, LIMIT)
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

@@ -200,8 +200,6 @@ class DFlashDrafter(Drafter):
     holds; None: all. Raises UserError for a target whose layers give no states.
     """
 
-    drafts_trees = False
-
     def __init__(self, target: LoadedModel, heads: DFlash, window: int | None = None) -> None:
         target.require_layers("DFlash")
         config = heads.config

@@ -122,7 +122,6 @@ class MtpDrafter(Drafter):
     below 1.
     """
 
-    drafts_trees = False
     required_outputs = OutputSpec(head_input=True, prompt=True)
 
     def __init__(self, target: LoadedModel, heads: MtpHeads, window: int = 1) -> None:

@@ -12,7 +12,6 @@ from bild_lab.engine.session import Model
 class NoDraft(Drafter):
     """Proposes nothing; with any acceptance rule this is ordinary autoregressive decoding."""
 
-    drafts_trees = False
     drafts_nothing = True
 
     def __init__(self, target: Model) -> None:

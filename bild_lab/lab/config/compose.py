@@ -241,6 +241,12 @@ def policies_of(folder: Path | None) -> Iterator[None]:
         _own_folder.reset(token)
 
 
+def searching(folder: Path) -> str:
+    """The override that adds a folder of the user's own files, as --config-dir does."""
+    quoted_folder = str(folder.absolute()).replace("'", r"\'")
+    return f"hydra.searchpath=['file://{quoted_folder}']"
+
+
 def compose_policy(name: str, knobs: Mapping[str, Any] | None = None) -> DictConfig:
     """The policy `conf/policy/NAME.yaml` with these knobs, inside the whole configuration that it
     may refer to.
@@ -252,8 +258,7 @@ def compose_policy(name: str, knobs: Mapping[str, Any] | None = None) -> DictCon
         require_not_hidden(folder, "policy", name)
     overrides = [f"policy={name}"]
     if folder is not None:
-        quoted_folder = str(folder.absolute()).replace("'", r"\'")
-        overrides.insert(0, f"hydra.searchpath=['file://{quoted_folder}']")
+        overrides.insert(0, searching(folder))
     try:
         policy = without_hydra(compose_config(overrides)).policy
     except (HydraException, ValueError) as error:  # a ValueError for a number, such as 3

@@ -35,7 +35,13 @@ from bild_lab.lab.config.command_line import (
     require_overrides,
     this_script,
 )
-from bild_lab.lab.config.compose import BUILT_BY_HYDRA, compose_config, config_dir, override_words
+from bild_lab.lab.config.compose import (
+    BUILT_BY_HYDRA,
+    compose_config,
+    config_dir,
+    override_words,
+    searching,
+)
 from bild_lab.lab.config.console import console, output, status_line, tolerate_streams
 from bild_lab.lab.config.policies import flat_values
 from bild_lab.lab.schema.glossary import terms_text
@@ -337,7 +343,9 @@ def require_one_process() -> None:
 
 
 def raised_by_hydra(error: BaseException) -> bool:
-    """Whether the error comes from Hydra itself, not from the code that it runs."""
+    """Whether the error comes from Hydra, or from a file that it cannot read, not from the code that
+    it runs.
+    """
     names = [
         frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)
     ]
@@ -345,7 +353,7 @@ def raised_by_hydra(error: BaseException) -> bool:
     innermost_package = next(
         (name for name in reversed(packages) if name not in sys.stdlib_module_names), ""
     )
-    return innermost_package in ("hydra", "omegaconf", "antlr4")
+    return innermost_package in ("hydra", "omegaconf", "antlr4", "yaml")
 
 
 def plain_message(error: BaseException, config_name: str | None = "config") -> str:
@@ -421,6 +429,9 @@ def known_keys(config_name: str) -> list[str]:
     # a sweep over several policies takes the first
     group_choices = [match for word in sys.argv[1:] if (match := re.match(r"(\w+)=\w+", word))]
     groups = [match[0] for match in group_choices if OmegaConf.is_dict(config.get(match[1]))]
+    options = " ".join(options_first(sys.argv[1:])[0])
+    if own_folder := re.search(r"(?:--config-dir|-cd)[= ](.+?)(?: -|$)", options):
+        groups.append(searching(Path(own_folder[1])))
     with suppress(HydraException):  # the choice does not exist either
         config = compose_config(groups, config_name)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.errors import UserError, warn_once
+from bild_lab.errors import UserError, cause_in_words, suggestion, warn_once
 from bild_lab.lab.config.compose import compose_policy, knob_values, policy_names
 from bild_lab.lab.schema.formatting import knob_value
 
@@ -104,14 +105,30 @@ def find_part(path: Any) -> Callable[..., Any]:
             " class"
         )
     try:
-        class_or_function = get_object(path)
-    except Exception as error:  # Hydra raises errors of its own as well as ImportError
-        raise UserError(f"cannot find {path}: give the dotted path of a class") from error
+        class_or_function = _imported(path)
+    except Exception as error:  # a module of the user's may fail in any way
+        module_name, _, name = path.rpartition(".")
+        known = suggestion(name, getattr(sys.modules.get(module_name), "__dict__", ()))
+        raise UserError(
+            f"cannot find {path}: {cause_in_words(error)}{known}; give the dotted path of a"
+            " class; PYTHONPATH=DIR says where modules of your own lie"
+        ) from error
     if not callable(class_or_function):
         raise UserError(
             f"{path} is a {type(class_or_function).__name__}: give the dotted path of a class"
         )
     return class_or_function
+
+
+def _imported(path: str) -> Any:
+    """What a dotted path names: its modules are imported, and the names in them looked up."""
+    module_name, *names = path.split(".")
+    found: Any = importlib.import_module(module_name)
+    for name in names:
+        if isinstance(found, ModuleType) and not hasattr(found, name):
+            importlib.import_module(f"{found.__name__}.{name}")
+        found = getattr(found, name)
+    return found
 
 
 def describe_decoder(node: Any) -> str:

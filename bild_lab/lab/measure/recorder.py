@@ -60,6 +60,11 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rule, name)  # what the rule requires and accepts
 
+    def start(self, request: Request) -> Recorder:
+        """This one, which records one text, with the rule of the text."""
+        self._rule = self._rule.start(request)
+        return self
+
     def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
         """The rule of this round, recorded."""
         rule = self._rule.in_round(tokens, scores)

@@ -47,7 +47,7 @@ from bild_lab.lab.point.environment import (
 )
 from bild_lab.lab.point.history import prepare_texts
 from bild_lab.lab.point.prepare import Point
-from bild_lab.lab.schema.formatting import counted
+from bild_lab.lab.schema.formatting import counted, percent
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep, is_same_result, read_result
 
@@ -102,6 +102,7 @@ def _measured(
         environment_facts["shared_device"] = device_use.shared()
     device_use.close()
     result, rows = result_of(point, examples, requests, timed, environment_facts, stopwatch)
+    warn_of_changed_texts(point, result)
     further_files = {PROFILE: speculation_profile(result, rows, decoder), **_server_logs(methods)}
     folder = sweep.write_point(
         point.id, point.config_yaml, result, rows, not point.resume, **further_files
@@ -202,6 +203,21 @@ def warn_of_learned_texts(policy: str, timed: Sequence[Timed]) -> None:
             f"policy {policy} decoded {differing} of {counted(len(timed), 'text')} in other numbers"
             " of rounds when they came again. If it has learned them, its speedup is not one of new"
             " texts: let a text find what it found first, or set measure.repeats=1"
+        )
+
+
+def warn_of_changed_texts(point: Point, result: Result) -> None:
+    """Log where a method that says that it is lossless has changed texts in float32, in which hardly
+    any is a tie.
+    """
+    same = result.agreement_with_target
+    is_certain = result.setting.dtype == "float32" and not point.measure.certify
+    if same in (None, 1) or not is_certain:
+        return
+    if point.decoders[METHOD].method.lossless(point.sampling):
+        warn_once(
+            f"policy {point.policy} says that it is lossless, and {percent(1 - same)} of its texts"
+            " are not the target's own: measure.certify=true tells ties from defects"
         )
 
 

@@ -58,7 +58,12 @@ def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
         raise
     # how a part of a user's refuses values, and a file that is missing
     except (TypeError, AttributeError, ValueError, OSError) as error:
-        raise UserError(f"{constructor.__name__}: {error}; got {describe_decoder(node)}") from error
+        hint = (
+            f"; {', '.join(models)} come by name" if isinstance(error, TypeError) and models else ""
+        )
+        raise UserError(
+            f"{constructor.__name__}: {error}; got {describe_decoder(node)}{hint}"
+        ) from error
 
 
 def _require_parts(constructor: Callable[..., Any], values: dict[str, Any]) -> None:

@@ -147,6 +147,10 @@ def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:
     ]
     examples = [example for example in examples if not example.failed]
     yield "tokens", result.tokens, sum(len(example.token_ids) for example in examples)
+    rounds = [one for example in examples if not example.reports for one in example.rounds]
+    if rounds:
+        yield "drafted", result.counts.drafted, sum(len(one.drafted) for one in rounds)
+        yield "accepted", result.counts.accepted, sum(one.accepted for one in rounds)
     if speedup.value is not None:
         baseline_s = np.array([example.baseline_latency_s for example in examples])
         latency_s = np.array([example.latency_s for example in examples])
@@ -188,11 +192,13 @@ def _appendix(sweep: Sweep, folder: Path, results: Sequence[Result]) -> str:
 
 
 def _described(policy: str) -> str:
-    """What the policy is and where it was published, from the first line of its file; empty for the
-    user's own.
+    """What the policy is and where it was published, from the first line of its file; of the user's
+    own what the artifact lacks.
     """
-    file = config_dir() / "policy" / f"{policy}.yaml"
-    head = file.read_text(encoding="utf-8").partition("\n")[0] if file.is_file() else ""
+    file = config_dir() / "policy" / f"{policy.partition(' (changed')[0]}.yaml"
+    if not file.is_file():
+        return "not in the repository: its files are to be added here"
+    head = file.read_text(encoding="utf-8").partition("\n")[0]
     return head.removeprefix("# ").partition(": python run.py")[0]
 
 

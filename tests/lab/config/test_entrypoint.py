@@ -229,6 +229,7 @@ def test_a_failure_is_forgotten_once_its_point_succeeds(
         code, printed = command(*base)
         assert code == 1
         assert "caught fire" in printed and "Traceback" not in printed
+        assert "test_entrypoint.py, line" in printed and "in broken; traceback in" in printed
     assert len(list(Path("outputs/tested/points").glob("*/failed.json"))) == 1
     code, printed = command(*base)
     assert code == 0, printed
@@ -610,10 +611,32 @@ BAD_INPUT = {
         "measure.margin=5 would be 5 nats a token of log_probability, e^5 times the perplexity",
     ),
     "unknown part": (
-        ["policy.decoder.drafter._target_=bild_lab.engine.methods.vanilla.Oracle"],
-        "cannot find bild_lab.engine.methods",
+        ["policy.decoder.drafter._target_=bild_lab.engine.methods.vanilla.NoDrafts"],
+        "did you mean NoDraft?; give the dotted path of a class; PYTHONPATH=DIR says where modules",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("file", "refusal"),
+    [
+        (
+            "name: own\nbudget: 3\ndecoder: {}\n",
+            "no configuration key policy.budgt; did you mean policy.budget?",
+        ),
+        (
+            "name: own\ndecoder:\n\t_target_: mine.Own\n",
+            r"found character '\t' that cannot start any token",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_ones_own_is_one_message(
+    file: str, refusal: str, command: Command
+) -> None:
+    Path("my own/policy").mkdir(parents=True)
+    Path("my own/policy/own.yaml").write_text(file)
+    code, printed = command("policy=own", "--config-dir", "my own", "policy.budgt=1")
+    assert code == 2 and refusal in printed and "Traceback" not in printed
 
 
 def test_the_folder_of_a_refused_command_is_its_own_where_the_command_has_made_it(

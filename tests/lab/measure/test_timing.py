@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.vanilla import NoDraft, target_alone
+from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Session
@@ -29,7 +31,7 @@ from bild_lab.errors import UserError, warn_once
 from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.measure import timing
 from bild_lab.lab.measure.blocks import BLOCK, block_numbers
-from bild_lab.lab.measure.runner import warn_of_learned_texts
+from bild_lab.lab.measure.runner import warn_of_changed_texts, warn_of_learned_texts
 from bild_lab.lab.measure.score import drafter_prompt_s, prompt_s, stages_of
 from bild_lab.lab.measure.summary import is_too_noisy
 from bild_lab.lab.measure.timing import (
@@ -43,7 +45,9 @@ from bild_lab.lab.measure.timing import (
     traced_pass,
     warm_up,
 )
+from bild_lab.lab.point.decoder import METHOD
 from bild_lab.lab.point.environment import no_garbage_collection
+from tests.report.sample import sample_result
 from tests.stubs import StubModel
 
 
@@ -139,6 +143,38 @@ def test_texts_that_were_learned_when_they_came_again_are_told(
     warn_once.cache_clear()
     warn_of_learned_texts("mine", timed)
     assert bool(caplog.messages) == bool(differing)
+
+
+@pytest.mark.parametrize(
+    ("rule", "dtype", "same", "certify", "told"),
+    [
+        (ExactMatch(), "float32", 0.75, False, True),
+        (ExactMatch(), "float32", 1.0, False, False),
+        (ExactMatch(), "bfloat16", 0.75, False, False),  # of which some are ties
+        (ExactMatch(), "float32", 0.75, True, False),
+        (SpeculativeSampling(0.5), "float32", 0.75, False, False),
+    ],
+)
+def test_changed_texts_of_what_says_that_it_is_lossless_are_told(
+    rule: Acceptance,
+    dtype: str,
+    same: float,
+    certify: bool,
+    told: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Fault: a rule of one's own said so, and nobody noticed that it was not."""
+    method = DraftThenVerify(next_number(), NoDraft(next_number()), rule)
+    point = SimpleNamespace(
+        policy="mine",
+        sampling=Sampling(),
+        measure=SimpleNamespace(certify=certify),
+        decoders={METHOD: SimpleNamespace(method=method)},
+    )
+    result = sample_result("mine", {}, 1.5, setting={"dtype": dtype}, agreement_with_target=same)
+    warn_once.cache_clear()
+    warn_of_changed_texts(point, result)
+    assert bool(caplog.messages) == told
 
 
 def test_method_and_baseline_take_turns_at_being_first() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -478,6 +479,28 @@ def test_what_a_part_of_ones_own_refuses_is_told_in_its_words(
         (tmp_path / "numbers.txt").write_text(content)
     part = {"_target_": f"{__name__}.Reading", "file": str(tmp_path / "numbers.txt")}
     policy = OmegaConf.create({"policy": {"name": "mine", "decoder": part}}).policy
+    with pytest.raises(UserError, match=refusal):
+        bild_lab.load(target=checkpoints / "llama", policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("source", "refusal"),
+    [
+        ("class Own: ==", r"cannot find own\.Own: SyntaxError: invalid syntax \(own\.py, line 1\)"),
+        ("import missing", "cannot find own.Own: ModuleNotFoundError: No module named 'missing'"),
+        ("class Owl: ...", r"cannot find own\.Own: .*; did you mean Owl\?; give the dotted path"),
+        ("def Own(model): ...", "'model'; got .*; target, draft, second_draft come by"),
+    ],
+)
+def test_why_a_part_of_ones_own_cannot_be_built_is_told(
+    source: str, refusal: str, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    policy = OmegaConf.create(
+        {"policy": {"name": "mine", "decoder": {"_target_": "own.Own"}}}
+    ).policy
     with pytest.raises(UserError, match=refusal):
         bild_lab.load(target=checkpoints / "llama", policy=policy)
 

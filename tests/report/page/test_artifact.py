@@ -36,14 +36,15 @@ def sweep(tmp_path: Path) -> Sweep:
     """One point of two texts, whose numbers follow from them."""
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "README.md").write_text(CARD)
-    theirs = {"baseline_token_ids": [1], "baseline_prediction": "x"}
+    rounds = [{"drafted": [1, 5], "accepted": 1}]
+    theirs = {"baseline_token_ids": [1], "baseline_prediction": "x", "rounds": rounds}
     timed = [
         sample_example(name, baseline_latency_s=[base], **theirs)
         for name, base in (("a", 1.5), ("b", 2.0))
     ]
     speedup = paired_speedup(np.array([[1.5], [2.0]]), np.array([[1.0], [1.0]]))
     environment = {**ENVIRONMENT, "host": "secret-machine"}
-    given = {"tokens": 2, "environment": environment}
+    given = {"tokens": 2, "environment": environment, "drafted": 4, "accepted": 2}
     setting = {
         "n_examples": 2,
         "draft": str(tmp_path / "small"),
@@ -104,19 +105,38 @@ def test_where_no_commit_is_known_none_is_checked_out(sweep: Sweep) -> None:
     assert "| Program | bild_lab 0.1.0, installed as a package, whose commit is not known |" in text
 
 
+def test_of_a_policy_of_ones_own_the_appendix_says_that_its_files_are_missing(sweep: Sweep) -> None:
+    (result,) = sweep.results()
+    own = Sweep(sweep.folder.parent / "own")
+    for policy in ("mine", "bild (changed: drafter.window)"):
+        point = replace(result, policy=policy, point=policy[:4], folder=None)
+        own.write_point(
+            point.point, "{dataset: {path: none}}\n", point, read_examples(result.folder)
+        )
+    record_command(own.folder)
+    text = (write_artifact(own) / "README.md").read_text()
+    assert "`mine`: not in the repository: its files are to be added here |" in text
+    assert "`bild (changed: drafter.window)`: Big Little Decoder" in text
+
+
 def test_the_check_passes_as_packed_and_names_what_was_changed(sweep: Sweep) -> None:
     folder = write_artifact(sweep)
     assert list(faults(folder)) == []
     (file,) = folder.glob("points/*/result.json")
     content = json.loads(file.read_text())
     content["speedup"]["value"] = 2.5  # and its hash corrected: the texts and times still tell
+    content["counts"] |= {"drafted": 30, "accepted": 29}
     file.write_text(json.dumps(content))
     sums = folder / "SHA256SUMS"
     lines = [line for line in sums.read_text().splitlines() if "result.json" not in line]
     sums.write_text("\n".join([*lines, f"{file_digest(file)}  {file.relative_to(folder)}"]) + "\n")
     wrong = list(faults(folder))
-    assert len(wrong) == 2 and "speedup value is 2.5, its examples give 1.75" in wrong[0]
-    assert wrong[1] == "sweep.csv does not hold the numbers of the points"
+    assert [one.partition(": ")[2] for one in wrong[:-1]] == [
+        "drafted is 30, its examples give 4",
+        "accepted is 29, its examples give 2",
+        "speedup value is 2.5, its examples give 1.75",
+    ]
+    assert wrong[-1] == "sweep.csv does not hold the numbers of the points"
     (folder / "commands.jsonl").unlink()
     assert next(iter(faults(folder))) == "commands.jsonl is missing or was changed"
 

@@ -204,7 +204,7 @@ def test_markup_in_names_outputs_and_paths_stays_text(tmp_path):
 
 def test_a_sweep_without_a_single_result_still_reports(tmp_path):
     page = report(tmp_path, [], [sample_failure()])
-    assert "No point finished, so there is nothing to report." in page.text
+    assert "No point was measured." in page.text
     assert "1 failed" in page.text
 
 

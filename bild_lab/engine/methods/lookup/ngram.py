@@ -36,8 +36,6 @@ class NGramDrafter(Drafter):
     distribution, standardized like the target's, and returns it in the draft's probs.
     """
 
-    drafts_trees = False
-
     def __init__(self, target: Model, table: NGramTable, window: int) -> None:
         require_whole("the draft window", window, 1)
         self._device = target.device

@@ -24,8 +24,6 @@ class PromptLookup(Drafter):
     ahead.
     """
 
-    drafts_trees = False
-
     def __init__(self, target: Model, window: int, longest_match: int) -> None:
         require_whole("the draft window", window, 1)
         require_whole("longest_match", longest_match, 1)

@@ -40,8 +40,6 @@ class SuffixDrafter(Drafter):
         repeated timings do the same work.
     """
 
-    drafts_trees = False
-
     def __init__(
         self,
         target: LoadedModel,

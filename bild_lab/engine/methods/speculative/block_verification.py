@@ -42,8 +42,6 @@ class BlockVerification(Acceptance):
     this is exact match.
     """
 
-    accepts_trees = False
-
     def lossless(self, sampling: Sampling) -> bool:
         return True
 

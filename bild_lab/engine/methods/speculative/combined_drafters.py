@@ -43,8 +43,6 @@ class SpeculativeDrafter(Drafter):
     trees, and for one that reads more than the logits of the model it drafts for.
     """
 
-    drafts_trees = False
-
     def __init__(self, draft: Model, drafter: Drafter, window: int) -> None:
         if drafter.drafts_trees:
             raise UserError(

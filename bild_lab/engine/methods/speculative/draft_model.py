@@ -77,8 +77,6 @@ class ModelDrafter(Drafter):
     forward, and `fallback`, whether the drafter handed over because of low confidence (BiLD §3.3).
     """
 
-    drafts_trees = False
-
     def __init__(
         self,
         draft: Model,

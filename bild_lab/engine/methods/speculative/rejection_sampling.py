@@ -36,8 +36,6 @@ class RejectionSampling(Acceptance):
     nothing is accepted. Under greedy decoding p and q are one-hot and this is exact match.
     """
 
-    accepts_trees = False
-
     def lossless(self, sampling: Sampling) -> bool:
         return True
 

@@ -116,8 +116,6 @@ class OverlapMeasurement(Acceptance):
     decoding, Corollary 3.6, Table 3).
     """
 
-    accepts_trees = False
-
     def lossless(self, sampling: Sampling) -> bool:
         return True
 

@@ -30,7 +30,6 @@ class SyntheticDrafter(Drafter):
     the timed part. Raises UserError for values out of range.
     """
 
-    drafts_trees = False
     greedy_only = True
 
     def __init__(self, target: Model, acceptance_rate: float, window: int) -> None:
@@ -89,8 +88,6 @@ class SyntheticDrafter(Drafter):
 
 class FixedTextDrafter(Drafter):
     """Drafts a fixed text, `window` tokens at a time, whatever the target accepts."""
-
-    drafts_trees = False
 
     def __init__(self, text: Int[Tensor, " n"], window: int) -> None:
         self._text = text
