@@ -390,12 +390,14 @@ def _without_verdict(group: Group, results: list[Result]) -> str:
     fastest = results[0]
     n_examples = fastest.counted_texts
     examples = "1 example is" if n_examples == 1 else f"{n_examples} examples are"
+    n_texts = fastest.answered_texts
+    shared = f": {n_texts} texts, but those of one source or conversation count once"
     reason = (
         "Texts of a batch share their clock, and nothing says how far it is off:"
         f" {TIME_BATCHES_TWICE}."
         if are_enough(n_examples)
         else f"{examples} too few to say which point is faster or better, as intervals are too"
-        f" narrow below {ENOUGH_EXAMPLES}."
+        f" narrow below {ENOUGH_EXAMPLES}{shared if n_texts > n_examples else ''}."
     )
     more = f", and {len(results) - 1} more in the table" if len(results) > 1 else ""
     return (

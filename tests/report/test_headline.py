@@ -215,15 +215,25 @@ def test_few_examples_get_no_superlative(count):
 
 
 @pytest.mark.parametrize(
-    ("texts", "changes"),
+    ("texts", "changes", "why"),
     [
-        (3, {"streamed": {"errors": 17, "retries": 0}}),  # seventeen texts never came
-        (5, {"independent_texts": 5}),  # conversations of four turns
+        (3, {"streamed": {"errors": 17, "retries": 0}}, ""),  # seventeen texts never came
+        # conversations of four turns
+        (
+            5,
+            {"independent_texts": 5},
+            ": 20 texts, but those of one source or conversation count once",
+        ),
     ],
 )
-def test_texts_that_never_came_and_further_turns_are_no_examples(texts: int, changes: dict) -> None:
+def test_texts_that_never_came_and_further_turns_are_no_examples(
+    texts: int, changes: dict, why: str
+) -> None:
     result = bild(setting={"n_examples": 20}, **changes)
-    assert headline([result]).startswith(f"{texts} examples are too few to say which point")
+    assert headline([result]).startswith(
+        f"{texts} examples are too few to say which point is faster or better, as intervals are too"
+        f" narrow below 20{why}. Measured"
+    )
 
 
 def test_a_point_of_too_few_texts_does_not_withhold_the_verdict_of_others() -> None:

@@ -56,8 +56,8 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
     rows = islice(_numbered_rows(spec), spec.skip, None)
     if spec.limit is not None:
         rows = islice(rows, spec.limit)
-    read_examples = _examples(spec, rows, "".join(text for _, text in shots))
-    examples = tuple(_with_shared_sources(read_examples, ends_with_its_question(spec)))
+    by_row = list(_examples(spec, rows, "".join(text for _, text in shots)))
+    examples = tuple(_with_shared_sources(by_row))
     if not examples:
         raise _why_none(spec)
     _require_unique_ids(spec, examples)
@@ -71,19 +71,21 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
     return examples if unanswered and spec.history is None else _with_history(spec, examples)
 
 
-def _with_shared_sources(examples: Iterable[Example], asks_the_last: bool) -> Iterator[Example]:
-    """The examples, which say whether an earlier one has their source, such as a passage with several
-    questions on it. Of a conversation the first turn counts; where its last one is asked, all of it.
+def _with_shared_sources(
+    rows: Sequence[tuple[tuple[str, ...], Sequence[Example]]],
+) -> Iterator[Example]:
+    """The examples of all rows, which say whether an earlier row has their source, such as a passage
+    with several questions on it. rows: the source of each, as texts, and its examples.
+
+    A source that all rows have is no passage but the instruction of a task: there prompts count.
     """
-    first_ids: dict[str, str] = {}
-    same_source = None
-    for example in examples:
-        if example.turn == 1:
-            (question,) = questions_of([example.id])
-            source = example.prompt if asks_the_last else example.source
-            first_id = first_ids.setdefault(source, question)
-            same_source = None if first_id == question else first_id
-        yield replace(example, same_source=same_source)
+    are_passages = len({source for source, _ in rows}) > 1
+    first_ids: dict[tuple[str, ...], str] = {}
+    for source, examples in rows:
+        (row_id,) = questions_of([examples[0].id])
+        first_id = first_ids.setdefault(source if are_passages else (examples[0].prompt,), row_id)
+        same_source = None if first_id == row_id else first_id
+        yield from (replace(example, same_source=same_source) for example in examples)
 
 
 def _why_none(spec: DatasetSpec) -> UserError:
@@ -213,8 +215,10 @@ def _categories(spec: DatasetSpec) -> list[str]:
 
 def _examples(
     spec: DatasetSpec, rows: Iterable[tuple[int, tuple[str, Row]]], shots: str
-) -> Iterator[Example]:
-    """The examples of these rows; rows without a source or an answered question are left out.
+) -> Iterator[tuple[tuple[str, ...], list[Example]]]:
+    """The source of each of these rows, and its examples; rows without a source or an answered
+    question are left out. Of a conversation the source is the first turn; where its last one is
+    asked, also all before that.
 
     rows: each with its number in the split. shots: the text that every prompt begins with.
     """
@@ -235,7 +239,10 @@ def _examples(
             continue
         else:
             turns = _turns(spec, where, row)
-        yield from _row_examples(spec, where, row, f"{split}-{index}", turns, answers, shots)
+        examples = list(_row_examples(spec, where, row, f"{split}-{index}", turns, answers, shots))
+        asks_the_last = len(turns) > 1 and ends_with_its_question(spec)
+        before = (*turns[:-1], *answers) if asks_the_last else ()
+        yield (*before, examples[0].source), examples
     _warn_of_rows(spec.name, unanswered, without_source)
 
 

@@ -164,16 +164,25 @@ def test_a_history_with_two_answers_to_one_turn_is_refused(rows_file, tmp_path: 
         load_examples(given)
 
 
-def test_questions_on_one_passage_name_the_first_of_them(rows_file) -> None:
+@pytest.mark.parametrize(
+    "scored", [{"metric": "rouge"}, {"metric": "agreement", "reference_column": None}]
+)
+def test_questions_on_one_passage_name_the_first_of_them(
+    rows_file, scored: dict[str, str | None]
+) -> None:
     """Planted: SQuAD's five questions on a passage, or rows that repeat a text, as independent."""
     rows = [("Rome", "a"), ("Rome", "b"), ("Oslo", "c"), ("Rome", "a")]
-    path = rows_file(*({"de": passage, "question": asked} for passage, asked in rows))
-    fields = {"reference_column": None, "metric": "agreement", "input_column": "question"}
+    path = rows_file(*({"de": passage, "question": asked, "en": "A"} for passage, asked in rows))
+    fields = {"input_column": "question", **scored}
     template = "{source} {input}"
     examples = load_examples(spec(path=path, prompt_template=template, **fields))
     assert [example.same_source for example in examples] == [None, "test-0", None, "test-0"]
     examples = load_examples(spec(path=path, **fields))  # the input belongs to the source
     assert [example.same_source for example in examples] == [None, None, None, "test-0"]
+    rows = [{"de": "Translate.", "question": text, "en": "A"} for text in ("a", "b", "c", "b")]
+    fields["prompt_template"] = template  # the instruction of all of them joins none
+    examples = load_examples(spec(path=rows_file(*rows), **fields))
+    assert [example.same_source for example in examples] == [None, None, None, "test-1"]
 
 
 def test_later_turns_share_the_source_that_their_first_turn_shares(rows_file) -> None:
