@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from bild_lab.engine.session import (
     Scores,
     Session,
     SessionOptions,
+    merged_outputs,
 )
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, first_line, require_flag
@@ -127,10 +128,7 @@ class DraftThenVerify(TokenLoop):
     @cached_property
     def required_outputs(self) -> OutputSpec:
         """What a forward of the target returns: what the drafter and the rule need."""
-        output_spec = self.drafter.required_outputs
-        if self.acceptance.required_outputs.head_input:
-            return replace(output_spec, head_input=True)
-        return output_spec
+        return merged_outputs(self.drafter.required_outputs, self.acceptance.required_outputs)
 
     def lossless(self, sampling: Sampling) -> bool:
         return self.verify_tail and self.acceptance.lossless(sampling)

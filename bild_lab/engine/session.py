@@ -16,6 +16,7 @@ from torch import Tensor
 from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.request import Source
 from bild_lab.engine.trace import Forward
+from bild_lab.errors import UserError
 
 if TYPE_CHECKING:
     from bild_lab.engine.draft_vocabulary import DraftVocabulary
@@ -102,6 +103,21 @@ class OutputSpec:
 
 ALL_LOGITS = OutputSpec()
 LAST_LOGITS = OutputSpec(logits=1)
+
+
+def merged_outputs(first_outputs: OutputSpec, second_outputs: OutputSpec) -> OutputSpec:
+    """What serves both parts of a method. Raises UserError if they need different hidden states."""
+    first_states = replace(first_outputs, head_input=False)
+    second_states = replace(second_outputs, head_input=False)
+    if ALL_LOGITS not in (first_states, second_states) and first_states != second_states:
+        raise UserError(
+            "the parts of a method must read the same hidden states of the target, got two that"
+            " differ; choose one that reads logits alone"
+        )
+    return replace(
+        second_states if first_states == ALL_LOGITS else first_states,
+        head_input=first_outputs.head_input or second_outputs.head_input,
+    )
 
 
 @dataclass(frozen=True)

@@ -332,7 +332,7 @@ class NotingDrafter(NoDraft):
 class NotingRule(ExactMatch):
     """Notes the tokens and the rows of each round, and how many rows it judges."""
 
-    required_outputs = OutputSpec(head_input=True)
+    required_outputs = OutputSpec(head_input=True, hidden=(1,))
 
     def __init__(self) -> None:
         self.rounds: list[tuple[list[int], int]] = []
@@ -387,7 +387,7 @@ def test_each_part_gets_what_it_asks_for(streamed: bool) -> None:
     assert rounds == [([5], 3, 6), ([6], 3, 7), ([7], 3, 8)]
     assert rule.rounds == [([4, 5], 3), ([4, 5, 6], 3), ([4, 5, 6, 7], 3)]
     assert rule.judged == [2] * 3
-    assert target.output_specs == [OutputSpec(head_input=True)] * 3
+    assert target.output_specs == [OutputSpec(head_input=True, hidden=(1,))] * 3
 
 
 class AcceptsOnce(ExactMatch):
@@ -409,8 +409,10 @@ def test_a_rule_keeps_the_state_of_one_text() -> None:
     for trace in (Trace(), Trace()):
         assert method.decode(request, trace) == [4, 5, 6, 7, 8, 9]
         assert [one.accepted for one in trace.rounds] == [2, 0, 0]
-    recorded = [one.verdict.path for one, _ in recorded_rounds(method, request)]
-    assert recorded == [(0, 1), (), ()]
+    recorded = [one for one, _ in recorded_rounds(method, request)]
+    assert [one.verdict.path for one in recorded] == [(0, 1), (), ()]
+    # as it was asked: its distribution of a round is computed later
+    assert [one.rule._is_first for one in recorded] == [True, False, False]
 
 
 def test_a_rule_that_asks_for_nothing_gets_logits_alone() -> None:

@@ -4,6 +4,7 @@ after another.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,8 +26,8 @@ Logits = Float[Tensor, " vocab"]
 
 @dataclass(frozen=True)
 class RecordedRound:
-    """What a round showed: the text before it, prompt included, its rule, the draft, the rule's
-    logits, its verdict.
+    """What a round showed: the text before it, prompt included, its rule before the verdict, the
+    draft, the rule's logits, its verdict.
     """
 
     text: tuple[int, ...]
@@ -70,9 +71,10 @@ class Recorder:
         rule = self._rule.in_round(tokens, scores)
 
         def recorded(draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
+            asked_rule = copy.copy(rule)  # its state changes as it decides
             verdict = rule(draft, logits, request)
             # a compiled step reuses its memory
-            self.round = RecordedRound(tuple(tokens), rule, draft, logits.clone(), verdict)
+            self.round = RecordedRound(tuple(tokens), asked_rule, draft, logits.clone(), verdict)
             return verdict
 
         return recorded

@@ -20,6 +20,7 @@ from bild_lab.engine.session import (
     Scores,
     Session,
     for_draft,
+    merged_outputs,
     on_device,
 )
 from bild_lab.engine.vocabularies.intersection import WithinPositions
@@ -235,18 +236,3 @@ class HybridDrafter(Drafter):
     def rollback(self, length: int) -> None:
         for drafter in self._both:
             drafter.rollback(length)
-
-
-def merged_outputs(first_outputs: OutputSpec, second_outputs: OutputSpec) -> OutputSpec:
-    """What serves both drafters. Raises UserError if they need different hidden states."""
-    first_states = replace(first_outputs, head_input=False)
-    second_states = replace(second_outputs, head_input=False)
-    if ALL_LOGITS not in (first_states, second_states) and first_states != second_states:
-        raise UserError(
-            "the drafters of a hybrid must read the same hidden states of the target, got two that"
-            " differ; choose one that reads logits alone"
-        )
-    return replace(
-        second_states if first_states == ALL_LOGITS else first_states,
-        head_input=first_outputs.head_input or second_outputs.head_input,
-    )

@@ -18,7 +18,6 @@ from bild_lab.engine.methods.lookup.prompt_lookup import PromptLookup
 from bild_lab.engine.methods.speculative.combined_drafters import (
     HybridDrafter,
     SpeculativeDrafter,
-    merged_outputs,
 )
 from bild_lab.engine.methods.speculative.draft_model import AdaptiveWindow, ModelDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
@@ -28,7 +27,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Scores, TreeSpec
+from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Scores, TreeSpec, merged_outputs
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.compose import compose_policy, knob_values, resolved_policy
