@@ -47,7 +47,7 @@ from bild_lab.lab.point.environment import (
 )
 from bild_lab.lab.point.history import prepare_texts
 from bild_lab.lab.point.prepare import Point
-from bild_lab.lab.schema.formatting import counted, percent
+from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep, is_same_result, read_result
 
@@ -215,9 +215,11 @@ def warn_of_changed_texts(point: Point, result: Result) -> None:
     if same in (None, 1) or not is_certain:
         return
     if point.decoders[METHOD].method.lossless(point.sampling):
+        n_texts = result.answered_texts
+        changed = f"{round((1 - same) * n_texts)} of {counted(n_texts, 'text')}"
         warn_once(
-            f"policy {point.policy} says that it is lossless, and {percent(1 - same)} of its texts"
-            " are not the target's own: measure.certify=true tells ties from defects"
+            f"policy {point.policy} says that it is lossless, and changed {changed} of the target's:"
+            " measure.certify=true tells ties from defects"
         )
 
 
