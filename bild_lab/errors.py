@@ -5,7 +5,9 @@ warnings that are shown once.
 import difflib
 import logging
 import math
+import os
 import sys
+import traceback
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -93,6 +95,21 @@ def one_line(error: BaseException) -> str:
 def cause_in_words(error: BaseException) -> str:
     """An error of code that is not ours: its type, and the beginning of its message on one line."""
     return f"{type(error).__name__}: {one_line(error)[:MOST_OF_MESSAGE]}"
+
+
+def raised_at(error: BaseException) -> str:
+    """Where an error left code that is neither Python's own nor an installed package: the file's
+    name, the line, the function.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    own = [
+        (frame, line)
+        for frame, line in frames
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in sys.stdlib_module_names
+        and f"{os.sep}site-packages{os.sep}" not in frame.f_code.co_filename
+    ]
+    frame, line = (own or frames)[-1]
+    return f"{os.path.basename(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
 
 
 def did_you_mean(word: object, choices: Iterable[object]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import signal
 import sys
 import time
@@ -25,7 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.markup import escape
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, raised_at
 from bild_lab.lab.config.command_line import key_of
 from bild_lab.lab.config.compose import keep_search_path, knob_values, override_words, plain_values
 from bild_lab.lab.config.console import console, status_line
@@ -228,16 +227,8 @@ def record_failure(cfg: DictConfig, error: Exception, what: str = "failed") -> N
         sys.exit(FAILED_POINTS)
     command_progress().failed.add(failure.point)
     if not isinstance(error, UserError):
-        where = f"{_raised_at(error)}; traceback in {folder / 'failed.json'}"
+        where = f"{raised_at(error)}; traceback in {folder / 'failed.json'}"
         console.print(f"[dim]{escape(where)}[/dim]")
-
-
-def _raised_at(error: Exception) -> str:
-    """Where an error left code that is no installed package: the file's name, the line, the function."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if f"{os.sep}site-packages{os.sep}" not in frame.filename]
-    last = (own or frames)[-1]
-    return f"{os.path.basename(last.filename)}, line {last.lineno}, in {last.name}"
 
 
 class SweepCallback(Callback):

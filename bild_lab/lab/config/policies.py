@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.errors import UserError, cause_in_words, suggestion, warn_once
+from bild_lab.errors import UserError, cause_in_words, raised_at, suggestion, warn_once
 from bild_lab.lab.config.compose import compose_policy, knob_values, policy_names
 from bild_lab.lab.schema.formatting import knob_value
 
@@ -109,8 +109,11 @@ def find_part(path: Any) -> Callable[..., Any]:
     except Exception as error:  # a module of the user's may fail in any way
         module_name, _, name = path.rpartition(".")
         known = suggestion(name, getattr(sys.modules.get(module_name), "__dict__", ()))
+        # what is not found says so, and a syntax error its line
+        is_told = module_name in sys.modules or isinstance(error, ImportError | SyntaxError)
+        place = "" if is_told else f" ({raised_at(error)})"
         raise UserError(
-            f"cannot find {path}: {cause_in_words(error)}{known}; give the dotted path of a"
+            f"cannot find {path}: {cause_in_words(error)}{place}{known}; give the dotted path of a"
             " class; PYTHONPATH=DIR says where modules of your own lie"
         ) from error
     if not callable(class_or_function):

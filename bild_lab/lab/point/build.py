@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from bild_lab.engine.protocols import Method
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, raised_at
 from bild_lab.lab.config.compose import resolved_policy
 from bild_lab.lab.config.policies import describe_decoder, find_part
 
@@ -58,9 +58,11 @@ def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
         raise
     # how a part of a user's refuses values, and a file that is missing
     except (TypeError, AttributeError, ValueError, OSError) as error:
-        hint = (
-            f"; {', '.join(models)} come by name" if isinstance(error, TypeError) and models else ""
-        )
+        hint = ""
+        if isinstance(error, TypeError | AttributeError):  # of its own code, or of the call
+            is_call = error.__traceback__.tb_next is None
+            names = f"{', '.join(models) or 'no models'} come by name"
+            hint = f"; {names if is_call else raised_at(error)}"
         raise UserError(
             f"{constructor.__name__}: {error}; got {describe_decoder(node)}{hint}"
         ) from error

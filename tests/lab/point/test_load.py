@@ -489,7 +489,9 @@ def test_what_a_part_of_ones_own_refuses_is_told_in_its_words(
         ("class Own: ==", r"cannot find own\.Own: SyntaxError: invalid syntax \(own\.py, line 1\)"),
         ("import missing", "cannot find own.Own: ModuleNotFoundError: No module named 'missing'"),
         ("class Owl: ...", r"cannot find own\.Own: .*; did you mean Owl\?; give the dotted path"),
+        ("Own = torch.nn", r"NameError: .* not defined \(own\.py, line 1, in <module>\); give the"),
         ("def Own(model): ...", "'model'; got .*; target, draft, second_draft come by"),
+        ("def Own(): 1 + None", r"'NoneType'; got Own\(\); own\.py, line 1, in Own$"),
     ],
 )
 def test_why_a_part_of_ones_own_cannot_be_built_is_told(
