@@ -56,6 +56,8 @@ def ends_in_loop(token_ids: Sequence[int]) -> bool:
 
 def _repeats(token_ids: Sequence[int]) -> bool:
     for period in range(1, len(token_ids) // 3 + 1):
+        if token_ids[-1] != token_ids[-1 - period]:
+            continue  # as most do: a text of 32,000 tokens would take a second
         n_repeated = max(LOOP_TOKENS, 2 * period)
         if len(token_ids) < n_repeated + period:
             return False
