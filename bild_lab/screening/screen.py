@@ -39,7 +39,7 @@ from bild_lab.lab.point.decoder import METHOD, Decoder
 from bild_lab.lab.point.history import prepare_texts
 from bild_lab.lab.point.identity import code_of, contents_of, sweep_folder
 from bild_lab.lab.point.prepare import Point, prepare
-from bild_lab.lab.schema.questions import source_ids
+from bild_lab.lab.schema.questions import questions_of, source_ids
 from bild_lab.lab.schema.statistics import conversations_of
 from bild_lab.screening.candidates import Candidate, CandidateGrid, vanilla
 from bild_lab.screening.cost_model import CostModel, TimedText
@@ -124,7 +124,9 @@ class Screening:
             )
         examples = [example for example in point.examples if example.prompt not in self.left_out]
         if self.left_out:  # what is certified, for texts that are drawn one by one
-            examples = [example for example in examples if example.same_source is None]
+            questions = questions_of(source_ids(examples))
+            first_of = dict(zip(reversed(questions), reversed(examples), strict=True))
+            examples = [first_of[question] for question in dict.fromkeys(questions)]
         return replace(point, examples=tuple(examples))
 
     @cached_property

@@ -284,6 +284,9 @@ def test_texts_that_points_were_chosen_on_are_left_out_of_a_guarantee(words: lis
     assert len(left) == len(set(left)) == 3 and not {*left} & {
         one.prompt for one in screening.point.examples
     }
+    templates = "dataset.chat_template=['[{question}]','<{question}>']"
+    twice = Screening(grid_of([*shared_words, templates], ["policy=bild"]), "validation")
+    assert len(twice.held_out("test").point.examples) == 3
     with pytest.raises(UserError, match="every text of train is one of validation too; give"):
         screening.shared_texts("train")
 
