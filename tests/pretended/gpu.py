@@ -14,7 +14,7 @@ from weakref import WeakSet
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tests.pretended.machine import Capture, Clock, CudaFault, Machine, Memory, Stream
+from tests.pretended.machine import STREAMS, Capture, Clock, CudaFault, Machine, Memory, Stream, alive
 from tests.pretended.tensor import (
     DEVICE,
     WHOLE,
@@ -52,6 +52,9 @@ def pretended_gpu(triton: bool = False) -> Iterator[Machine]:
             stack.enter_context(
                 patch.object(torch.cuda, name, value, create=not hasattr(torch.cuda, name))
             )
+        stack.enter_context(
+            patch.object(torch._C, "_cuda_clearCublasWorkspaces", machine.cublas.clear, create=True)
+        )
         stack.enter_context(patch.object(torch, "Generator", Generators))
         stack.enter_context(patch.object(torch, "compile", uncompiled))
         stack.enter_context(
@@ -264,6 +267,10 @@ class GpuGraph:
                 poison(values)
         self.captured = captured
 
+    def __del__(self) -> None:
+        if self.captured is not None:
+            self.machine.cublas.pop(self.captured.stream.id % STREAMS, None)
+
     def replay(self) -> None:
         machine, captured = self.machine, self.captured
         if captured is None:
@@ -278,7 +285,8 @@ class GpuGraph:
             machine.current.launch([], [(captured.pool, 0, WHOLE)], allocates=False)
         with _disable_current_modes():
             for operation in captured.operations:
-                machine.current.launch(operation.reads, operation.writes, allocates=False)
+                reads, writes = alive(operation.reads), alive(operation.writes)
+                machine.current.launch(reads, writes, allocates=False)
                 operation.run()
 
 
