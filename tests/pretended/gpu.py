@@ -14,7 +14,16 @@ from weakref import WeakSet
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tests.pretended.machine import STREAMS, Capture, Clock, CudaFault, Machine, Memory, Stream, alive
+from tests.pretended.machine import (
+    STREAMS,
+    Capture,
+    Clock,
+    CudaFault,
+    Machine,
+    Memory,
+    Stream,
+    alive,
+)
 from tests.pretended.tensor import (
     DEVICE,
     WHOLE,
@@ -254,6 +263,7 @@ class GpuGraph:
             raise CudaFault("a graph is captured a second time")
         generators = tuple(self.generators)
         machine.capture = Capture(machine.current, generators=generators, pool=pool)
+        machine.capture_error_modes.add(capture_error_mode)
 
     def capture_end(self) -> None:
         machine, captured = self.machine, self.machine.capture
@@ -324,7 +334,7 @@ def cuda_functions(machine: Machine) -> dict[str, Any]:
         machine.wait_for_all("the begin of a capture")
         queue = Stream(machine) if stream is None else stream.queue
         before, machine.current = machine.current, queue
-        captured.capture_begin(pool)
+        captured.capture_begin(pool, **options)
         try:
             yield
         finally:

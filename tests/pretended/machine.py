@@ -247,6 +247,7 @@ class Machine:
         self.current = self.default = Stream(self)
         self.waits: list[Wait] = []
         self.capture: Capture | None = None
+        self.capture_error_modes: set[str] = set()
         self.copies: list[Copy] = []
         self.launched = 0
         self.loaded: set[Hashable] = set()  # kernels, as they were compiled

@@ -343,7 +343,9 @@ def accounted(
             require_captured_stream(machine)
             machine.capture.uses([each.memory for each in gpu] + scratch)
             again = partial(run_again, func, args, kwargs, out)
-            machine.capture.operations.append(Operation(again, as_captured(reads), as_captured(writes)))
+            machine.capture.operations.append(
+                Operation(again, as_captured(reads), as_captured(writes))
+            )
     return result
 
 

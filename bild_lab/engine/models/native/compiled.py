@@ -337,7 +337,9 @@ def captured(run: Callable[[], Result], device: torch.device) -> Callable[[], Re
                 run()
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with own_cublas_memory(), torch.cuda.graph(graph, stream=aside):
+        # threads that run another model may allocate meanwhile
+        capture = torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local")
+        with own_cublas_memory(), capture:
             out = run()
 
     def replay() -> Result:
