@@ -46,7 +46,7 @@ def why_no_kernels(
     if capability[0] in READING_UNITS and (version := triton_version()) < LEAST_TRITON:
         return (
             f"on this GPU Triton {'.'.join(map(str, version))} compiles products that read weights"
-            " too early; PyTorch 2.13 or newer brings one that does not"
+            " too early; PyTorch 2.12.1 or newer brings one that does not"
         )
     if config is not None and (reason := why_unfit_for_gpu(config)) is not None:
         return reason
