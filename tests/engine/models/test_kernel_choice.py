@@ -24,15 +24,8 @@ GPU = torch.device("cuda")
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A GPU that says what it is: change `capability`, `triton`, its `version`, or the `error` of
-    its start.
-    """
-    machine: dict[str, Any] = {
-        "capability": (9, 0),
-        "triton": True,
-        "version": (3, 7, 1),
-        "error": None,
-    }
+    """A GPU that says what it is: change `capability`, `triton`, or the `error` of its start."""
+    machine: dict[str, Any] = {"capability": (9, 0), "triton": True, "error": None}
 
     def start() -> None:
         if machine["error"] is not None:
@@ -40,7 +33,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: machine["capability"])
     monkeypatch.setattr(kernels, "find_spec", lambda name: machine["triton"] or None)
-    monkeypatch.setattr(kernels, "triton_version", lambda: machine["version"])
     monkeypatch.setattr(kernels, "start_triton", start)
     return machine
 
@@ -55,25 +47,6 @@ def test_a_gpu_runs_half_precision_where_triton_and_its_matrix_units_are(
     assert "compute capability 8.0, and this GPU has 7.5" in why_no_kernels(GPU, torch.float16)
     gpu["triton"] = False
     assert "pip install triton" in why_no_kernels(GPU, torch.float16)
-
-
-@pytest.mark.parametrize(
-    ("capability", "version", "runs"),
-    [
-        ((9, 0), (3, 7, 0), False),
-        ((10, 3), (3, 6, 0), False),
-        ((10, 0), (3, 8, 0), True),
-        ((8, 9), (3, 6, 0), True),
-        ((12, 0), (3, 6, 0), True),
-    ],
-)
-def test_triton_before_3_7_1_is_refused_where_matrix_units_read_memory_by_themselves(
-    capability: tuple[int, int], version: tuple[int, ...], runs: bool, gpu: dict[str, Any]
-) -> None:
-    gpu |= {"capability": capability, "version": version}
-    reason = why_no_kernels(GPU, torch.bfloat16)
-    assert (reason is None) == runs
-    assert runs or f"Triton {'.'.join(map(str, version))} compiles" in reason
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -21,8 +20,6 @@ from bild_lab.engine.models.native.stack import Stack
 
 GPU_PRECISIONS = (torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)  # the first whose matrix units take bfloat16
-READING_UNITS = (9, 10, 11)  # first numbers of those whose matrix units read memory by themselves
-LEAST_TRITON = (3, 7, 1)  # the first that lets these wait for what threads copied (triton#10537)
 COLUMNS = 16  # how many columns of the residual stream the Triton kernels sum together
 
 
@@ -43,20 +40,9 @@ def why_no_kernels(
     capability = torch.cuda.get_device_capability(device)
     if capability < LEAST_CAPABILITY:
         return f"they need compute capability 8.0, and this GPU has {capability[0]}.{capability[1]}"
-    if capability[0] in READING_UNITS and (version := triton_version()) < LEAST_TRITON:
-        return (
-            f"on this GPU Triton {'.'.join(map(str, version))} compiles products that read weights"
-            " too early; PyTorch 2.12.1 or newer brings one that does not"
-        )
     if config is not None and (reason := why_unfit_for_gpu(config)) is not None:
         return reason
     return why_no_launches()
-
-
-def triton_version() -> tuple[int, ...]:
-    import triton  # not everywhere
-
-    return tuple(int(number) for number in re.findall(r"\d+", triton.__version__)[:3])
 
 
 def why_no_launches() -> str | None:
