@@ -44,9 +44,12 @@ def main() -> None:
     from bild_lab.lab.measure.machine import read_gb_per_s
 
     device = gpu_of_kernels()
+    import triton  # not everywhere
+
     names = checked_names()
     gb_per_s = read_gb_per_s(device, torch.cuda.synchronize)
     output.print(f"{torch.cuda.get_device_name(device)} reads {gb_per_s:,.0f} GB/s")
+    output.print(f"PyTorch {torch.__version__}, Triton {triton.__version__}")
     began, wrong = time.monotonic(), 0
     faulthandler.dump_traceback_later(MOST_SILENCE_S, exit=True)
     for index, name in enumerate(names):

@@ -223,6 +223,7 @@ def resources(launch: Launch) -> dict[str, Any]:
         "wide_copies": ptx.count("cp.async.cg"),
         "narrow_copies": ptx.count("cp.async.ca"),
         "waits": ptx.count("griddepcontrol.wait"),
+        "fences": ptx.count("fence.proxy.async"),
         "products": products_in(instructions + ptx),
         "same_kernel": str(
             sorted((key, launch.constants[key]) for key in launch.constants.keys() - VARIED)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bild_lab.errors import UserError
 
 if TYPE_CHECKING:
-    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+    from transformers import PreTrainedTokenizerBase
 
 UNFINISHED = "\ufffd"  # what a tokenizer writes for a part of a character
 # by how many tokens the part that is decoded grows, so that neighbouring tokens decode the same parts
@@ -18,6 +18,20 @@ TOKEN_STEP = 8
 # how many characters a tokenizer may write otherwise at the beginning of a part
 UNSURE_CHARACTERS = 8
 CACHED_PARTS = 64  # decoded parts that are remembered
+
+
+class Writer(Protocol):
+    """What writes tokens as text: a `Checkpoint`, whose module imports this one through requests."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+
+    @property
+    def silent_special_tokens(self) -> dict[str, int]:
+        """The special tokens that no text shows, with their ids."""
+
+    def continuation(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens add after a prompt."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,7 @@ class StopStrings:
     """
 
     strings: tuple[str, ...]
-    checkpoint: Checkpoint
+    checkpoint: Writer
 
     def __post_init__(self) -> None:
         special = self.checkpoint.silent_special_tokens

@@ -14,7 +14,16 @@ from weakref import WeakSet
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tests.pretended.machine import Capture, Clock, CudaFault, Machine, Memory, Stream
+from tests.pretended.machine import (
+    STREAMS,
+    Capture,
+    Clock,
+    CudaFault,
+    Machine,
+    Memory,
+    Stream,
+    alive,
+)
 from tests.pretended.tensor import (
     DEVICE,
     WHOLE,
@@ -52,6 +61,9 @@ def pretended_gpu(triton: bool = False) -> Iterator[Machine]:
             stack.enter_context(
                 patch.object(torch.cuda, name, value, create=not hasattr(torch.cuda, name))
             )
+        stack.enter_context(
+            patch.object(torch._C, "_cuda_clearCublasWorkspaces", machine.cublas.clear, create=True)
+        )
         stack.enter_context(patch.object(torch, "Generator", Generators))
         stack.enter_context(patch.object(torch, "compile", uncompiled))
         stack.enter_context(
@@ -251,6 +263,7 @@ class GpuGraph:
             raise CudaFault("a graph is captured a second time")
         generators = tuple(self.generators)
         machine.capture = Capture(machine.current, generators=generators, pool=pool)
+        machine.capture_error_modes.add(capture_error_mode)
 
     def capture_end(self) -> None:
         machine, captured = self.machine, self.machine.capture
@@ -263,6 +276,10 @@ class GpuGraph:
             for values in captured.born:
                 poison(values)
         self.captured = captured
+
+    def __del__(self) -> None:
+        if self.captured is not None:
+            self.machine.cublas.pop(self.captured.stream.id % STREAMS, None)
 
     def replay(self) -> None:
         machine, captured = self.machine, self.captured
@@ -278,7 +295,8 @@ class GpuGraph:
             machine.current.launch([], [(captured.pool, 0, WHOLE)], allocates=False)
         with _disable_current_modes():
             for operation in captured.operations:
-                machine.current.launch(operation.reads, operation.writes, allocates=False)
+                reads, writes = alive(operation.reads), alive(operation.writes)
+                machine.current.launch(reads, writes, allocates=False)
                 operation.run()
 
 
@@ -316,7 +334,7 @@ def cuda_functions(machine: Machine) -> dict[str, Any]:
         machine.wait_for_all("the begin of a capture")
         queue = Stream(machine) if stream is None else stream.queue
         before, machine.current = machine.current, queue
-        captured.capture_begin(pool)
+        captured.capture_begin(pool, **options)
         try:
             yield
         finally:

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 HERE = str(Path(__file__).parent)
 REPOSITORY = str(Path(__file__).parents[2])
+STREAMS = 32  # that PyTorch gives out in turn
 QUARANTINE = 4096  # freed allocations whose addresses are not given out again yet
 Clock = dict[int, int]  # how far each stream is known to be done
 
@@ -51,6 +52,7 @@ class Wait:
 
 # a part of an allocation: its first byte, and the one behind its last
 Extent = tuple["Memory", int, int]
+CapturedExtent = tuple[weakref.ref["Memory"], int, int]
 
 
 @dataclass(frozen=True)
@@ -202,12 +204,12 @@ class Copy:
 @dataclass(frozen=True)
 class Operation:
     """One operation of a graph. run: does it again, on the memory as it then is. reads, writes:
-    parts of memory; of a kernel those are known when it runs.
+    parts of memory, which a graph does not keep alive; of a kernel those are known when it runs.
     """
 
     run: Callable[[], None]
-    reads: tuple[Extent, ...] = ()
-    writes: tuple[Extent, ...] = ()
+    reads: tuple[CapturedExtent, ...] = ()
+    writes: tuple[CapturedExtent, ...] = ()
 
 
 @dataclass
@@ -245,10 +247,12 @@ class Machine:
         self.current = self.default = Stream(self)
         self.waits: list[Wait] = []
         self.capture: Capture | None = None
+        self.capture_error_modes: set[str] = set()
         self.copies: list[Copy] = []
         self.launched = 0
         self.loaded: set[Hashable] = set()  # kernels, as they were compiled
         self.current_device = 0  # this one; all others are not there
+        self.cublas: dict[int, Memory] = {}  # by the stream, what matrix products write to
 
     def wait(self, what: str, clock: Clock | None = None) -> None:
         """The host waits: for the current stream, or for what a clock says."""
@@ -277,6 +281,15 @@ class Machine:
 
     def wait_for_all(self, what: str) -> None:
         self.wait(what, {stream.id: stream.time for stream in self.streams})
+
+    def cublas_memory(self) -> Memory:
+        """What a matrix product of the current stream writes to, made at the first one."""
+        number = self.current.id % STREAMS
+        if number not in self.cublas:
+            memory = self.cublas[number] = Memory(self.current, torch.UntypedStorage(1))
+            if self.capture is not None:
+                self.capture.inside[id(memory)] = memory
+        return self.cublas[number]
 
     def finish_copies(self) -> None:
         """Complete the copies that the host now knows to be done."""
@@ -312,6 +325,14 @@ class Machine:
         before, found = len(self.waits), []
         yield found
         found += self.waits[before:]
+
+
+def as_captured(extents: list[Extent]) -> tuple[CapturedExtent, ...]:
+    return tuple((weakref.ref(memory), first, end) for memory, first, end in extents)
+
+
+def alive(extents: tuple[CapturedExtent, ...]) -> list[Extent]:
+    return [(memory(), first, end) for memory, first, end in extents]
 
 
 def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ from tests.pretended.machine import (
     Machine,
     Memory,
     Operation,
+    as_captured,
     called_from,
     same_memory,
 )
@@ -50,6 +51,7 @@ SCALAR_HOST = {
     "copy_",
     "full_like",
 }
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "matmul"}  # by cuBLAS
 POISON_WHOLE = -(2**30)
 WHOLE = 2**62
 
@@ -333,13 +335,17 @@ def accounted(
     if computed:
         machine.launched += 1
         reads = [each.extent for each in gpu]
-        writes = [each.extent for each in changed] + [(memory, 0, WHOLE) for memory in fresh]
+        scratch = [machine.cublas_memory()] if name_of(func) in PRODUCTS else []
+        writes = [each.extent for each in changed]
+        writes += [(memory, 0, WHOLE) for memory in (*fresh, *scratch)]
         machine.current.launch(reads, writes, bool(fresh))
         if machine.capture is not None:
             require_captured_stream(machine)
-            machine.capture.uses([each.memory for each in gpu])
+            machine.capture.uses([each.memory for each in gpu] + scratch)
             again = partial(run_again, func, args, kwargs, out)
-            machine.capture.operations.append(Operation(again, tuple(reads), tuple(writes)))
+            machine.capture.operations.append(
+                Operation(again, as_captured(reads), as_captured(writes))
+            )
     return result
 
 

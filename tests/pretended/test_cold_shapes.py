@@ -24,7 +24,6 @@ from tests.pretended import pretended_gpu, tensor
 from tests.pretended.tensor import DEVICE
 from tests.tiny import START, tiny_llama
 
-PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "_scaled_dot_product"}
 PROMPTS = (3, 5, 9, 12)  # tokens
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU takes its place")
@@ -38,7 +37,7 @@ class Shapes:
 
     def note(self, function: Any, arguments: Any) -> None:
         name = function.overloadpacket.__name__
-        if name in PRODUCTS:
+        if name in tensor.PRODUCTS:
             shapes = [tuple(one.shape) for one in arguments if isinstance(one, torch.Tensor)]
             self.met.add((name, *shapes))
 

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from bild_lab.engine.models.native.compiled import captured
 from tests.pretended import CudaFault, Machine, pretended_gpu
+from tests.pretended.machine import STREAMS
 from tests.pretended.tensor import DEVICE
 
 
@@ -117,6 +119,13 @@ def test_a_graph_replays_over_the_same_memory(machine: Machine) -> None:
     graph.replay()
     graph.replay()
     assert total.tolist() == [6.0, 6.0] and doubled.tolist() == [12.0, 12.0]
+
+
+def test_a_graph_keeps_its_memory_when_another_of_its_stream_goes(machine: Machine) -> None:
+    weights = torch.ones(2, 2, device="cuda")
+    graphs = [captured(lambda: weights @ weights, weights.device) for _ in range(2 * STREAMS)]
+    del graphs[: STREAMS + 1]
+    assert graphs[0]().tolist() == [[2.0, 2.0], [2.0, 2.0]]
 
 
 @pytest.mark.parametrize(

@@ -460,6 +460,16 @@ def test_all_graphs_are_captured_in_one_stream(machine: Machine, model: NativeMo
     assert len(machine.streams) == streams
 
 
+def test_a_capture_forbids_other_threads_nothing(machine: Machine, model: NativeModel) -> None:
+    """In PyTorch's own mode a thread that allocates fails, and breaks the capture."""
+    for engine in (model, model.with_backend(compiled=True)):
+        machine.capture_error_modes.clear()
+        session = start(engine)
+        session.extend([3, 5])
+        session.extend([7])
+        assert machine.capture_error_modes == {"thread_local"}
+
+
 def test_a_kernel_whose_compilation_was_cut_short_is_compiled_before_the_next_capture(
     machine: Machine, model: NativeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from bild_lab.engine.models.checkpoint.chat import ChatSettings, chat_text
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.data.formats import plain_stem, suffix_of
 from bild_lab.lab.data.rows import SPLIT_WORDS, canonical_split, split_of
+from bild_lab.lab.metrics.programs import ANSWER
 from bild_lab.lab.metrics.text_metrics import METRIC_NAMES, metric_named, needs_references
 from bild_lab.lab.metrics.writing import Writing, require_language, require_tokenizer
 
@@ -228,6 +229,10 @@ class DatasetSpec:
 
     def _require_metrics(self) -> None:
         _require(self.metric, f"metric must be one of {METRIC_NAMES}, got none")
+        _require(
+            len(set(self.scored)) == len(self.scored),
+            f"metrics must be different ones, got {self.scored}",
+        )
         for metric in self.scored:
             metric_named(metric)
         require_tokenizer(self.tokenize, self.scored)
@@ -240,6 +245,11 @@ class DatasetSpec:
         _require(
             self.turns == 1 or not judged,
             "turns beyond the first need dataset.metric=agreement: no references",
+        )
+        _require(
+            "pass_at_1" not in judged or (self.reference_template or "").count(ANSWER) == 1,
+            f"metric=pass_at_1 needs dataset.reference_template, a program that holds {ANSWER}"
+            f" once, got {self.reference_template!r}; conf/dataset/humaneval.yaml has one",
         )
 
     def _require_rows(self) -> None:
@@ -264,6 +274,16 @@ class DatasetSpec:
         _require(
             "{source}" in shot_template and "{reference}" in shot_template,
             f"shot_template must hold {{source}} and {{reference}}, got {self.shot_template!r}",
+        )
+        _require(
+            "{input}" not in shot_template or self.input_column,
+            f"shot_template holds {{input}}, got {shot_template!r}; set dataset.input_column, or"
+            " leave it out",
+        )
+        _require(
+            "{input}" in shot_template or "{input}" not in (self.prompt_template or ""),
+            "shot_template must hold {input}, as prompt_template does, got"
+            f" {self.shot_template!r}",
         )
         _require(
             canonical_split(self.shot_split or "") != canonical_split(self.split),

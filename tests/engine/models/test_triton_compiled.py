@@ -68,6 +68,9 @@ def test_kernels_compile_without_spills(capability: int) -> None:
     in_blocks = [kernel for kernel in kernels if kernel["TYPE"]]
     assert {kernel["TYPE"] for kernel in in_blocks} == {Type.Q8_0, Type.Q4_0, Type.Q4_K, Type.Q6_K}
     assert all(kernel["whole_mma"] for kernel in in_blocks)
+    # matrix units that read memory by themselves wait for what threads copied
+    reading = [kernel for kernel in kernels if kernel["wgmma"] or kernel["tcgen05"]]
+    assert all(kernel["fences"] for kernel in reading)
     # a row has the same bits in a chain, in a tree and before an exit: no variant of a kernel takes
     # a product into a sum where another does not
     products: dict[tuple[str, ...], set[str]] = {}

@@ -444,6 +444,7 @@ def test_rows_that_give_no_example_are_refused_by_place_and_key(rows_file, case:
         ({"max_source_tokens": -1}, "max_source_tokens", "-1"),
         ({"prompt_template": "summarize:"}, "prompt_template", "'summarize:'"),
         ({"metric": "meteor"}, "metric", "'meteor'"),
+        ({"metrics": ["bleu", "bleu"]}, "metrics", "bleu"),
         ({"metrics": []}, "metrics", "[]"),
         ({"metrics": ["bleu", "evaluate:"]}, "metric", "'evaluate:'"),
         ({"reference_column": None}, "metric=bleu", "reference_column"),
@@ -462,6 +463,11 @@ def test_rows_that_give_no_example_are_refused_by_place_and_key(rows_file, case:
             ({"next_turn_template": value}, "next_turn_template", value)
             for value in ("{question}", "{question}{answer}")
         ),
+        (
+            {"metric": "pass_at_1", "reference_template": "{prompt}"},
+            "reference_template",
+            "{answer}",
+        ),
         ({"shots": 2, "split": "training", "shot_split": "train"}, "shot_split", "'training'"),
         (
             {"shots": 2, "reference_column": None, "metric": "agreement"},
@@ -470,6 +476,16 @@ def test_rows_that_give_no_example_are_refused_by_place_and_key(rows_file, case:
         ),
         ({"shots": 2, "shot_template": "{source}"}, "shot_template", "'{source}'"),
         ({"prompt_template": "{source} {input}"}, "prompt_template", "dataset.input_column"),
+        (
+            {"shots": 2, "shot_template": "{source} {input} {reference}"},
+            "shot_template",
+            "dataset.input_column",
+        ),
+        (
+            {"shots": 2, "input_column": "about", "prompt_template": "{source} {input}"},
+            "shot_template must hold {input}",
+            "{reference}",
+        ),
     ],
 )
 def test_a_spec_that_no_dataset_could_satisfy_is_refused(

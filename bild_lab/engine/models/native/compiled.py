@@ -4,7 +4,8 @@ a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -336,7 +337,9 @@ def captured(run: Callable[[], Result], device: torch.device) -> Callable[[], Re
                 run()
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=aside):
+        # threads that run another model may allocate meanwhile
+        capture = torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local")
+        with own_cublas_memory(), capture:
             out = run()
 
     def replay() -> Result:
@@ -344,6 +347,20 @@ def captured(run: Callable[[], Result], device: torch.device) -> Callable[[], Re
         return out
 
     return replay
+
+
+@contextmanager
+def own_cublas_memory() -> Iterator[None]:
+    """The graph that is captured inside the block has cuBLAS's memory of its own.
+
+    Otherwise it would share that of its stream. PyTorch gives 32 streams out in turn, and from 2.12
+    on frees a stream's memory with any graph that was captured there (pytorch#193402).
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def padded(count: int) -> int:

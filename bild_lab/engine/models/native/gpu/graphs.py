@@ -66,7 +66,8 @@ class GraphCache:
         graph = torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), without_garbage_collection():
-            graph.capture_begin(pool=pool)
+            # threads that run another model may allocate meanwhile
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 run_all()
             finally:
