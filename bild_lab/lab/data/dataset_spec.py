@@ -266,6 +266,16 @@ class DatasetSpec:
             f"shot_template must hold {{source}} and {{reference}}, got {self.shot_template!r}",
         )
         _require(
+            "{input}" not in shot_template or self.input_column,
+            f"shot_template holds {{input}}, got {shot_template!r}; set dataset.input_column, or"
+            " leave it out",
+        )
+        _require(
+            "{input}" in shot_template or "{input}" not in (self.prompt_template or ""),
+            "shot_template must hold {input}, as prompt_template does, got"
+            f" {self.shot_template!r}",
+        )
+        _require(
             canonical_split(self.shot_split or "") != canonical_split(self.split),
             f"shot_split must be another split than dataset.split, got {self.split!r} twice: the"
             " prompt would show the answers",

@@ -231,34 +231,70 @@ def _features(schema: pyarrow.Schema) -> Mapping[str, Any]:
 
 def as_written(schema: pyarrow.Schema) -> Callable[[Row], Row]:
     """A function that gives a row's numbers of half and single precision as they were written: 3.8,
-    where Python's own precision shows 3.799999952316284.
+    where Python's own precision shows 3.799999952316284; also those inside fields and lists.
     """
-    columns = {
-        column.name: _SHORT_FLOATS[str(column.type)]
-        for column in schema
-        if str(column.type) in _SHORT_FLOATS
-    }
+    columns = {column.name: column.type for column in schema if _has_short_floats(column.type)}
 
     def written(row: Row) -> Row:
-        known = {name: row[name] for name in columns if row[name] is not None}
-        return {**row, **{name: float(str(columns[name](value))) for name, value in known.items()}}
+        return {**row, **{name: _shortest(row[name], kind) for name, kind in columns.items()}}
 
-    return written
+    return written if columns else lambda row: row
+
+
+def _has_short_floats(kind: pyarrow.DataType) -> bool:
+    """Whether a type of Arrow is of numbers of half or single precision, or holds some."""
+    inner = (kind.field(place).type for place in range(kind.num_fields))
+    return str(kind) in _SHORT_FLOATS or any(map(_has_short_floats, inner))
+
+
+def _shortest(value: Any, kind: pyarrow.DataType) -> Any:
+    """The value with its numbers of half and single precision by the fewest digits that tell them."""
+    if isinstance(value, float) and str(kind) in _SHORT_FLOATS:
+        return float(str(_SHORT_FLOATS[str(kind)](value)))
+    if isinstance(value, Mapping):
+        fields = {field.name: field.type for field in map(kind.field, range(kind.num_fields))}
+        return {name: _shortest(inner, fields[name]) for name, inner in value.items()}
+    if isinstance(value, list) and kind.num_fields == 1:
+        return [_shortest(element, kind.field(0).type) for element in value]
+    return value
 
 
 def labels(features: Mapping[str, Any]) -> Callable[[Row], Row]:
-    """A function that gives a row the names of its classes, in place of their numbers. A number
-    without a name stays: -1 stands for an unknown class.
+    """A function that gives a row the names of its classes, in place of their numbers; also those
+    inside fields and lists.
     """
-    columns = {
-        column: dict(enumerate(feature.names))
-        for column, feature in features.items()
-        if type(feature).__name__ == "ClassLabel"
-    }
-    return lambda row: {
-        **row,
-        **{column: names.get(row[column], row[column]) for column, names in columns.items()},
-    }
+    columns = {column: feature for column, feature in features.items() if _has_classes(feature)}
+
+    def labelled(row: Row) -> Row:
+        named = {column: _with_names(row[column], feature) for column, feature in columns.items()}
+        return {**row, **named} if named else row
+
+    return labelled
+
+
+def _has_classes(feature: Any) -> bool:
+    """Whether a feature of `datasets` is of classes, or holds some."""
+    if isinstance(feature, Mapping):
+        return any(map(_has_classes, feature.values()))
+    inner = _of_list(feature)
+    return type(feature).__name__ == "ClassLabel" or (inner is not None and _has_classes(inner))
+
+
+def _of_list(feature: Any) -> Any:
+    """What a list of `datasets` is of; None for what is none."""
+    if isinstance(feature, list):
+        return feature[0]
+    return getattr(feature, "feature", None)
+
+
+def _with_names(value: Any, feature: Any) -> Any:
+    """The value with the names of classes in place of their numbers."""
+    if isinstance(value, Mapping) and isinstance(feature, Mapping):
+        return {key: _with_names(inner, feature.get(key)) for key, inner in value.items()}
+    if isinstance(value, list) and (inner := _of_list(feature)) is not None:
+        return [_with_names(element, inner) for element in value]
+    is_class = type(feature).__name__ == "ClassLabel" and isinstance(value, int)
+    return feature.names[value] if is_class and 0 <= value < len(feature.names) else value
 
 
 def first_value(row: Row, columns: Sequence[str]) -> tuple[bool, object]:

@@ -461,6 +461,16 @@ def test_rows_that_give_no_example_are_refused_by_place_and_key(rows_file, case:
         ),
         ({"shots": 2, "shot_template": "{source}"}, "shot_template", "'{source}'"),
         ({"prompt_template": "{source} {input}"}, "prompt_template", "dataset.input_column"),
+        (
+            {"shots": 2, "shot_template": "{source} {input} {reference}"},
+            "shot_template",
+            "dataset.input_column",
+        ),
+        (
+            {"shots": 2, "input_column": "about", "prompt_template": "{source} {input}"},
+            "shot_template must hold {input}",
+            "{reference}",
+        ),
     ],
 )
 def test_a_spec_that_no_dataset_could_satisfy_is_refused(

@@ -214,10 +214,13 @@ def test_a_shard_without_rows_is_refused(tmp_path: Path, suffix: str) -> None:
 def test_numbers_of_short_precision_are_read_as_they_were_written(tmp_path: Path) -> None:
     """Fault: a score of 3.8 was the reference 3.799999952316284, which no answer equals."""
     single, half = pyarrow.float32(), pyarrow.float16()
-    schema = pyarrow.schema([("score", single), ("half", half), ("exact", pyarrow.float64())])
+    inner = pyarrow.struct([("value", single), ("exact", pyarrow.float64())])
+    schema = pyarrow.schema(
+        [("score", single), ("half", half), ("several", pyarrow.list_(single)), ("inner", inner)]
+    )
     rows = [
-        {"score": 3.8, "half": 0.1, "exact": 0.7},
-        {"score": None, "half": 2.0, "exact": None},
+        {"score": 3.8, "half": 0.1, "several": [0.3, None], "inner": {"value": 1e-7, "exact": 0.7}},
+        {"score": None, "half": 2.0, "several": None, "inner": None},
     ]
     stored = [{**row, "half": np.float16(row["half"])} for row in rows]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(stored, schema), tmp_path / "a.parquet")
@@ -352,13 +355,43 @@ def test_a_folder_that_datasets_saved_is_read_with_the_names_of_its_classes(
     assert found(tmp_path / "splits", "test") == ["test/data-00000-of-00001.arrow"]
 
 
+def test_classes_inside_lists_and_fields_have_their_names_too(tmp_path: Path) -> None:
+    """Planted: 0 and 1 where a column of its own says no and yes."""
+    import datasets
+
+    answer = datasets.ClassLabel(names=["no", "yes"])
+    features = datasets.Features(
+        {
+            "text": datasets.Value("string"),
+            "answers": datasets.List(answer),
+            "one": {"label": answer, "score": datasets.Value("int64")},
+            "several": datasets.List({"label": answer}),
+        }
+    )
+    row = {"text": "a", "answers": [0, 1], "one": {"label": 1, "score": 1}}
+    rows = [row | {"several": [{"label": 0}]}, row | {"answers": None, "several": []}]
+    datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / "test.parquet")
+    first, second = values(tmp_path / "test.parquet")
+    assert first == {
+        "text": "a",
+        "answers": ["no", "yes"],
+        "one": {"label": "yes", "score": 1},
+        "several": [{"label": "no"}],
+    }
+    assert (second["answers"], second["several"]) == (None, [])
+
+
 def test_a_number_without_a_name_stays_a_number() -> None:
     """-1 stands for an unknown class."""
     import datasets
 
     answer = datasets.ClassLabel(names=["no", "yes"])
-    named = labels({"one": answer, "two": answer, "text": datasets.Value("string")})
-    assert named({"one": -1, "two": 1, "text": "a"}) == {"one": -1, "two": "yes", "text": "a"}
+    named = labels({"one": answer, "several": [answer], "text": datasets.Value("string")})
+    assert named({"one": -1, "several": [1, 2], "text": "a"}) == {
+        "one": -1,
+        "several": ["yes", 2],
+        "text": "a",
+    }
 
 
 def test_a_file_of_another_configuration_is_not_taken_for_it(folder) -> None:
