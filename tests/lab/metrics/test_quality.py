@@ -213,7 +213,9 @@ def test_predictions_without_a_list_of_references_each_are_refused(
     """Fault: the letters of a text in place of a list were references, and two predictions were
     scored by one.
     """
-    with pytest.raises(UserError, match=f"a list of references for each of {len(predictions)} pred"):
+    with pytest.raises(
+        UserError, match=f"a list of references for each of {len(predictions)} pred"
+    ):
         score("rouge", predictions, references)
 
 
