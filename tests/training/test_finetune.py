@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
@@ -145,6 +146,19 @@ def test_a_training_resumes_from_the_checkpoint_before_a_damaged_one(
     steps = Steps()
     assert losses(finetune(job(tmp_path, callbacks=(steps,)))) == losses(whole[1])
     assert steps.done == [3, 4, 5, 6]
+
+
+def test_best_weights_that_are_gone_are_not_silently_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored_by(monkeypatch, [3.0, 2.0, 1.0])
+    killed(tmp_path, 5)
+    shutil.rmtree(tmp_path / "training" / "checkpoint-2")
+    with pytest.raises(
+        UserError, match=r"checkpoint-2, which holds the best weights so far, is gone; remove"
+    ):
+        finetune(job(tmp_path))
+    assert (tmp_path / "training" / "checkpoint-4" / "complete").is_file()
 
 
 def test_a_moved_folder_is_resumed_and_its_best_weights_are_found(

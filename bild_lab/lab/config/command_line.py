@@ -103,6 +103,19 @@ def require_overrides(words: Sequence[str]) -> None:
     for index, word in enumerate(words):
         if "=" not in word and word[:1] not in ("-", "~"):
             raise UserError(_no_override(word, words[index - 1] if index else ""))
+        _require_range_in_order(word)
+
+
+def _require_range_in_order(word: str) -> None:
+    """Raise UserError for a sorted range: Hydra 1.3 sweeps over other values than those of a range
+    that ends between two steps.
+    """
+    key, _, value = word.partition("=")
+    if re.match(r"(tag\([^'\"]*)?sort\([^'\"]*range\(", value):
+        raise UserError(
+            f"Hydra may sweep over other values than those of a sorted range, got {word!r}; write the"
+            f" range in its order, such as {key}=range(5,0,-2) for 5, 3, 1"
+        )
 
 
 def _no_override(word: str, previous_word: str) -> str:

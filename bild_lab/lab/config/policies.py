@@ -97,9 +97,8 @@ def find_part(path: Any) -> Callable[..., Any]:
 
     Raises UserError for anything else, and for Python's own functions.
     """
-    if (
-        str(path).partition(".")[0] in sys.stdlib_module_names
-    ):  # a configuration must not run commands
+    path = str(path)  # a file may have anything there
+    if path.partition(".")[0] in sys.stdlib_module_names:  # a configuration must not run commands
         raise UserError(
             f"{path} belongs to Python itself, not to a decoder; give the dotted path of your own"
             " class"

@@ -222,8 +222,8 @@ def score(
     """Score outputs against one or more references each, by a metric of `METRICS` or
     `evaluate:NAME_OR_PATH`.
 
-    Raises UserError for an unknown metric, programs that may not run, and a metric that does not fit
-    the references' language.
+    Raises UserError for an unknown metric, a prediction without a list of references, programs that
+    may not run, and a metric that does not fit the references' language.
     """
     return score_with_baseline(metric, predictions, None, references, seed, run_code, writing).score
 
@@ -466,11 +466,23 @@ def metric_sums(
     with the answer alone. Raises UserError as `score` does.
     """
     definition = metric_named(metric)
+    if not predictions or len(predictions) != len(references) or any(map(_lacks_list, references)):
+        raise UserError(
+            f"{metric} needs a list of references for each of {len(predictions)} predictions, got"
+            f" {references!r:.200}"
+        )
     if definition.runs_code:
         require_permission(run_code)
     if needs_references(metric):
         predictions = list(map(_answer_of, predictions, references))
     return definition.of(predictions, references, writing)
+
+
+def _lacks_list(example_references: Any) -> bool:
+    """Whether an example has no references, or a text in their place, whose letters would be
+    references.
+    """
+    return not example_references or isinstance(example_references, str)
 
 
 def _answer_of(text: str, references: Sequence[str]) -> str:

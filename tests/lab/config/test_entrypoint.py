@@ -452,6 +452,19 @@ def test_line_breaks_of_the_command_line_are_line_breaks(word: str, wanted: obje
         (["policy", "=", "bild"], "'policy' is no KEY=VALUE, such as policy=bild"),
         (["name=a", "b"], "a value with spaces needs quotes: 'name=a b'"),
         (["\u2014m", "policy=bild"], "'\u2014m' is no KEY=VALUE"),
+        (
+            ["policy.window=sort(range(1,6,2),reverse=true)"],  # Hydra would take 4, 2 and 0
+            "write the range in its order, such as policy.window=range(5,0,-2) for 5, 3, 1",
+        ),
+        (
+            ["policy.window=tag(few,sort(range(1,6,2),reverse=true))"],
+            "write the range in its order",
+        ),
+        (
+            ["policy.window=sort(tag(few,range(1,6,2)),reverse=true)"],
+            "write the range in its order",
+        ),
+        (["policy.window=sort(sweep=range(1,6,2),reverse=true)"], "write the range in its order"),
         (["bild"], "'bild' is no KEY=VALUE, such as policy=bild"),
         (["bild", "name=a"], "'bild' is no KEY=VALUE, such as policy=bild"),
     ],
@@ -615,6 +628,7 @@ BAD_INPUT = {
         ["policy.decoder.drafter._target_=bild_lab.engine.methods.vanilla.NoDrafts"],
         "did you mean NoDraft?; give the dotted path of a class; PYTHONPATH=DIR says where modules",
     ),
+    "part that is no path": (["policy.decoder.drafter._target_=3"], "cannot find 3: "),
 }
 
 

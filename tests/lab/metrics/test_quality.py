@@ -203,6 +203,22 @@ def test_a_resample_holds_all_turns_of_a_conversation_equally_often(metric: str)
     assert pooled.non_inferiority == together.score.non_inferiority
 
 
+@pytest.mark.parametrize(
+    ("predictions", "references"),
+    [([], []), (["a", "b"], [["a"]]), (["a"], [["a"], ["b"]]), (["a"], [[]]), (["a"], ["a"])],
+)
+def test_predictions_without_a_list_of_references_each_are_refused(
+    predictions: list, references: list
+) -> None:
+    """Fault: the letters of a text in place of a list were references, and two predictions were
+    scored by one.
+    """
+    with pytest.raises(
+        UserError, match=f"a list of references for each of {len(predictions)} pred"
+    ):
+        score("rouge", predictions, references)
+
+
 @pytest.mark.parametrize("metric", ["bleu", "rouge"])
 def test_a_text_is_scored_once_however_many_resamples_there_are(
     metric: str, monkeypatch: pytest.MonkeyPatch
