@@ -11,7 +11,7 @@ import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class Recording:
                 None,
             )
             if place is not None:
-                examples = _logged_texts(file, count)
+                examples = self._texts_in(file, count)
                 return {example: texts[place] for example, texts in examples.items()}
         return {}
 
@@ -101,11 +101,15 @@ class Recording:
         )
         return [(file, json.loads(_first_line(file))["points"]) for file in files]
 
+    @cached_property
+    def _read_texts(self) -> dict[tuple[Path, int], dict[int, list[TokenIds]]]:
+        return {}
 
-@cache
-def _logged_texts(file: Path, count: int) -> dict[int, list[TokenIds]]:
-    """The first `count` examples' texts of every point, read once."""
-    return dict(texts_of_points(file, count))
+    def _texts_in(self, file: Path, count: int) -> dict[int, list[TokenIds]]:
+        """The first `count` examples' texts of every point, read once."""
+        if (file, count) not in self._read_texts:
+            self._read_texts[file, count] = dict(texts_of_points(file, count))
+        return self._read_texts[file, count]
 
 
 def _first_line(file: Path) -> bytes:
