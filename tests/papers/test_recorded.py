@@ -269,10 +269,14 @@ def test_of_two_commands_texts_the_newer_ones_are_compared(tmp_path: Path) -> No
     for place in range(2):
         earlier.append(LoggedExample(place, "", [same, wrong, same], {}))
     os.utime(earlier.file, (1, 1))
-    recording = Recording(log.parents[1], {"setting": {"n_examples": 5, "split": "test"}})
+    summary = {"setting": {"n_examples": 5, "split": "test"}}
+    recording = Recording(log.parents[1], summary)
     assert recording.texts(timed_point(), 2) == dict(enumerate(TEXTS))
     assert recording.texts(other, 2) == {0: TEXTS[0], 1: TEXTS[0]}
     assert recording.texts(timed_point(), 1) == {0: TEXTS[0]}
+    # fault: in one process the texts of a screening that was made anew were those of before
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
+    assert Recording(log.parents[1], summary).texts(timed_point(), 2) == {1: TEXTS[1]}
 
 
 def test_a_defect_that_a_screening_found_is_on_the_figure(tmp_path: Path) -> None:
