@@ -26,7 +26,7 @@ _SOURCE = (
     "tokenizers",
     "os",
 )
-LOOPING = 0.05  # of a point's texts that end in a loop; more are told
+LOOPING_SHARE = 0.05  # of a point's texts that end in a loop; more are named
 # that decode by our loop or by `generate` of Transformers, and no other program
 _OWN_ENGINES = ("kernels", "native", "hf")
 
@@ -245,7 +245,7 @@ def unreliable(results: Sequence[Result]) -> list[str]:
 def _loops(results: Sequence[Result]) -> list[str]:
     """How many texts end in a loop, in a sentence; none where hardly any does."""
     shares = [max(result.looping or 0.0, result.baseline_looping or 0.0) for result in results]
-    percents = [100 * share for share in shares if share > LOOPING]
+    percents = [100 * share for share in shares if share > LOOPING_SHARE]
     if not percents:
         return []
     points = f"{len(percents)} of {counted(len(results), 'point')}"

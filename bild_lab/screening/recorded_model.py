@@ -267,31 +267,31 @@ class RecordedLayers(Layers):
         self._model.keep_within_memory(self._name, self._text)
         return Scores(logits, head, hidden)
 
-    def draft(self, start: int, tokens: Sequence[int], chain: DraftSpec) -> ChainResult | None:
+    def draft(self, start: int, tokens: Sequence[int], spec: DraftSpec) -> ChainResult | None:
         """A greedy chain, from each node's most likely token and its probability, which are
         computed once.
         """
         if (
-            isinstance(chain, TreeSpec)
-            or chain.temperature
-            or not chain.stop_on_eos
-            or chain.position is not None
-            or chain.vocabulary
+            isinstance(spec, TreeSpec)
+            or spec.temperature
+            or not spec.stop_on_eos
+            or spec.position is not None
+            or spec.vocabulary
         ):
             return None
         feed, nodes, confidences = list(tokens), [], []
-        progress = ChainProgress(chain)
+        progress = ChainProgress(spec)
         while not progress.ended:
             node = self._run_text(start, feed, None, False)[-1]
             start += len(feed)
             token, confidence = node.choice
-            if chain.threshold is not None:
+            if spec.threshold is not None:
                 confidences.append(confidence)
             if progress.add(token, confidence):
                 nodes.append(node)
             feed = [token]
         drafted = [node.choice[0] for node in nodes]
-        logits = self._stacked(nodes, LOGITS) if chain.keeps_probs and nodes else None
+        logits = self._stacked(nodes, LOGITS) if spec.keeps_probs and nodes else None
         self._model.keep_within_memory(self._name, self._text)
         return ChainResult(
             tokens=drafted,

@@ -147,10 +147,17 @@ def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:
     ]
     examples = [example for example in examples if not example.failed]
     yield "tokens", result.tokens, sum(len(example.token_ids) for example in examples)
-    rounds = [one for example in examples if not example.reports for one in example.rounds]
+    rounds = [
+        decoding_round
+        for example in examples
+        if not example.reports
+        for decoding_round in example.rounds
+    ]
     if rounds:
-        yield "drafted", result.counts.drafted, sum(len(one.drafted) for one in rounds)
-        yield "accepted", result.counts.accepted, sum(one.accepted for one in rounds)
+        n_drafted = sum(len(decoding_round.drafted) for decoding_round in rounds)
+        yield "drafted", result.counts.drafted, n_drafted
+        n_accepted = sum(decoding_round.accepted for decoding_round in rounds)
+        yield "accepted", result.counts.accepted, n_accepted
     if speedup.value is not None:
         baseline_s = np.array([example.baseline_latency_s for example in examples])
         latency_s = np.array([example.latency_s for example in examples])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from subprocess import CalledProcessError
 from typing import Any
 
@@ -94,3 +96,21 @@ def test_sizes_that_the_kernels_of_a_gpu_cannot_run_are_named(
     config: PreTrainedConfig = UNFIT[reason]
     assert reason in why_unfit_for_gpu(config)
     assert reason in why_no_kernels(GPU, torch.bfloat16, config)
+
+
+@pytest.mark.parametrize(
+    ("version", "by_registers"),
+    [("3.6.0", True), ("3.7.0+git1", True), ("3.7.1", False), ("3.10.0", False)],
+)
+def test_before_a_safe_triton_products_go_to_matrix_units_that_read_registers(
+    version: str, by_registers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: units that read shared memory did not wait for what had been copied there."""
+    triton = pytest.importorskip("triton")
+    gpu_package = importlib.import_module("bild_lab.engine.models.native.gpu")
+    switches = ("DISABLE_MMA_V3", "DISABLE_MMA_V5")  # of compute capabilities 9, and 10 and 11
+    for switch in switches:
+        monkeypatch.setenv(switch, "")
+    monkeypatch.setattr(triton, "__version__", version)
+    importlib.reload(gpu_package)
+    assert [os.environ[switch] for switch in switches] == ["1" if by_registers else ""] * 2
