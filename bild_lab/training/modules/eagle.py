@@ -27,7 +27,7 @@ from bild_lab.engine.methods.eagle.module import (
     spread_layers,
 )
 from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
-from bild_lab.engine.models.hf.own_scores import scores_of_products
+from bild_lab.engine.models.hf.own_scores import head_inputs, scores_of_products
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import require_choice, require_number, require_whole
@@ -248,14 +248,14 @@ class EagleModule(SmallModule):
     def _states_of_text(
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
     ) -> tuple[DecoderStates, Tensor, Tensor]:
-        """The frozen model's run over the text, its final states, scaled as for its head, and those
-        that the module reads, with noise in training.
+        """The frozen model's run over the text, what its head reads, and what the module reads, with
+        noise in training.
         """
         config = self.weights.config
         run = decoder_states(
             self.base, input_ids, contexts, config.target_layers, EagleSpec.skipped
         )
-        final = run.final * head_scale(self.base.config)
+        final = head_inputs(self.base, run.final) * head_scale(self.base.config)
         layer_states = [run.hidden[layer] for layer in config.target_layers]
         states = joined_states(config.variant, final, layer_states)
         if self.training and self._noise:

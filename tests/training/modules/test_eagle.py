@@ -66,11 +66,13 @@ def test_the_steps_of_training_are_those_of_decoding(variant: str, family: str) 
 
 
 def model_of(name: str) -> PreTrainedModel:
-    """A Llama, or one that takes a part of its head's scores or caps them, so that it shows."""
+    """A Llama, or one whose scores are a part of its head's products or capped ones, or whose head
+    reads a part of its states, so that it shows.
+    """
     if name == "llama":
         return tiny_llama(4, layers=3).eval()
     module = tiny_architectures.build(name)
-    module.config.logits_scaling, module.config.final_logit_softcapping = 8.0, 1.0
+    vars(module.config).update(logits_scaling=8.0, final_logit_softcapping=1.0, dim_model_base=4)
     return module
 
 
@@ -82,7 +84,7 @@ def outputs_of(variant: str, train: bool, name: str = "llama") -> tuple[EagleMod
     return eagle, eagle(rows, contexts), labels
 
 
-@pytest.mark.parametrize("name", ["llama", "granite", "cohere", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "granite", "cohere", "gemma2", "minicpm3"])
 def test_eagle_3_learns_the_models_own_distribution_at_every_step(name: str) -> None:
     eagle, found, labels = outputs_of(EAGLE3, train=True, name=name)
     with torch.no_grad():
