@@ -71,7 +71,7 @@ def _forward_with(module: PreTrainedModel, runs: Mapping[nn.Module, Callable[...
     """The scores of the module's forward, with these functions in place of some of its parts."""
     changed = copy.copy(module)  # other threads may run the module itself
     changed._modules = {
-        name: _InPlaceOf(part, runs[part]) if part in runs else part
+        name: _StandIn(part, runs[part]) if part in runs else part
         for name, part in module._modules.items()
     }
     token = torch.zeros(1, 1, dtype=torch.long)
@@ -79,8 +79,8 @@ def _forward_with(module: PreTrainedModel, runs: Mapping[nn.Module, Callable[...
     return type(module).forward(changed, input_ids=token, use_cache=False).logits
 
 
-class _InPlaceOf:
-    """Runs something else than a part; all else is the part's."""
+class _StandIn:
+    """In place of a part, runs something else; all else is the part's."""
 
     def __init__(self, part: nn.Module, run: Callable[..., Any]) -> None:
         self._part, self._run = part, run
