@@ -525,6 +525,11 @@ class LoadedModel(Model, Protocol):
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
         """The embedding and the head, on the model's device. Loads the weights."""
 
+    def scores_of_products(
+        self, products: Float[Tensor, "*rows vocab"]
+    ) -> Float[Tensor, "*rows vocab"]:
+        """What the model makes of its head's products, such as a part of them."""
+
     @property
     def positions(self) -> int | None:
         """The longest text, in tokens, that it can read; None for any length."""

@@ -31,6 +31,7 @@ def reported_rounds(answer: Mapping[str, Any]) -> ReportedRounds | None:
 
 
 def _rounds(answer: Mapping[str, Any]) -> ReportedRounds | None:
+    """The prompt's forward is one of them, which llama-server alone counts."""
     vllm = (answer.get("metrics") or {}).get("speculative_decoding")
     if vllm:
         return _of_vllm(vllm)
@@ -44,7 +45,7 @@ def _rounds(answer: Mapping[str, Any]) -> ReportedRounds | None:
 
 
 def over_all_forwards(rounds: ReportedRounds, completion_tokens: int | None) -> ReportedRounds:
-    """The rounds with those forwards that verified no draft, such as the prompt's.
+    """The rounds with those forwards that verified no draft.
 
     vLLM and SGLang count none of them. Each forward gives one token beside the accepted ones, of
     which the end of the text may cut some.
@@ -56,7 +57,7 @@ def over_all_forwards(rounds: ReportedRounds, completion_tokens: int | None) -> 
 
 def _of_vllm(fields: Mapping[str, Any]) -> ReportedRounds:
     return ReportedRounds(
-        verifications=fields["num_spec_steps"],
+        verifications=fields["num_spec_steps"] + 1,
         drafted=fields["num_draft_tokens"],
         accepted=fields["num_accepted_draft_tokens"],
         steps=_steps_of_vllm(fields),
@@ -84,7 +85,7 @@ def _steps_of_vllm(fields: Mapping[str, Any]) -> dict[tuple[int, int], int] | No
 def _of_sglang(fields: Mapping[str, Any]) -> ReportedRounds:
     """Its histogram of accepted tokens says nothing of the drafts' lengths, which may vary."""
     return ReportedRounds(
-        verifications=fields["spec_verify_ct"],
+        verifications=fields["spec_verify_ct"] + 1,
         drafted=fields["spec_num_proposed_drafts"],
         accepted=fields["spec_num_correct_drafts"],
     )
@@ -96,9 +97,9 @@ def _of_llama_cpp(fields: Mapping[str, Any]) -> ReportedRounds:
     A text for which nothing was drafted has no `draft_n`. mlx-vlm's server, which has these fields
     too, also counts what it accepted after the end of a text; it tells its rounds itself.
     """
-    accepted = fields.get("draft_n_accepted") or 0
+    accepted, rounds = fields.get("draft_n_accepted") or 0, fields.get("draft_rounds")
     return ReportedRounds(
-        verifications=fields.get("draft_rounds") or fields["predicted_n"] - accepted,
+        verifications=rounds + 1 if rounds else fields["predicted_n"] - accepted,
         drafted=fields.get("draft_n") or 0,
         accepted=accepted,
     )

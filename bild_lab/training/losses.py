@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from bild_lab.engine.models.hf.own_scores import scores_of_states
 from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import UserError
 from bild_lab.training.batches import IGNORED
@@ -139,21 +139,4 @@ def shared_head(model: PreTrainedModel) -> Head:
             "a loss over several layers works for T5, mT5 and decoders shaped like Llama's, got "
             f"{model.config.model_type}; use train.loss=last"
         )
-    return lambda hidden: scores_of(model, norm(hidden))
-
-
-def scores_of(
-    model: PreTrainedModel, normed: Float[Tensor, "batch n dim"]
-) -> Float[Tensor, "batch n vocab"]:
-    """What a decoder's head makes of its normed states, and the model of that, such as a part of it
-    (Granite), or as much of it as a cap leaves (Gemma 2): each model's own forward says what.
-    """
-    decoder, ran = model.base_model, MoeModelOutputWithPast(last_hidden_state=normed)
-    own_forward = vars(decoder).get("forward")  # of tools that wrap it, as Accelerate does
-    decoder.forward = lambda *_, **__: ran
-    try:
-        return model(inputs_embeds=normed, use_cache=False).logits
-    finally:
-        del decoder.forward
-        if own_forward is not None:
-            decoder.forward = own_forward
+    return lambda hidden: scores_of_states(model, norm(hidden))

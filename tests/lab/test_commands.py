@@ -67,6 +67,7 @@ def test_a_command_with_words_of_its_own_reads_them(
             "++margn=5",
             "adds a key that no value refers to, so it changes nothing; did you mean margin?",
         ),
+        ("hydra/launcher=gpus", "hydra/launcher=gpus would change nothing, as this command is one"),
     ],
 )
 def test_a_refused_command_leaves_the_working_directory(

@@ -82,10 +82,13 @@ def test_before_its_histogram_by_length_vllm_told_lengths_where_they_are_the_gre
 
 
 def test_forwards_without_a_draft_count() -> None:
-    rounds = ReportedRounds(3, drafted=9, accepted=3)
-    assert over_all_forwards(rounds, 20).verifications == 17
-    assert over_all_forwards(rounds, 5).verifications == 3  # accepted tokens were cut
-    assert over_all_forwards(rounds, None) == rounds
+    for engine in ("vllm", "sglang"):
+        told = [event for event in dialogue(engine) if isinstance(event, dict)]
+        rounds = next(filter(None, map(reported_rounds, told)))  # three, which accepted three
+        assert over_all_forwards(rounds, 20).verifications == 17
+        # accepted tokens were cut; planted: with them the prompt's forward was left out
+        assert over_all_forwards(rounds, 5).verifications == 4
+        assert over_all_forwards(rounds, None) == rounds
 
 
 def chunk(**delta: str) -> dict[str, Any]:

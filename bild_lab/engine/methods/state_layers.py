@@ -4,6 +4,7 @@ forward, the parts of a Llama's layer, and the target's embedding and head.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Self
 
@@ -30,6 +31,11 @@ def states_of_text(
     prompt_rows = states.shape[0] - probe_count - len(draft) - 1
     rows = [*range(prompt_rows), *(prompt_rows + row for row in verdict.rows)]
     return states if len(rows) == states.shape[0] else states[on_device(rows, states.device)]
+
+
+def as_they_are(products: Tensor) -> Tensor:
+    """The scores of most models: their head's products."""
+    return products
 
 
 class StateLayer(nn.Module):
@@ -80,24 +86,28 @@ class BesideTarget(StateLayer):
         super().__init__(sizes)
         self._target: tuple[Tensor, Tensor] | None = None
         self._bias: Tensor | None = None
+        self._scores_of_products: Callable[[Tensor], Tensor] = as_they_are
 
     def attach(
         self,
         embedding: Float[Tensor, "vocab dim"],
         head: Float[Tensor, "vocab dim"],
         bias: Float[Tensor, " vocab"] | None = None,
+        scores_of_products: Callable[[Tensor], Tensor] = as_they_are,
     ) -> Self:
         """Use the target's embedding and head. bias: −inf for ids without a token (`head_bias`).
+        scores_of_products: what the target makes of its head's products.
 
         They may have rows for padding after the vocabulary.
         """
         self._target, self._bias = (embedding, head), bias
+        self._scores_of_products = scores_of_products
         return self
 
     def attach_to(self, target: LoadedModel) -> Self:
         """Use those of this target, whose weights are loaded."""
         bias = head_bias(target.checkpoint, target.dtype, target.device)
-        return self.attach(*target.vocabulary_weights(), bias)
+        return self.attach(*target.vocabulary_weights(), bias, target.scores_of_products)
 
     def rotation(
         self, x: Float[Tensor, "batch m dim"], positions: Int[Tensor, "*batch m"]

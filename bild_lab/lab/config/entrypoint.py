@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.logging import RichHandler
@@ -233,6 +234,7 @@ def refusing(config_name: str = "config") -> Iterator[None]:
             hydra = HydraConfig.get()
             new_folder = _new_folder(hydra)
             require_same_folder(hydra)
+            _require_no_launcher(hydra)
             words = override_words(hydra)
             if any(map(_may_change_nothing, words)):
                 require_effect(words, compose_config(words, hydra.job.config_name), hydra)
@@ -266,6 +268,18 @@ def require_same_folder(hydra: DictConfig) -> None:
             "hydra.job.chdir=true would put results where no report and no later command finds"
             " them; leave it out, results go to outputs/NAME of the working directory"
         )
+
+
+def _require_no_launcher(hydra: DictConfig) -> None:
+    """Raise UserError for a launcher, or a sweeper, of one run: Hydra starts none. hydra: its part of
+    the configuration.
+    """
+    for word in hydra.overrides.hydra if hydra.mode == RunMode.RUN else ():
+        if key_of(word).startswith(("hydra/launcher", "hydra.launcher", "hydra/sweeper")):
+            raise UserError(
+                f"{word} would change nothing, as this command is one run in this process; leave it"
+                " out"
+            )
 
 
 def require_effect(words: Sequence[str], cfg: DictConfig, hydra: DictConfig) -> None:

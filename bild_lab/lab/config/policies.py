@@ -128,8 +128,10 @@ def _imported(path: str) -> Any:
     found: Any = importlib.import_module(module_name)
     for name in names:
         if isinstance(found, ModuleType) and not hasattr(found, name):
-            importlib.import_module(f"{found.__name__}.{name}")
-        found = getattr(found, name)
+            # a package that was imported anew does not hold its modules that were not
+            found = importlib.import_module(f"{found.__name__}.{name}")
+        else:
+            found = getattr(found, name)
     return found
 
 

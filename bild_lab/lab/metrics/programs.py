@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
-from bild_lab.engine.models.checkpoint.chat import END_OF_THOUGHT
+from bild_lab.engine.models.checkpoint.chat import without_thoughts
 from bild_lab.errors import UserError, warn_once
 
 ANSWER = "{answer}"  # where a reference, a program with its tests, has the place of the answer
@@ -206,7 +206,7 @@ def code_of(answer: str, program_head: str = "") -> str:
     behind the head counts, else the first that compiles, else the first. Code outside all blocks
     comes before them: an answer that is code alone, or the end of a block that the prompt began.
     """
-    answer = answer.rpartition(END_OF_THOUGHT)[2]
+    answer = without_thoughts(answer)
     for code in (answer, _block_begun_by_the_prompt(answer)):
         if _is_code(code, program_head):
             return code

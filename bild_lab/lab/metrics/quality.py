@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from bild_lab.engine.models.checkpoint.chat import END_OF_THOUGHT
+from bild_lab.engine.models.checkpoint.chat import without_thoughts
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics.bootstrap import (
     MetricSums,
@@ -486,12 +486,10 @@ def _lacks_list(example_references: Any) -> bool:
 
 
 def _answer_of(text: str, references: Sequence[str]) -> str:
-    """A text without what a model thought before its answer, unless a reference holds thoughts, too.
-    Thoughts that the length limit cut are the whole text.
-    """
-    if any(END_OF_THOUGHT in reference for reference in references):
+    """A text without thoughts, unless a reference holds thoughts, too."""
+    if any(without_thoughts(reference) != reference for reference in references):
         return text
-    return text.rpartition(END_OF_THOUGHT)[2]
+    return without_thoughts(text)
 
 
 def p_value(differences: Float[np.ndarray, " resamples"], observed: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from omegaconf import DictConfig
@@ -51,7 +51,7 @@ def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
         )
     for name in set(parameters) & set(models) - set(values):
         values[name] = models[name]()
-    _require_parts(constructor, values)
+    _require_parts(constructor, values, models)
     try:
         return constructor(**values)
     except UserError:
@@ -68,15 +68,26 @@ def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
         ) from error
 
 
-def _require_parts(constructor: Callable[..., Any], values: dict[str, Any]) -> None:
-    """Raise UserError if a parameter declares one of our protocols and gets plain data."""
+def _require_parts(
+    constructor: Callable[..., Any], values: dict[str, Any], models: Container[str]
+) -> None:
+    """Raise UserError if a parameter declares one of our protocols and gets plain data, or a part of
+    another kind. models: parameters that hold a model, which may read files where it is looked at.
+    """
     module = sys.modules[constructor.__module__]
     for name, parameter in inspect.signature(constructor).parameters.items():
         annotation = getattr(module, str(parameter.annotation), None)
         value = values.get(name)
         is_plain = value is None or isinstance(value, bool | int | float | str | list | dict)
-        if getattr(annotation, "_is_protocol", False) and is_plain:
+        if not getattr(annotation, "_is_protocol", False):
+            continue
+        kind = f"{annotation.__module__}.{annotation.__name__}"
+        needed = f"the {name} of {constructor.__name__} must be a {kind}, got"
+        if is_plain:
+            raise UserError(f"{needed} {value!r}; give its _target_")
+        members = () if name in models else vars(annotation)
+        lacking = [part for part in members if part[:1] != "_" and not hasattr(value, part)]
+        if lacking:
             raise UserError(
-                f"{constructor.__name__} needs a {annotation.__name__} as its {name}, got {value!r}; give"
-                " its _target_"
+                f"{needed} {type(value).__name__}, which lacks {lacking[0]}; derive your own from it"
             )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bild_lab.errors import UserError
-from bild_lab.files import append_line
+from bild_lab.files import append_line, holding
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.result import Result
@@ -54,7 +54,8 @@ _LONGEST_GROUP = 60
 # characters of a sweep's name in it, where the group has another
 _LONGEST_SWEEP = 40
 REPLACED = "replaced by a newer point"  # the panel of a point that reports do not show
-_RECORD = Path("wandb", "logged.jsonl")  # in the folder of a sweep
+# in the folder of a sweep
+_RECORD, _LOCK = Path("wandb", "logged.jsonl"), Path("wandb", ".logged.lock")
 # how many small losses of quality (`MetricScale`) are allowed for an alias
 _LOSS_OF_ALIAS = {"best": 0.0, "best-within-one-point": 1.0}
 _REPORT_FILES = ("report.html", "pareto.png", "sweep.csv")
@@ -154,11 +155,13 @@ class WandbLogger:
                 f"a run of the Weights & Biases sweep {self._agents_sweep} is one point, got several"
                 " in one command; leave out -m, or unset WANDB_SWEEP_ID"
             )
-        if not (force or self._agents_sweep) and self._is_recorded(result):
-            return
-        stored = Sweep(result.folder.parents[1]).results() if result.folder else []
-        siblings = [sibling for sibling in stored if sibling.point != result.point]
-        self._write_point(result, config, _status_among(result, [*siblings, result]))
+        # another process may end the same point
+        with holding(self._directory / _LOCK, _INIT_TIMEOUT_S):
+            if not (force or self._agents_sweep) and self._is_recorded(result):
+                return
+            stored = Sweep(result.folder.parents[1]).results() if result.folder else []
+            siblings = [sibling for sibling in stored if sibling.point != result.point]
+            self._write_point(result, config, _status_among(result, [*siblings, result]))
 
     def _is_recorded(self, result: Result) -> bool:
         """Whether this measurement is in the project, on the front or not."""

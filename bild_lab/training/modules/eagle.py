@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ from bild_lab.engine.methods.eagle.module import (
     spread_layers,
 )
 from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
+from bild_lab.engine.models.hf.own_scores import head_inputs, scores_of_products
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import require_choice, require_number, require_whole
@@ -41,7 +43,7 @@ from bild_lab.training.modules.states import (
     ModuleSpec,
     SmallModule,
     decoder_states,
-    head_logits,
+    head_products,
     own_matrices,
     soft_loss,
 )
@@ -185,7 +187,7 @@ class EagleModule(SmallModule):
         super().__init__(base, eagle)
         self._steps, self._noise, self._seed = steps, noise, seed
         embedding, head = own_matrices(base)
-        eagle.attach(embedding, head)
+        eagle.attach(embedding, head, scores_of_products=partial(scores_of_products, base))
         self._part = None  # rows of the model's head for the tokens that the layer's head knows
         if eagle.tokens is not None:
             bias = getattr(base.get_output_embeddings(), "bias", None)
@@ -246,14 +248,14 @@ class EagleModule(SmallModule):
     def _states_of_text(
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
     ) -> tuple[DecoderStates, Tensor, Tensor]:
-        """The frozen model's run over the text, its final states, scaled as for its head, and those
-        that the module reads, with noise in training.
+        """The frozen model's run over the text, what its head reads, and what the module reads, with
+        noise in training.
         """
         config = self.weights.config
         run = decoder_states(
             self.base, input_ids, contexts, config.target_layers, EagleSpec.skipped
         )
-        final = run.final * head_scale(self.base.config)
+        final = head_inputs(self.base, run.final) * head_scale(self.base.config)
         layer_states = [run.hidden[layer] for layer in config.target_layers]
         states = joined_states(config.variant, final, layer_states)
         if self.training and self._noise:
@@ -267,11 +269,10 @@ class EagleModule(SmallModule):
         which is `target`.
         """
         if self._part is None:
-            tokens = soft_loss(
-                logits, head_logits(self.base, target, self.weights.config.vocabulary)
-            )
+            products = head_products(self.base, target, self.weights.config.vocabulary)
         else:
-            tokens = soft_loss(logits, linear(target, *self._part))
+            products = linear(target, *self._part)
+        tokens = soft_loss(logits, scores_of_products(self.base, products))
         if self.weights.config.variant == EAGLE3:
             return tokens
         missed = smooth_l1_loss(outputs.float(), target.float(), reduction="none").mean(-1)

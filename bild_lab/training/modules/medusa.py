@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.methods.medusa import MedusaConfig, MedusaHeads
 from bild_lab.engine.methods.module_folder import base_sizes
+from bild_lab.engine.models.hf.own_scores import head_inputs
 from bild_lab.errors import require_whole
 from bild_lab.training.modules.predictors import Predictors
 from bild_lab.training.modules.states import ModuleSpec, SmallModule, own_matrices
@@ -78,9 +79,8 @@ class MedusaModule(SmallModule):
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
     ) -> Float[Tensor, "batch contexts heads vocab"]:
         with torch.no_grad():
-            hidden = self.base.base_model(
-                input_ids=input_ids, use_cache=False
-            ).last_hidden_state.to(input_ids.device)
+            ran = self.base.base_model(input_ids=input_ids, use_cache=False)
+            hidden = head_inputs(self.base, ran.last_hidden_state).to(input_ids.device)
         batch_rows = torch.arange(contexts.shape[0], device=contexts.device)
         heads = self.weights
         logits = heads(hidden[batch_rows[:, None], contexts - 1].to(heads.blocks.dtype)).movedim(

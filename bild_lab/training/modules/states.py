@@ -242,10 +242,10 @@ def own_matrices(
 
 
 @torch.no_grad()
-def head_logits(
+def head_products(
     base: PreTrainedModel, head_input: Float[Tensor, "*rows dim"], vocabulary: int
 ) -> Float[Tensor, "*rows vocab"]:
-    """The model's own scores."""
+    """The products of the model's own head."""
     return base.get_output_embeddings()(head_input).to(head_input.device)[..., :vocabulary]
 
 

@@ -212,6 +212,7 @@ FENCED_DOCSTRING = (
     [
         f"<think>\nPerhaps\n```python\ndef double(x): ...\n```\n</think>\n```python\n{DOUBLE}```",
         f"It begins.\n```python\ndef double(x): ...\n```\n</think>\n{DOUBLE}",
+        f"analysisPerhaps\n```python\ndef double(x): ...\n```\nassistantfinal{DOUBLE}",
         f"1. So:\n\n   ```python\n{INDENTED}   ```\nThat is it.",
         f'```python title="double.py"\n{DOUBLE}```\nThat is it.',
         f"```{{.python}}\n{DOUBLE}```\nThat is it.",

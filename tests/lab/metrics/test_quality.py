@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -303,11 +304,16 @@ def test_a_reference_that_no_text_can_reach_is_found_before_decoding(
 THINKING = "<think>\nIs it 3 dogs?\n</think>\n\n"
 
 
+# of gpt-oss's channels, without their marks
+CHANNELS = "analysisIs it 3 dogs?assistantanalysisOr 4?assistantfinal"
+
+
+@pytest.mark.parametrize("thoughts", [THINKING, CHANNELS])
 @pytest.mark.parametrize(
     "metric", ["exact_match", "rouge1", "bleu", "chrf", "numeric", "judged.by"]
 )
 def test_an_answer_is_scored_without_what_the_model_thought_before_it(
-    metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    metric: str, thoughts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: thoughts as a part of the answer, by which a right one is a wrong one."""
     (tmp_path / "judged.py").write_text(
@@ -318,13 +324,14 @@ def test_an_answer_is_scored_without_what_the_model_thought_before_it(
         ["There are 7 cats and 2 birds"] * 2,
         [["There are 7 cats and 2 birds"]] * 2,
     )
-    thought = [THINKING + answer for answer in answers]
+    thought = [thoughts + answer for answer in answers]
     assert score(metric, thought, references).value == pytest.approx(100)
     # the template may have begun the thoughts
     assert score(metric, [text.removeprefix("<think>") for text in thought], references).value == (
         pytest.approx(100)
     )
-    cut = [text.partition("</think>")[0] for text in thought]  # thoughts alone, which count
+    # thoughts alone, which count
+    cut = [re.split("</think>|assistantfinal", text)[0] for text in thought]
     assert score(metric, cut, references).value < 50
     if metric != "numeric":  # a reference that thinks is one of both
         both = [[text] for text in thought]

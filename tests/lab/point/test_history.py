@@ -85,6 +85,8 @@ def test_an_answer_stays_whole_in_a_template_that_writes_the_rest_otherwise(vani
         "{% for m in messages %}{{ m.content or raise_exception('empty') }}{% endfor %}"
     )
     assert kept("") == ""
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }};{% endfor %}"
+    assert kept("analysisw9assistantfinalw7") == "w7"  # what is left of gpt-oss's channels
 
 
 def test_thinking_alone_is_left_out_by_a_template_with_no_space_before_no_answer(vanilla) -> None:

@@ -458,6 +458,30 @@ def test_a_class_that_is_no_method_is_refused_by_what_it_lacks(checkpoints: Path
         bild_lab.load(target=checkpoints / "llama", policy=policy)
 
 
+@pytest.mark.parametrize(
+    ("part", "path", "refusal"),
+    [
+        (
+            "drafter",
+            "acceptance.ExactMatch",
+            "protocols.Drafter, got ExactMatch, which lacks draft",
+        ),
+        (
+            "acceptance",
+            "drafters.NoDraft",
+            "protocols.Acceptance, got NoDraft, which lacks accepts",
+        ),
+    ],
+)
+def test_a_part_of_another_kind_is_told_as_such(
+    part: str, path: str, refusal: str, checkpoints: Path
+) -> None:
+    policy = OmegaConf.create({"policy": compose_policy("vanilla")}).policy
+    policy.decoder[part] = {"_target_": f"bild_lab.engine.{path}"}
+    with pytest.raises(UserError, match=f"the {part} of DraftThenVerify must be a .*{refusal}"):
+        bild_lab.load(target=checkpoints / "llama", policy=policy)
+
+
 class Reading:
     """A part that reads a file with a number."""
 

@@ -15,6 +15,7 @@ import pytest
 from hydra.utils import get_object
 from transformers import LogitsProcessor
 
+from bild_lab.lab.config.policies import find_part
 from bild_lab.lab.store import code as code_module
 from bild_lab.lab.store.code import (
     EVERY_POINT,
@@ -243,6 +244,22 @@ def test_a_users_modules_are_imported_anew_when_one_of_them_has_changed(
     assert sys.modules[names[1]].DEPTH == 22 and sys.modules[names[0]] is not old[0]
     assert get_object("outside_mine.deep.inner.DEPTH") == 22  # by way of the package
     assert installed in sys.modules
+
+
+def test_a_part_in_a_folder_of_a_package_is_found_again_once_the_package_is_imported_anew(
+    users: Path,
+) -> None:
+    """Planted: the new package does not hold the folder, which nothing imports by name, and so stays."""
+    (users / "outside_mine/apart").mkdir()
+    (users / "outside_mine/apart/__init__.py").touch()
+    (users / "outside_mine/apart/part.py").write_text(
+        "from outside_mine import relative\nclass Own: ...\n"
+    )
+    old = find_part("outside_mine.apart.part.Own")
+    anew(("outside_mine.apart.part",))
+    (users / "outside_mine/relative.py").write_text("CHANGED = 1\n")
+    code_module.reread_sources()
+    assert find_part("outside_mine.apart.part.Own") is not old
 
 
 def test_of_a_users_module_its_own_code_can_be_told_from_ours(users: Path) -> None:

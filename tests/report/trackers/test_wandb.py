@@ -5,6 +5,7 @@ can be reached.
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -414,6 +415,30 @@ def test_a_point_that_was_logged_costs_no_look_at_the_sweep(
     monkeypatch.setattr(Sweep, "results", None)
     online.log_point(point, {})
     assert len(runs) == 1
+
+
+def test_a_point_that_two_processes_end_at_once_is_logged_by_one(
+    runs: list[GivenRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: the second looks at the record while the first still writes."""
+    second_ended = threading.Event()
+    write, result = WandbLogger._write_point, sample_baseline()
+
+    def write_slowly(*point: Any) -> None:
+        second.start()
+        second_ended.wait(0.5)
+        write(*point)
+
+    def log_second() -> None:
+        monkeypatch.setattr(WandbLogger, "_write_point", write)
+        logger(tmp_path, "offline").log_point(result, {})
+        second_ended.set()
+
+    second = threading.Thread(target=log_second)
+    monkeypatch.setattr(WandbLogger, "_write_point", write_slowly)
+    logger(tmp_path, "offline").log_point(result, {})
+    second.join()
+    assert len(runs) == len(recorded_runs(tmp_path)) == 1
 
 
 def test_a_point_that_a_newer_one_replaced_is_logged_once_more_apart_from_the_others(

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
+from transformers import PreTrainedModel
 
 from bild_lab.engine.methods.eagle.module import EAGLE, EAGLE3, read_eagle
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
@@ -26,6 +27,7 @@ from bild_lab.training.modules.predictors import (
     PredictionEvaluator,
     PredictionLoss,
 )
+from tests import tiny_architectures
 from tests.engine.methods.drafters.naive import eagle_behind
 from tests.engine.methods.modules.tiny import random_eagle
 from tests.engine.models.test_states import ENCODED
@@ -63,16 +65,28 @@ def test_the_steps_of_training_are_those_of_decoding(variant: str, family: str) 
             )
 
 
-def outputs_of(variant: str, train: bool) -> tuple[EagleModule, Any, Tensor]:
-    module = tiny_llama(4, layers=3).eval()
+def model_of(name: str) -> PreTrainedModel:
+    """A Llama, or one whose scores are a part of its head's products or capped ones, or whose head
+    reads a part of its states, so that it shows.
+    """
+    if name == "llama":
+        return tiny_llama(4, layers=3).eval()
+    module = tiny_architectures.build(name)
+    vars(module.config).update(logits_scaling=8.0, final_logit_softcapping=1.0, dim_model_base=4)
+    return module
+
+
+def outputs_of(variant: str, train: bool, name: str = "llama") -> tuple[EagleModule, Any, Tensor]:
+    module = model_of(name)
     eagle = EagleModule(module, random_eagle(variant, module.config), 3, 0.0, 0).train(train)
     rows, contexts = torch.tensor([[START, 5, 9, *TEXT]]), torch.tensor([[4, 7]])
     labels = torch.tensor([[[8, 9, 10], [11, 12, 13]]])
     return eagle, eagle(rows, contexts), labels
 
 
-def test_eagle_3_learns_the_models_own_distribution_at_every_step() -> None:
-    eagle, found, labels = outputs_of(EAGLE3, train=True)
+@pytest.mark.parametrize("name", ["llama", "granite", "cohere", "gemma2", "minicpm3"])
+def test_eagle_3_learns_the_models_own_distribution_at_every_step(name: str) -> None:
+    eagle, found, labels = outputs_of(EAGLE3, train=True, name=name)
     with torch.no_grad():
         own = eagle.base(torch.tensor([[START, 5, 9, *TEXT]])).logits[0].softmax(-1)
     for group, context in enumerate((4, 7)):

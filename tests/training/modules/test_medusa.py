@@ -18,6 +18,7 @@ from bild_lab.errors import UserError
 from bild_lab.training.modules.frozen import train_beside_frozen
 from bild_lab.training.modules.medusa import MedusaModule, MedusaSpec
 from bild_lab.training.modules.predictors import AnsweredPrompt, choose_contexts
+from tests import tiny_architectures
 from tests.tiny import VOCABULARY
 from tests.training.modules.frozen_jobs import frozen_job
 
@@ -56,6 +57,17 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(
         torch.testing.assert_close(
             trained[sample, group], heads(final)[:, 0] + bias, rtol=1e-4, atol=1e-4
         )
+
+
+@torch.no_grad()
+def test_heads_read_what_the_models_own_head_reads() -> None:
+    """Planted: of a MiniCPM 3, whose head reads a part of the states, they read these whole."""
+    module = tiny_architectures.build("minicpm3")
+    module.config.dim_model_base = 4  # an eighth of its states
+    heads = MedusaHeads.fresh(module.config, module.lm_head.weight, {}, heads=1)
+    text = torch.randint(3, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(5))
+    found = MedusaModule(module, heads)(text, torch.tensor([[4, 9]]))[0, :, 0]
+    torch.testing.assert_close(found, module(text).logits[0, [3, 8]])  # a fresh head is a copy
 
 
 @pytest.mark.fast("False-0-None")

@@ -252,7 +252,8 @@ class Eagle(BesideTarget):
     def head_logits(self, states: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows own"]:
         """Scores of the tokens that the head knows."""
         if self.config.variant == EAGLE:
-            return states @ self._target[1][: self.config.vocabulary].to(states.dtype).mT
+            head = self._target[1][: self.config.vocabulary]
+            return self._scores_of_products(states @ head.to(states.dtype).mT)
         return self.lm_head(states if self.config.feeds_normed else self.normed(states, self.norm))
 
     def logits(self, states: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:

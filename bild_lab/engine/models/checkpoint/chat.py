@@ -24,6 +24,8 @@ TODAY = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")
 # texts of a conversation in which an answer is looked at
 QUESTION, ANSWER = "question", "{answer}"
 END_OF_THOUGHT = "</think>"  # how models end what they think before an answer
+# what a text holds of gpt-oss's channels before the answer's, whose marks are special tokens
+THOUGHT_CHANNELS = re.compile(r"\Aanalysis.*assistantfinal", re.DOTALL)
 DENIALS = ("false", "no", "off", "0", "none", "null")  # texts that a template may take for true
 RESERVED = ("messages", "conversation", "tokenize", "add_generation_prompt", "chat_template")
 
@@ -225,6 +227,13 @@ def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "content": [{"type": "text", "text": content}]}
 
 
+def without_thoughts(text: str) -> str:
+    """A text without what a model thought before its answer. Thoughts that the length limit cut are
+    the whole text.
+    """
+    return THOUGHT_CHANNELS.sub("", text).rpartition(END_OF_THOUGHT)[2]
+
+
 def end_of_answer(tokenizer: PreTrainedTokenizerBase, path: str, chat: ChatSettings) -> str:
     """What the tokenizer's template writes behind the last answer of a chat; empty for one that
     refuses an answer at the end, or writes it otherwise.
@@ -241,7 +250,7 @@ def answer_in_history(
     tokenizer: PreTrainedTokenizerBase, path: str, answer: str, chat: ChatSettings
 ) -> str:
     """An answer as the tokenizer's template writes it before a later question, such as without its
-    thinking, or without spaces around it.
+    thinking, or without spaces around it. gpt-oss's does not know what is left of its channels.
 
     It stays as it is where the template refuses it, as some do an empty one, or writes what is
     around it otherwise.
@@ -252,6 +261,7 @@ def answer_in_history(
         messages = [question, {"role": "assistant", "content": text}, question]
         return chat_text(tokenizer, path, messages, chat, warns=False)
 
+    answer = THOUGHT_CHANNELS.sub("", answer)
     text_before, _, text_after = written(ANSWER).partition(ANSWER)
     try:
         conversation = written(answer)

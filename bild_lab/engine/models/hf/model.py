@@ -34,6 +34,7 @@ from bild_lab.engine.models.hf.module_layers import (
     additive,
     cache_name,
 )
+from bild_lab.engine.models.hf.own_scores import scores_of_products
 from bild_lab.engine.models.hf.positions import learned_positions, max_session_positions
 from bild_lab.engine.models.hf.slot_cache import SlotCache
 from bild_lab.engine.models.processed_session import processed
@@ -159,6 +160,11 @@ class HuggingFaceModel:
         ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
         embedding, head = (module.weight.detach().to(self.device) for module in ends)
         return embedding, head
+
+    def scores_of_products(
+        self, products: Float[Tensor, "*rows vocab"]
+    ) -> Float[Tensor, "*rows vocab"]:
+        return scores_of_products(self.module, products)
 
     def require_layers(self, what: str, at_once: bool = False, by_block: bool = False) -> None:
         """Raise UserError unless the layers can be found; once weights are loaded, also check that

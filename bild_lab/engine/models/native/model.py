@@ -195,6 +195,11 @@ class NativeModel:
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
         return self.decoder.embedding[:], numbers_of(self.decoder.head, self.dtype)
 
+    def scores_of_products(
+        self, products: Float[Tensor, "*rows vocab"]
+    ) -> Float[Tensor, "*rows vocab"]:
+        return products
+
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         return self.transformers.source(prompt, max_tokens)
 

@@ -16,6 +16,7 @@ from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import OutputSpec, Rows, TreeSpec
 from bild_lab.engine.trace import Trace
+from tests import tiny_architectures
 from tests.engine.loops import NEVER, autoregressive, finished
 from tests.engine.methods.drafters.naive import drafted, eagle_behind, grown, texts_before
 from tests.engine.methods.modules.tiny import random_eagle
@@ -96,6 +97,21 @@ def test_no_id_without_a_token_is_drafted() -> None:
         DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
         drafted = {token for one in trace.rounds for token in one.drafted}
         assert drafted and drafted.isdisjoint(half) == bool(without)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["granite", "cohere", "gemma2", "minicpm3", "opt"])
+def test_eagle_1_makes_of_the_heads_products_what_the_target_makes(name: str) -> None:
+    """A part of them in a Granite and a Cohere, no more than a cap in a Gemma 2, and they themselves
+    where the head reads a part of the states.
+    """
+    module = tiny_architectures.build(name)
+    vars(module.config).update(logits_scaling=8.0, final_logit_softcapping=1.0, dim_model_base=4)
+    target, eagle = in_memory(module, "hf"), random_eagle(EAGLE, module.config)
+    session = target.start(Source((START, 5, 9)), LENGTH)
+    scores = session.extend([9], OutputSpec(head_input=True))
+    found = eagle.attach_to(target).logits(scores.head_input)
+    torch.testing.assert_close(found, scores.logits)
 
 
 def test_only_states_that_the_variant_reads_are_asked_of_the_target() -> None:
