@@ -259,8 +259,8 @@ class Result:
     )
     baseline_loop_share: float | None = share(
         "The share of the time of `vanilla` that Python takes between forwards on a CPU, on the first"
-        " example; empty where a token takes over 10 ms, when sampling and in batches. A large share, of"
-        " a small model, flatters every method with fewer forwards.",
+        " example; empty on other engines than our kernels, where a token takes over 10 ms, when sampling and"
+        " in batches. A large share, of a small model, flatters every method with fewer forwards.",
         label="Python’s share of the baseline’s time",
         heading="Python",
     )
