@@ -41,7 +41,9 @@ MOST_DECODINGS = 4
 # a clock and a pause for scores change less than a thousandth of a round so long, and the loop's
 # share of it is small
 LONG_ROUND_S = 0.01
-LOOP_SHARE_REPEATS = 3
+# on a busy machine most runs are interrupted, each for as long as such a text takes: of 3 the shortest
+# often is too, and the share then is anything from 0 to 0.9 where it is a third; of 10 it hardly is
+LOOP_SHARE_REPEATS = 10
 TRACED_TOKENS = 2048  # how many new tokens a pass with clocks of its own decodes
 
 

@@ -221,7 +221,7 @@ class Result:
     )
     first_token_s: float | None = column(
         "Seconds from an example’s token ids to its first tokens, the median of the traced"
-        " examples.",
+        " examples; of a server, of all examples and repeats.",
         label="time to first token",
         heading="first token, ms",
         unit="s",
@@ -259,7 +259,8 @@ class Result:
     )
     baseline_loop_share: float | None = share(
         "The share of the time of `vanilla` that Python takes between forwards on a CPU, on the first"
-        " example. A large share, of a small model, flatters every method with fewer forwards.",
+        " example; empty on other engines than our kernels, where a token takes over 10 ms, when sampling and"
+        " in batches. A large share, of a small model, flatters every method with fewer forwards.",
         label="Python’s share of the baseline’s time",
         heading="Python",
     )

@@ -677,6 +677,19 @@ class SlowPrograms(Clocked):
     program_s = 9.0
 
 
+class Interrupted(Clocked):
+    """Another process runs meanwhile, but in each seventh run."""
+
+    runs = 0
+
+    def rounds(
+        self, request: Request, trace: Trace, by_programs: bool = False
+    ) -> Iterator[list[int]]:
+        self.runs += 1
+        CLOCK[0] += 4.0 if self.runs % 7 else 0.0
+        yield from super().rounds(request, trace, by_programs)
+
+
 LOOP_TOKENS, CLOCK = 6, [0.0]
 
 
@@ -695,6 +708,8 @@ def test_the_loops_share_is_what_programs_of_the_same_tokens_do_not_take(
     assert loop_share(without_programs, request) is None
     slow_programs = SlowPrograms(target, NoDraft(target), ExactMatch())
     assert loop_share(slow_programs, request) == 0.0
+    busy = Interrupted(target, NoDraft(target), ExactMatch())
+    assert loop_share(busy, request) == loop_share(vanilla, request)
 
 
 def test_a_warm_up_tells_the_shortest_verification(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,14 +57,15 @@ JOINT_NORM, LAYER_NORMS = "joined", "apart"  # one norm over all states, or one 
 STATE_NORMS = {JOINT_NORM: "norm_before_fc", LAYER_NORMS: "fc_norm"}
 VARIANTS = (EAGLE, EAGLE3)
 TRAIN = (
-    "python scripts/train_module.py module=eagle name=eagle model.path=DIR dataset=NAME"
-    " dataset.path=DIR"
+    "python scripts/train_module.py module={variant} name={variant} model.path=DIR dataset=NAME"
+    " dataset.path=DIR and give policy.heads=outputs/{variant}/heads"
 )
 KIND = FolderKind(
     weights="model.safetensors",
     config="config.json",
     noun="EAGLE",
-    remedy=f"make one with: {TRAIN} and give outputs/eagle/heads, or give a released one",
+    remedy=f"make one with: {TRAIN.format(variant=EAGLE)} (of EAGLE-3 module={EAGLE3}), or give a"
+    " released one",
 )
 WEIGHTS = (KIND.weights, "pytorch_model.bin")
 LAYERS = {EAGLE: "layers.0.", EAGLE3: "midlayer."}  # how SafeAILab's releases name the layer
@@ -319,8 +320,8 @@ def load_eagle(target: LoadedModel, path: FilePath | None, variant: str) -> Eagl
     """
     if path is None:
         raise UserError(
-            f"policy {variant} needs a trained layer; {KIND.remedy}, as"
-            " policy.heads=outputs/eagle/heads"
+            f"policy {variant} needs a trained layer; make one with:"
+            f" {TRAIN.format(variant=variant)}, or give a released one, as policy.heads=DIR"
         )
     eagle = read_eagle(released_folder(path, KIND, WEIGHTS), target.checkpoint.depth)
     noun, trained_variant = f"the EAGLE {path}", eagle.config.variant

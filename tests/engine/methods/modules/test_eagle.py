@@ -263,11 +263,14 @@ def test_layers_named_by_their_outputs_are_those_of_the_released_code(
 
 
 def test_what_is_no_eagle_or_does_not_fit_is_refused(tmp_path: Path, checkpoints: Path) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"policy eagle needs a trained layer; make one with: python scripts/train_module",
-    ):
-        load(checkpoints, "llama", "eagle", heads=None)
+    for policy in ("eagle", "eagle3"):
+        with pytest.raises(UserError) as refused:
+            load(checkpoints, "llama", policy, heads=None)
+        hint = str(refused.value)
+        assert hint.startswith(
+            f"policy {policy} needs a trained layer; make one with: python scripts"
+        )
+        assert f" module={policy} " in hint and f"policy.heads=outputs/{policy}/heads" in hint
     with pytest.raises(UserError, match="is no EAGLE: it needs config.json and model.safetensors"):
         load(checkpoints, "llama", "eagle", heads=str(tmp_path / "nothing"))
     config = tiny_llama(0).config
