@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,6 +38,8 @@ from bild_lab.lab.store.records import Sweep
 from bild_lab.papers.runs.paper_runs import application_of, lists_of
 from bild_lab.screening.candidates import grid_of
 from tests.policies import EXTERNAL, GREEDY_ONLY, REFUSED, SERVER, is_lossless
+from tests.pretended import pretended_gpu
+from tests.pretended.tensor import DEVICE
 from tests.report.sample import sample_sweep
 from tests.stubs import StubModel
 
@@ -148,6 +151,16 @@ def test_the_drafter_of_the_page_on_methods_is_lossless() -> None:
     )
     assert drafted == target_alone(target).decode(request, Trace())
     assert trace.accepted > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU takes its place")
+def test_the_drafter_of_the_page_on_methods_does_not_wait_for_a_gpu() -> None:
+    """Its drafts are made on the host: copied plainly, they would wait in each round."""
+    names: dict = {}
+    exec(blocks("docs/adding.md", "python")[0], names)  # the page's own code
+    with pretended_gpu() as machine, machine.counting() as waits:
+        draft = names["RepeatDrafter"](SimpleNamespace(device=DEVICE), 4).propose([3, 5])
+    assert not waits and draft.token_list == [5] * 4
 
 
 def test_the_policy_of_the_page_on_methods_has_the_shape_of_a_policy() -> None:

@@ -291,6 +291,12 @@ class CachedSession:
                 f"a model of {depth} layers has no layers {list(layers)}; name those from 0 to"
                 f" {depth - 1}"
             )
+        hidden = forward_pass.hidden
+        if hidden and not (min(hidden) >= 0 and max(hidden) <= depth):
+            raise UserError(
+                f"a model of {depth} layers has no hidden states after layers {list(hidden)}; name"
+                f" those from 0, the embeddings, to {depth}"
+            )
 
     def keep(self, path: Sequence[int]) -> None:
         ran = self._cached - self._base

@@ -244,7 +244,8 @@ class DatasetSpec:
         )
         _require(
             self.turns == 1 or not judged,
-            "turns beyond the first need dataset.metric=agreement: no references",
+            f"turns after the first have no references, which metric={self.metric} needs; set"
+            " dataset.turns=1, or dataset.metric=agreement",
         )
         _require(
             "pass_at_1" not in judged or (self.reference_template or "").count(ANSWER) == 1,

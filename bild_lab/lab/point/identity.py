@@ -335,12 +335,17 @@ def _commits_of(decoder: Decoder, dataset: DatasetSpec) -> dict[str, str]:
 
 
 def _settings_in(path: Path) -> dict[str, Any] | None:
-    """The settings of heads or an adapter in this folder, without their base model, or a JSON file;
-    None for others.
+    """The settings of heads or an adapter in this folder, or in a JSON file, without their base
+    model; None for others, such as a file that holds a list.
     """
     configs = [path / name for name in MODULE_CONFIGS if (path / name).is_file()]
     file = configs[0] if configs else path
     if file.suffix != ".json" or not file.is_file():
         return None
-    settings = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:  # such as JSON lines: who reads the file says what is wrong with it
+        return None
+    if not isinstance(settings, dict):
+        return None
     return {key: value for key, value in settings.items() if key != "base"}

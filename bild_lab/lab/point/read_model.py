@@ -94,7 +94,7 @@ def _read_model(
     if bits is not None:
         raise UserError(
             f"only our own decoders run weights={bits}, gguf the kernels alone, and they cannot run"
-            f" {path}{f', as {why_hf}' if why_hf else ''};"
+            f" {path}, as {why_hf or 'it runs on hf'};"
             f" set {_remedy_for_weights(bits, checkpoint, where, dtype)}"
         )
     if compile == "true":

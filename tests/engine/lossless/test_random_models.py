@@ -27,6 +27,9 @@ PAIRS = 8
 QUICK = 6  # of one pair, shared among the engines
 Comparison = Callable[..., tuple[Models, list[Case]]]
 
+# what the drafts of a policy never do, such as one that never proposes an end token
+RARE = {"repeat": {"ended_in_draft"}}  # of docs/adding.md, which says to run these tests
+
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
@@ -112,4 +115,4 @@ def test_every_text_is_vanillas(policy: str, family: str, comparison: Comparison
         seen = Seen()
         for seed in range(PAIRS):
             compare(policy, *comparison(family, seed, engine, CASES), seen)
-        assert not (drafts(policy) and seen.missing()), (engine, seen)
+        assert not (drafts(policy) and seen.missing() - RARE.get(policy, set())), (engine, seen)

@@ -492,6 +492,18 @@ def test_drafted_rows_of_all_layers_may_stand_at_a_position() -> None:
             "name those from 0 to 2",
             id="a layer from the end",
         ),
+        pytest.param(
+            Rows([7]),
+            OutputSpec(hidden=(3, 4)),
+            r"3 layers has no hidden states after layers \[3, 4\]",
+            id="states after a layer too many",
+        ),
+        pytest.param(
+            Rows([7]),
+            OutputSpec(hidden=(-1,)),
+            "from 0, the embeddings, to 3",
+            id="states after a layer from the end",
+        ),
     ],
 )
 def test_rows_that_an_engine_cannot_run_are_refused(

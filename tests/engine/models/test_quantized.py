@@ -173,7 +173,7 @@ def test_rounded_weights_have_a_record_of_their_own(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"weights": 3}, "runtime.weights must be one of 8, 4, gguf, null, got 3"),
-        ({"weights": 4, "engine": "hf"}, "only our own decoders run weights=4"),
+        ({"weights": 4, "engine": "hf"}, "decoders run weights=4, .*, as it runs on hf; set"),
         (
             {"weights": "gguf"},
             "weights=gguf keeps the blocks of a GGUF file, got .*; give one, or set 8, 4 or null",

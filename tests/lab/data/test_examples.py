@@ -453,7 +453,7 @@ def test_rows_that_give_no_example_are_refused_by_place_and_key(rows_file, case:
         ({"id_column": 3}, "id_column", "3"),
         ({"split": ""}, "split", "empty"),
         ({"path": None}, "path=DIR", "'made'"),
-        ({"turns": 2}, "turns", "dataset.metric=agreement"),
+        ({"turns": 2}, "turns", "set dataset.turns=1, or dataset.metric=agreement"),
         ({"turns": None, "metric": "agreement", "max_source_tokens": 9}, "max_source_tokens", "9"),
         *(
             ({"chat_template": value}, "chat_template", repr(value))

@@ -107,6 +107,24 @@ def test_an_adapter_says_itself_how_it_was_trained(
     assert "base" not in told  # the model it is for is a path
 
 
+@pytest.mark.parametrize(
+    ("policy", "knob", "text"),
+    [
+        ("speculative", "draft_vocabulary", "[3, 5, 8]"),
+        ("answers", "file", '{"prompt": "w5", "answer": "w6"}\n{"prompt": "w7", "answer": "w8"}\n'),
+    ],
+    ids=["a list", "JSON lines"],
+)
+def test_a_file_of_json_without_settings_has_none(
+    policy: str, knob: str, text: str, checkpoints: Path, data: Path, tmp_path: Path
+) -> None:
+    """Both were tracebacks before anything was measured."""
+    file = tmp_path / "file.json"
+    file.write_text(text)
+    facts = point(checkpoints, data, f"policy={policy}", f"policy.{knob}={file}").facts
+    assert facts["trained"] == {} and str(file) in facts["contents"]
+
+
 def test_heads_say_how_they_were_trained(checkpoints: Path, data: Path, tmp_path: Path) -> None:
     needed = files_of("medusa", tiny_llama(1).config, checkpoints)
     facts = point(
