@@ -131,19 +131,29 @@ def fill(file: Path) -> None:
 
 
 @dataclass(frozen=True)
-class ClockSetTo:
-    """The system's clock says another day, in every module that looks at it."""
+class ClockSetBack:
+    """The system's clock says an earlier day once a point has been timed, in every module that
+    looks at it.
+    """
 
     days: float
 
     def __call__(self) -> None:
-        shift, real = timedelta(days=self.days), time.time
+        shift, real = timedelta(), time.time
+        original = bild_lab.lab.measure.runner.time_methods
 
         class Shifted(datetime):
             @classmethod
             def now(cls, zone: tzinfo | None = None) -> datetime:
                 return datetime.now(zone) + shift
 
+        def timed(*arguments: Any) -> Any:
+            nonlocal shift
+            result = original(*arguments)
+            shift = -timedelta(days=self.days)
+            return result
+
+        bild_lab.lab.measure.runner.time_methods = timed
         bild_lab.lab.store.records.datetime = Shifted
         bild_lab.lab.point.environment.datetime = Shifted
         time.time = lambda: real() + shift.total_seconds()
