@@ -24,7 +24,7 @@ class Sampling:
     """Standardized sampling (speculative decoding §2.2): one adjusted distribution for every model.
 
     temperature: 0 is argmax.
-    top_k: keeps the k most likely tokens.
+    top_k: keeps the k most likely tokens, and others as likely as the last of them.
     top_p: keeps the smallest set of the most likely tokens whose probability reaches p.
     """
 

@@ -50,7 +50,7 @@ Options = tuple[tuple[str, Any], ...]  # the arguments of a class of sacrebleu, 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of texts, where more is better, on a scale of 0 to 100 unless it is one of tokens.
+    """A metric of texts, where more is better, up to 100 unless it is one of tokens.
 
     shown: what tables call it. measure: its measure of predictions and references, aggregated over
     examples as a mean (`mean_metric`) or from sums of counts. higher_is_better: if not, the value
