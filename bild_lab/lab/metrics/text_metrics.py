@@ -107,7 +107,7 @@ def user_metric(path: str) -> Metric:
     """The user's function `MODULE.FUNCTION`, with what its attributes say.
 
     scale: 1 or 100, the value of a perfect text; 100 if it has none. higher_is_better: True if it
-    has none. Raises UserError as `user_function` does, and for other attributes.
+    has none. Raises UserError as `user_function` does, and for other values of these.
     """
     function = user_function(path)
     scale, higher = getattr(function, "scale", None), getattr(function, "higher_is_better", True)
