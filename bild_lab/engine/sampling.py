@@ -24,7 +24,7 @@ class Sampling:
     """Standardized sampling (speculative decoding §2.2): one adjusted distribution for every model.
 
     temperature: 0 is argmax.
-    top_k: keeps the k most likely tokens.
+    top_k: keeps the k most likely tokens, and others as likely as the last of them.
     top_p: keeps the smallest set of the most likely tokens whose probability reaches p.
     """
 
@@ -120,7 +120,7 @@ def most_likely(logits: Logits) -> Tokens:
     """The argmax of each row, the first of equal ones."""
     if logits.device.type != "cpu":
         return logits.argmax(-1)
-    # NumPy's is 10 to 80 times as fast as PyTorch's on a CPU
+    # NumPy's is up to ten times as fast as PyTorch's on a CPU
     return torch.from_numpy(logits.numpy().argmax(-1))
 
 

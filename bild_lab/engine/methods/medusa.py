@@ -1,4 +1,4 @@
-"""Medusa-1 (Cai et al., 2023): heads that predict further ahead than the target's own head, and the
+"""Medusa-1 (Cai et al., 2024): heads that predict further ahead than the target's own head, and the
 drafter that makes a tree of their candidates.
 """
 

@@ -419,7 +419,7 @@ def repeats_of(timed: Mapping[str, Sequence[Timed]]) -> int:
 
 def order(names: Sequence[str], index: int, repeat: int) -> list[str]:
     """The order in which methods decode an example, or a block of examples: two alternate; more
-    rotate, so that another one begins every second time.
+    rotate every second time, and come in reverse between.
     """
     turn = index + repeat
     start = turn // 2 % len(names) if len(names) > 2 else 0

@@ -1,9 +1,9 @@
 """pass@1: the share of answers whose program passes its tests. The programs run in processes of
 their own.
 
-Isolation: one process for each program, with limits on memory and processor time, a clock, an empty
-environment, and Python's audit hooks, which refuse network, processes, signals and every change of
-a file (`program_worker`). That keeps a program from harm by accident. It does not keep it from
+Isolation: one process for each program, with limits on memory and processor time, a clock, none of
+the user's environment variables, and Python's audit hooks, which refuse network, processes, signals
+and every change of a file (`program_worker`). That keeps a program from harm by accident. It does not keep it from
 reading what the user can read, from using the processor until its time is over, from deceiving its
 own tests, or from breaking out on purpose: run code that somebody may have meant to do harm in a
 virtual machine.
@@ -213,7 +213,7 @@ def code_of(answer: str, program_head: str = "") -> str:
     # a block whose end cannot be told is read in both ways
     blocks = [*_fenced_blocks(answer), *_LOOSELY_FENCED.findall(answer)]
     if not blocks:
-        return answer
+        return _placed(answer, program_head) if _defines_anew(answer, program_head) else answer
     programs = [_placed(block, program_head) for block in blocks]
     defining = [program for program in programs if _defines_anew(program, program_head)]
     compiling = (
@@ -264,15 +264,22 @@ def _between(answer: str, opening: re.Match[str], end: int) -> str:
 def _placed(block: str, program_head: str) -> str:
     """A block as it comes after the program's head: on lines of its own, a body with the
     indentation of its function.
+
+    Behind a head that ends with its colon, without a docstring, a function that is defined anew
+    leaves an empty one.
     """
     last_line = program_head.rstrip().rpartition("\n")[2]
     indentation = last_line[: len(last_line) - len(last_line.lstrip())]
+    lacks_body = last_line.endswith(":")
+    if lacks_body:
+        indentation += "    "
     in_function = indentation and _HEAD.search(program_head)
     if in_function and not _defines_anew(block, program_head):
         block = textwrap.dedent(block)
         if not _defines_anew(block, program_head):
             block = textwrap.indent(block, indentation)
-    return f"\n{block}\n"
+    empty_body = f"{indentation}pass\n" if lacks_body and _defines_anew(block, program_head) else ""
+    return f"\n{empty_body}{block}\n"
 
 
 def _defines_anew(code: str, program_head: str) -> bool:

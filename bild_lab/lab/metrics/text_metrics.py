@@ -50,7 +50,7 @@ Options = tuple[tuple[str, Any], ...]  # the arguments of a class of sacrebleu, 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of texts, where more is better, on a scale of 0 to 100 unless it is one of tokens.
+    """A metric of texts, where more is better, up to 100 unless it is one of tokens.
 
     shown: what tables call it. measure: its measure of predictions and references, aggregated over
     examples as a mean (`mean_metric`) or from sums of counts. higher_is_better: if not, the value
@@ -107,7 +107,7 @@ def user_metric(path: str) -> Metric:
     """The user's function `MODULE.FUNCTION`, with what its attributes say.
 
     scale: 1 or 100, the value of a perfect text; 100 if it has none. higher_is_better: True if it
-    has none. Raises UserError as `user_function` does, and for other attributes.
+    has none. Raises UserError as `user_function` does, and for other values of these.
     """
     function = user_function(path)
     scale, higher = getattr(function, "scale", None), getattr(function, "higher_is_better", True)

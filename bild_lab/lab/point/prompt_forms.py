@@ -22,7 +22,7 @@ RAW = (bytes, bytearray, memoryview)  # sequences of numbers that are no token i
 def plain_prompt(prompt: Any) -> Any:
     """The prompt with tensors and arrays as lists of token ids.
 
-    Raises UserError for those of other shapes or types.
+    Raises UserError for those that are not one row. What they hold `is_prompt_list` looks at.
     """
     if isinstance(prompt, list | tuple):
         return [

@@ -122,7 +122,7 @@ class Quality:
     """
 
     metric: str = required(
-        "The quality metric: from 0 to 100, a log-probability in nats a token, a length in tokens.",
+        "The quality metric: up to 100, a log-probability in nats a token, a length in tokens.",
         name="quality_metric",
     )
     value: float | None = required(
@@ -288,7 +288,7 @@ class Counts:
     accepted: int | None = count("Drafted tokens that the target accepted.")
     accepted_share: float | None = share(
         "Accepted tokens over drafted ones, which vLLM, SGLang and llama.cpp print as acceptance. It"
-        " is below the acceptance rate, as tokens after a rejection count too."
+        " is at most the acceptance rate, as tokens after a rejection count too."
     )
     draft_calls: int | None = count("Forward passes of the drafter.")
     target_calls: int | None = count("Forward passes of the target.")

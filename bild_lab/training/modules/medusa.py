@@ -1,4 +1,4 @@
-"""Heads that predict the tokens after the next beside a frozen model: Medusa's (Cai et al., 2023)."""
+"""Heads that predict the tokens after the next beside a frozen model: Medusa's (Cai et al., 2024)."""
 
 from __future__ import annotations
 

@@ -185,12 +185,13 @@ def test_of_an_answer_in_prose_the_first_block_of_code_counts() -> None:
         "y = two() * x\nif y:\n    return y\nreturn 0",
     ],
 )
+@pytest.mark.parametrize("docstring", ['    """Twice x."""\n', ""])
 def test_a_block_is_the_function_anew_or_its_body_after_the_prompts_imports_and_head(
-    block: str,
+    block: str, docstring: str
 ) -> None:
+    """Fault: behind a head without a docstring neither ran, so every right answer was wrong."""
     prompt = (
-        'from math import ceil\n\ndef two():\n    return ceil(1.5)\n\ndef double(x):\n    """Twice'
-        ' x."""\n'
+        "from math import ceil\n\ndef two():\n    return ceil(1.5)\n\ndef double(x):\n" + docstring
     )
     reference = prompt + "{answer}\n\nassert double(2) == 4\n"
     assert passes([f"Here it is:\n```python\n{block}\n```\nIt doubles."], [[reference]]) == [100]
@@ -246,6 +247,10 @@ def test_prose_is_no_code_and_code_that_does_not_compile_fails_alone(
     answer: str, counts: str
 ) -> None:
     assert code_of(answer, HEAD) == counts
+
+
+def test_a_function_without_a_fence_may_follow_a_head_without_a_docstring() -> None:
+    assert passes([DOUBLE], [["def double(x):\n{answer}\n\nassert double(2) == 4\n"]]) == [100]
 
 
 def test_a_function_may_be_defined_as_a_value() -> None:

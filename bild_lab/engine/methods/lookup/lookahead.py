@@ -1,5 +1,5 @@
 """Lookahead decoding: n-grams from Jacobi iterations, made and verified in the same forward (Fu et
-al., 2023).
+al., 2024).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NGram = tuple[int, ...]
 
 
 class LookaheadDrafter(Drafter):
-    """The lookahead branch and the verification branch of Fu et al., 2023, §3.1 and §3.2 (Figure
+    """The lookahead branch and the verification branch of Fu et al., 2024, §3.1 and §3.2 (Figure
     2b).
 
     A window of `window` columns slides over the positions ahead. Its `ngram` − 1 levels are what

@@ -72,8 +72,9 @@ def oracle_improvement(acceptance_rate: float, cost_ratio: float) -> float:
     """The walltime improvement if each draft ended just before its first rejection: 1 / (1 − α +
     cα) (§3.5).
 
-    Such drafts give 1 / (1 − α) tokens per target call and take α / (1 − α) drafter steps. No
-    choice of windows is better; at cost ratio 0 it is the limit for infinite windows (§3.6).
+    Such drafts give 1 / (1 − α) tokens per target call and take α / (1 − α) drafter steps. Up to a
+    cost ratio of 1 no choice of windows is better, beyond it not to draft is; at cost ratio 0 it is
+    the limit for infinite windows (§3.6).
     """
     _require_rate(acceptance_rate)
     _require_ratio(cost_ratio)
