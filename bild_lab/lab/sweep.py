@@ -34,6 +34,7 @@ from bild_lab.lab.config.entrypoint import (
     Stopped,
     plain_message,
     refuse,
+    require_no_launcher,
     require_same_folder,
 )
 from bild_lab.lab.config.policies import changed_knobs, policy_label
@@ -249,6 +250,7 @@ class SweepCallback(Callback):
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         keep_search_path(config.hydra.searchpath)
+        refusing_points(lambda: require_no_launcher(config.hydra, "leave it out, or add -m"))
         refusing_points(lambda: require_hydras_folder(config, "run"))
         check_point(config)
         self._start(config, None)

@@ -68,7 +68,7 @@ def _matmul_precision(on_cpu: bool) -> tuple[str, str, str]:
     """PyTorch's setting for products of float32 on a device, its value, and that of all digits."""
     try:
         return "float32_matmul_precision", torch.get_float32_matmul_precision(), "highest"
-    except RuntimeError:  # PyTorch ≥ 2.9, once any of the backends' own settings is set
+    except RuntimeError:  # once any of the backends' own settings is set
         backend = "mkldnn" if on_cpu else "cuda"
         settings = getattr(torch.backends, backend).matmul
         return f"torch.backends.{backend}.matmul.fp32_precision", settings.fp32_precision, "ieee"

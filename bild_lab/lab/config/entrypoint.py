@@ -234,7 +234,7 @@ def refusing(config_name: str = "config") -> Iterator[None]:
             hydra = HydraConfig.get()
             new_folder = _new_folder(hydra)
             require_same_folder(hydra)
-            _require_no_launcher(hydra)
+            require_no_launcher(hydra)
             words = override_words(hydra)
             if any(map(_may_change_nothing, words)):
                 require_effect(words, compose_config(words, hydra.job.config_name), hydra)
@@ -270,15 +270,14 @@ def require_same_folder(hydra: DictConfig) -> None:
         )
 
 
-def _require_no_launcher(hydra: DictConfig) -> None:
+def require_no_launcher(hydra: DictConfig, remedy: str = "leave it out") -> None:
     """Raise UserError for a launcher, or a sweeper, of one run: Hydra starts none. hydra: its part of
-    the configuration.
+    the configuration. remedy: what to do.
     """
     for word in hydra.overrides.hydra if hydra.mode == RunMode.RUN else ():
         if key_of(word).startswith(("hydra/launcher", "hydra.launcher", "hydra/sweeper")):
             raise UserError(
-                f"{word} would change nothing, as this command is one run in this process; leave it"
-                " out"
+                f"{word} would change nothing, as this command is one run in this process; {remedy}"
             )
 
 

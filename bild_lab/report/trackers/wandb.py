@@ -54,8 +54,7 @@ _LONGEST_GROUP = 60
 # characters of a sweep's name in it, where the group has another
 _LONGEST_SWEEP = 40
 REPLACED = "replaced by a newer point"  # the panel of a point that reports do not show
-# in the folder of a sweep
-_RECORD, _LOCK = Path("wandb", "logged.jsonl"), Path("wandb", ".logged.lock")
+_RECORD = Path("wandb", "logged.jsonl")  # in the folder of a sweep
 # how many small losses of quality (`MetricScale`) are allowed for an alias
 _LOSS_OF_ALIAS = {"best": 0.0, "best-within-one-point": 1.0}
 _REPORT_FILES = ("report.html", "pareto.png", "sweep.csv")
@@ -155,8 +154,9 @@ class WandbLogger:
                 f"a run of the Weights & Biases sweep {self._agents_sweep} is one point, got several"
                 " in one command; leave out -m, or unset WANDB_SWEEP_ID"
             )
-        # another process may end the same point
-        with holding(self._directory / _LOCK, _INIT_TIMEOUT_S):
+        # another process may end the same point, and other points do not wait for this one's upload
+        lock = self._directory / "wandb" / f".{result.point}.lock"
+        with holding(lock, _INIT_TIMEOUT_S + _FINISH_TIMEOUT_S):
             if not (force or self._agents_sweep) and self._is_recorded(result):
                 return
             stored = Sweep(result.folder.parents[1]).results() if result.folder else []

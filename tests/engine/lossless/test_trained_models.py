@@ -42,6 +42,7 @@ RARE = {  # also of parts with random weights
     "prompt_lookup": {"ended_in_draft", "cut_in_draft"},
     "suffix": {"ended_in_draft", "cut_in_draft"},
     "hybrid": {"ended_in_draft"},
+    "repeat": {"ended_in_draft", "cut_in_draft"},  # of docs/adding.md
     **{
         name: {"accepted", "ended_in_draft", "cut_in_draft"}
         for name in ("bita", "medusa", "mtp", "dflash", "eagle", "eagle3")

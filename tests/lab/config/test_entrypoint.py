@@ -596,6 +596,11 @@ BAD_INPUT = {
         ["hydra.run.dir=elsewhere"],
         "hydra.run.dir=elsewhere would hold no result: they go to outputs/",
     ),
+    "a launcher of one run": (
+        ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu"],
+        "hydra/launcher=submitit_slurm would change nothing, as this command is one run in this"
+        " process; leave it out, or add -m",
+    ),
     "another folder of a sweep": (
         ["-m", "hydra.sweep.dir=multirun/${now:%H}", "policy=bild,vanilla"],
         "hydra.sweep.dir=multirun/${now:%H} would hold no result: they go to outputs/",

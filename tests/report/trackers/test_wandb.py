@@ -417,28 +417,38 @@ def test_a_point_that_was_logged_costs_no_look_at_the_sweep(
     assert len(runs) == 1
 
 
+@pytest.mark.parametrize(
+    ("second_point", "patience_s", "logged"), [("same", 0.5, 1), ("other", 60.0, 2)]
+)
 def test_a_point_that_two_processes_end_at_once_is_logged_by_one(
-    runs: list[GivenRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    second_point: str,
+    patience_s: float,
+    logged: int,
+    runs: list[GivenRun],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Planted: the second looks at the record while the first still writes."""
+    """Planted: the second looks at the record while the first still writes; and another point waits
+    for the first one's upload.
+    """
     second_ended = threading.Event()
-    write, result = WandbLogger._write_point, sample_baseline()
+    write, first = WandbLogger._write_point, replace(sample_baseline(), point="same")
 
     def write_slowly(*point: Any) -> None:
+        monkeypatch.setattr(WandbLogger, "_write_point", write)
         second.start()
-        second_ended.wait(0.5)
+        assert second_ended.wait(patience_s) == (second_point == "other")
         write(*point)
 
     def log_second() -> None:
-        monkeypatch.setattr(WandbLogger, "_write_point", write)
-        logger(tmp_path, "offline").log_point(result, {})
+        logger(tmp_path, "offline").log_point(replace(first, point=second_point), {})
         second_ended.set()
 
     second = threading.Thread(target=log_second)
     monkeypatch.setattr(WandbLogger, "_write_point", write_slowly)
-    logger(tmp_path, "offline").log_point(result, {})
+    logger(tmp_path, "offline").log_point(first, {})
     second.join()
-    assert len(runs) == len(recorded_runs(tmp_path)) == 1
+    assert len(runs) == len(recorded_runs(tmp_path)) == logged
 
 
 def test_a_point_that_a_newer_one_replaced_is_logged_once_more_apart_from_the_others(
