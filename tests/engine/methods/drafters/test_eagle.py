@@ -100,13 +100,15 @@ def test_no_id_without_a_token_is_drafted() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["granite", "cohere", "gemma2", "minicpm3", "opt"])
+@pytest.mark.parametrize("name", ["granite", "cohere", "gemma2", "minicpm3", "opt", "phi"])
 def test_eagle_1_makes_of_the_heads_products_what_the_target_makes(name: str) -> None:
-    """A part of them in a Granite and a Cohere, no more than a cap in a Gemma 2, and they themselves
-    where the head reads a part of the states.
+    """A part of them in a Granite and a Cohere, no more than a cap in a Gemma 2, with a bias in a Phi,
+    and they themselves where the head reads a part of the states.
     """
     module = tiny_architectures.build(name)
     vars(module.config).update(logits_scaling=8.0, final_logit_softcapping=1.0, dim_model_base=4)
+    if (bias := module.get_output_embeddings().bias) is not None:
+        bias.normal_()
     target, eagle = in_memory(module, "hf"), random_eagle(EAGLE, module.config)
     session = target.start(Source((START, 5, 9)), LENGTH)
     scores = session.extend([9], OutputSpec(head_input=True))
