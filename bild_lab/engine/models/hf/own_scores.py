@@ -64,8 +64,10 @@ def scores_of_outputs(
     """
     if not _has_parts(module):
         return outputs
-    states = _States(last_hidden_state=outputs.new_empty(1, 1, 1))  # the head is not run
-    head = module.get_output_embeddings()
+    # the head is not run, but what some models have before it is, such as a ModernBERT
+    width = module.config.get_text_config().hidden_size
+    row = outputs.new_zeros(1, 1, width, dtype=module.dtype)
+    states, head = _States(last_hidden_state=row), module.get_output_embeddings()
     return _forward_with(module, {module.base_model: _giving(states), head: _giving(outputs)})
 
 
