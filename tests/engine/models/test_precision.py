@@ -73,9 +73,6 @@ def test_float32_with_fewer_digits_is_refused(
             HuggingFaceModel(checkpoint, device, torch.float32)
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="needs PyTorch 2.9"
-)
 @pytest.mark.parametrize(
     ("setting", "value", "refused_on"),
     [
