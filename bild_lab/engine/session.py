@@ -528,7 +528,7 @@ class LoadedModel(Model, Protocol):
     def scores_of_products(
         self, products: Float[Tensor, "*rows vocab"]
     ) -> Float[Tensor, "*rows vocab"]:
-        """What the model makes of its head's products, such as a part of them."""
+        """What the model makes of the products of its head's weights, such as a part of them."""
 
     @property
     def positions(self) -> int | None:

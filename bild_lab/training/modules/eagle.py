@@ -27,7 +27,7 @@ from bild_lab.engine.methods.eagle.module import (
     spread_layers,
 )
 from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
-from bild_lab.engine.models.hf.own_scores import head_inputs, scores_of_products
+from bild_lab.engine.models.hf.own_scores import head_inputs, scores_of_outputs, scores_of_products
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import require_choice, require_number, require_whole
@@ -43,7 +43,7 @@ from bild_lab.training.modules.states import (
     ModuleSpec,
     SmallModule,
     decoder_states,
-    head_products,
+    head_outputs,
     own_matrices,
     soft_loss,
 )
@@ -269,10 +269,10 @@ class EagleModule(SmallModule):
         which is `target`.
         """
         if self._part is None:
-            products = head_products(self.base, target, self.weights.config.vocabulary)
+            own_outputs = head_outputs(self.base, target, self.weights.config.vocabulary)
         else:
-            products = linear(target, *self._part)
-        tokens = soft_loss(logits, scores_of_products(self.base, products))
+            own_outputs = linear(target, *self._part)
+        tokens = soft_loss(logits, scores_of_outputs(self.base, own_outputs))
         if self.weights.config.variant == EAGLE3:
             return tokens
         missed = smooth_l1_loss(outputs.float(), target.float(), reduction="none").mean(-1)

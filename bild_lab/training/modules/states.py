@@ -242,10 +242,10 @@ def own_matrices(
 
 
 @torch.no_grad()
-def head_products(
+def head_outputs(
     base: PreTrainedModel, head_input: Float[Tensor, "*rows dim"], vocabulary: int
 ) -> Float[Tensor, "*rows vocab"]:
-    """The products of the model's own head."""
+    """What the model's own head gives."""
     return base.get_output_embeddings()(head_input).to(head_input.device)[..., :vocabulary]
 
 

@@ -66,13 +66,15 @@ def test_the_steps_of_training_are_those_of_decoding(variant: str, family: str) 
 
 
 def model_of(name: str) -> PreTrainedModel:
-    """A Llama, or one whose scores are a part of its head's products or capped ones, or whose head
-    reads a part of its states, so that it shows.
+    """A Llama, or one whose scores are a part of its head's products, capped ones or ones with a bias,
+    or whose head reads a part of its states, so that it shows.
     """
     if name == "llama":
         return tiny_llama(4, layers=3).eval()
     module = tiny_architectures.build(name)
     vars(module.config).update(logits_scaling=8.0, final_logit_softcapping=1.0, dim_model_base=4)
+    if (bias := module.get_output_embeddings().bias) is not None:
+        torch.nn.init.normal_(bias)
     return module
 
 
@@ -84,7 +86,7 @@ def outputs_of(variant: str, train: bool, name: str = "llama") -> tuple[EagleMod
     return eagle, eagle(rows, contexts), labels
 
 
-@pytest.mark.parametrize("name", ["llama", "granite", "cohere", "gemma2", "minicpm3"])
+@pytest.mark.parametrize("name", ["llama", "granite", "cohere", "gemma2", "minicpm3", "phi"])
 def test_eagle_3_learns_the_models_own_distribution_at_every_step(name: str) -> None:
     eagle, found, labels = outputs_of(EAGLE3, train=True, name=name)
     with torch.no_grad():
@@ -99,6 +101,15 @@ def test_eagle_3_learns_the_models_own_distribution_at_every_step(name: str) -> 
     torch.testing.assert_close(
         PredictionLoss(spec(variant=EAGLE3).predictors.weights)(found, labels), expected
     )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["granite", "phi"])
+def test_eagle_1_learns_by_the_models_own_scores_of_its_states(name: str) -> None:
+    eagle, *_ = outputs_of(EAGLE, train=False, name=name)
+    text = torch.tensor([[START, 5, 9, *TEXT]])
+    found = eagle.weights.head_logits(eagle.base.base_model(text).last_hidden_state)
+    torch.testing.assert_close(found, eagle.base(text).logits)
 
 
 def test_eagle_3_learns_its_heads_own_tokens_alone_and_chooses_among_them() -> None:

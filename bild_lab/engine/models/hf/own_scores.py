@@ -1,7 +1,7 @@
 """What a module's own forward makes of its decoder's states, and of its head's products.
 
 Some models score by a part of these products (Granite, Cohere), or by as much as a cap leaves
-(Gemma 2); the head of others reads a part of the states (MiniCPM 3).
+(Gemma 2), or add a bias (Phi); the head of others reads a part of the states (MiniCPM 3).
 """
 
 from __future__ import annotations
@@ -47,14 +47,28 @@ def head_inputs(
 def scores_of_products(
     module: PreTrainedModel, products: Float[Tensor, "*rows vocab"]
 ) -> Float[Tensor, "*rows vocab"]:
-    """The scores of a module whose head gave these, for all of its tokens or for some; the products
+    """The scores of a module whose head's weights give these, for all of its tokens or for the first
+    ones.
+    """
+    bias = getattr(module.get_output_embeddings(), "bias", None)
+    if bias is not None:
+        products = products + bias.detach()[: products.shape[-1]].to(products)
+    return scores_of_outputs(module, products)
+
+
+def scores_of_outputs(
+    module: PreTrainedModel, outputs: Float[Tensor, "*rows vocab"]
+) -> Float[Tensor, "*rows vocab"]:
+    """The scores of a module whose head gives these, for all of its tokens or for some; the outputs
     themselves where `_has_parts` is false.
     """
     if not _has_parts(module):
-        return products
-    states = _States(last_hidden_state=products.new_empty(1, 1, 1))  # the head is not run
-    head = module.get_output_embeddings()
-    return _forward_with(module, {module.base_model: _giving(states), head: _giving(products)})
+        return outputs
+    # the head is not run, but what some models have before it is, such as a ModernBERT
+    width = module.config.get_text_config().hidden_size
+    row = outputs.new_zeros(1, 1, width, dtype=module.dtype)
+    states, head = _States(last_hidden_state=row), module.get_output_embeddings()
+    return _forward_with(module, {module.base_model: _giving(states), head: _giving(outputs)})
 
 
 def _has_parts(module: PreTrainedModel) -> bool:

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import ModernBertDecoderConfig, ModernBertDecoderForCausalLM
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.methods.eagle.drafter import EagleDrafter, EagleSession
 from bild_lab.engine.methods.eagle.module import EAGLE, EAGLE3
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.models.hf.own_scores import scores_of_outputs
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import OutputSpec, Rows, TreeSpec
@@ -23,7 +25,7 @@ from tests.engine.methods.modules.tiny import random_eagle
 from tests.engine.models.test_states import ENCODED
 from tests.policies import in_memory
 from tests.stubs import uncached
-from tests.tiny import PAD, START, tiny_llama, tiny_t5
+from tests.tiny import PAD, START, VOCABULARY, tiny_llama, tiny_t5
 
 LENGTH = 12
 
@@ -100,18 +102,29 @@ def test_no_id_without_a_token_is_drafted() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["granite", "cohere", "gemma2", "minicpm3", "opt"])
+@pytest.mark.parametrize("name", ["granite", "cohere", "gemma2", "minicpm3", "opt", "phi"])
 def test_eagle_1_makes_of_the_heads_products_what_the_target_makes(name: str) -> None:
-    """A part of them in a Granite and a Cohere, no more than a cap in a Gemma 2, and they themselves
-    where the head reads a part of the states.
+    """A part of them in a Granite and a Cohere, no more than a cap in a Gemma 2, with a bias in a Phi,
+    and they themselves where the head reads a part of the states.
     """
     module = tiny_architectures.build(name)
     vars(module.config).update(logits_scaling=8.0, final_logit_softcapping=1.0, dim_model_base=4)
+    if (bias := module.get_output_embeddings().bias) is not None:
+        bias.normal_()
     target, eagle = in_memory(module, "hf"), random_eagle(EAGLE, module.config)
     session = target.start(Source((START, 5, 9)), LENGTH)
     scores = session.extend([9], OutputSpec(head_input=True))
     found = eagle.attach_to(target).logits(scores.head_input)
     torch.testing.assert_close(found, scores.logits)
+
+
+def test_what_a_model_has_before_its_head_takes_nothing_from_the_heads_products() -> None:
+    """Planted: rows of another width than that of the model's states, which a layer there refuses."""
+    special = {**tiny_architectures.TOKENS, "cls_token_id": START, "sep_token_id": START}
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
+    config = ModernBertDecoderConfig(vocab_size=VOCABULARY, **sizes, **special)
+    module, head_rows = ModernBertDecoderForCausalLM(config).bfloat16(), torch.randn(2, VOCABULARY)
+    assert torch.equal(scores_of_outputs(module, head_rows), head_rows)
 
 
 def test_only_states_that_the_variant_reads_are_asked_of_the_target() -> None:
