@@ -409,10 +409,10 @@ def test_a_rule_keeps_the_state_of_one_text() -> None:
     for trace in (Trace(), Trace()):
         assert method.decode(request, trace) == [4, 5, 6, 7, 8, 9]
         assert [one.accepted for one in trace.rounds] == [2, 0, 0]
-    recorded = [one for one, _ in recorded_rounds(method, request)]
-    assert [one.verdict.path for one in recorded] == [(0, 1), (), ()]
+    rounds = [recorded for recorded, _ in recorded_rounds(method, request)]
+    assert [recorded.verdict.path for recorded in rounds] == [(0, 1), (), ()]
     # as it was asked: its distribution of a round is computed later
-    assert [one.rule._is_first for one in recorded] == [True, False, False]
+    assert [recorded.rule._is_first for recorded in rounds] == [True, False, False]
 
 
 def test_a_rule_that_asks_for_nothing_gets_logits_alone() -> None:

@@ -3,10 +3,10 @@ their own.
 
 Isolation: one process for each program, with limits on memory and processor time, a clock, none of
 the user's environment variables, and Python's audit hooks, which refuse network, processes, signals
-and every change of a file (`program_worker`). That keeps a program from harm by accident. It does not keep it from
-reading what the user can read, from using the processor until its time is over, from deceiving its
-own tests, or from breaking out on purpose: run code that somebody may have meant to do harm in a
-virtual machine.
+and every change of a file (`program_worker`). That keeps a program from harm by accident. It does
+not keep it from reading what the user can read, from using the processor until its time is over,
+from deceiving its own tests, or from breaking out on purpose: run code that somebody may have meant
+to do harm in a virtual machine.
 
 Programs have Python's own modules alone. Hashes have one seed, so that a program whose result hangs
 on the order of a set passes in every process or in none.

@@ -86,7 +86,8 @@ def _require_parts(
         if is_plain:
             raise UserError(f"{needed} {value!r}; give its _target_")
         members = () if name in models else vars(annotation)
-        lacking = [part for part in members if part[:1] != "_" and not hasattr(value, part)]
+        public = [member for member in members if not member.startswith("_")]
+        lacking = [member for member in public if not hasattr(value, member)]
         if lacking:
             raise UserError(
                 f"{needed} {type(value).__name__}, which lacks {lacking[0]}; derive your own from it"

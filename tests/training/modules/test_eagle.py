@@ -108,8 +108,8 @@ def test_eagle_3_learns_the_models_own_distribution_at_every_step(name: str) -> 
 def test_eagle_1_learns_by_the_models_own_scores_of_its_states(name: str) -> None:
     eagle, *_ = outputs_of(EAGLE, train=False, name=name)
     text = torch.tensor([[START, 5, 9, *TEXT]])
-    found = eagle.weights.head_logits(eagle.base.base_model(text).last_hidden_state)
-    torch.testing.assert_close(found, eagle.base(text).logits)
+    scores = eagle.weights.head_logits(eagle.base.base_model(text).last_hidden_state)
+    torch.testing.assert_close(scores, eagle.base(text).logits)
 
 
 def test_eagle_3_learns_its_heads_own_tokens_alone_and_chooses_among_them() -> None:

@@ -66,8 +66,8 @@ def test_heads_read_what_the_models_own_head_reads() -> None:
     module.config.dim_model_base = 4  # an eighth of its states
     heads = MedusaHeads.fresh(module.config, module.lm_head.weight, {}, heads=1)
     text = torch.randint(3, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(5))
-    found = MedusaModule(module, heads)(text, torch.tensor([[4, 9]]))[0, :, 0]
-    torch.testing.assert_close(found, module(text).logits[0, [3, 8]])  # a fresh head is a copy
+    scores = MedusaModule(module, heads)(text, torch.tensor([[4, 9]]))[0, :, 0]
+    torch.testing.assert_close(scores, module(text).logits[0, [3, 8]])  # a fresh head is a copy
 
 
 @pytest.mark.fast("False-0-None")

@@ -114,8 +114,8 @@ def test_eagle_1_makes_of_the_heads_products_what_the_target_makes(name: str) ->
     target, eagle = in_memory(module, "hf"), random_eagle(EAGLE, module.config)
     session = target.start(Source((START, 5, 9)), LENGTH)
     scores = session.extend([9], OutputSpec(head_input=True))
-    found = eagle.attach_to(target).logits(scores.head_input)
-    torch.testing.assert_close(found, scores.logits)
+    drafting_scores = eagle.attach_to(target).logits(scores.head_input)
+    torch.testing.assert_close(drafting_scores, scores.logits)
 
 
 def test_what_a_model_has_before_its_head_takes_nothing_from_the_heads_products() -> None:
