@@ -139,10 +139,9 @@ def reached(modules: Iterable[str]) -> list[Path]:
     """The files of these modules and of all that they import, as far as they can change a number,
     in a fixed order.
 
-    Of our package only the modules count whose names are imported from it; of a user's files all
-    that they import, but for Python's own modules and installed packages. C++ sources count beside
-    their module, and so do files that a source names in a text of its own: beside it, or for a
-    user's source in the working directory.
+    Of our files only imports of ours count; of a user's all, but for Python's own modules and
+    installed packages. C++ sources count beside their module, and so do files that a source names
+    in a text of its own: beside it, or for a user's source in the working directory.
     """
     reached_files: set[Path] = set()
     waiting = [file for name in modules if (file := _file_of(name)) is not None]
@@ -207,11 +206,9 @@ def _imported(file: Path) -> tuple[Path, ...]:
         return ()
     files: set[Path | None] = set(_named_in(file, in_package))
     for module, names in _read(file).imports:
-        if module.split(".")[0] == PACKAGE.name:
-            files.update(_file_of(name) for name in _defining(module, names))
-        elif in_package:
+        if in_package and module.split(".")[0] != PACKAGE.name:
             continue  # the versions of other packages are named beside this hash
-        elif module.startswith("."):
+        if module.startswith("."):
             files.update(_relative_sources(file, module, names))
         else:
             files.update(_file_of(name) for name in _importable_names(module, names))
@@ -238,29 +235,6 @@ def _importable_names(module: str, names: Iterable[str]) -> Iterator[str]:
         yield ".".join(parts[:count])
     for name in names:
         yield f"{module}.{name}"
-
-
-def _defining(module: str, names: Iterable[str]) -> Iterator[str]:
-    """The modules in which the names are defined that are imported from a module of ours, which may
-    be a package.
-    """
-    file = _file_of(module)
-    if file is None or file.name != "__init__.py":
-        yield module
-        return
-    passed_on = {
-        name: source
-        for source, imported_names in _read(file).imports
-        if source.split(".")[0] == PACKAGE.name
-        for name in imported_names
-    }
-    for name in names:
-        if _file_of(f"{module}.{name}") is not None:
-            yield f"{module}.{name}"
-        elif name in passed_on:
-            yield from _defining(passed_on[name], (name,))
-        else:
-            yield module
 
 
 @dataclass(frozen=True)
