@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from omegaconf import DictConfig
@@ -364,13 +364,11 @@ def main() -> None:
     busy = busy_percent()
     bandwidth = read_gb_per_s(device, synchronize)
     policy = any(word.startswith("policy") for word in overrides)
-    rows, costs = [], []
+    rows = []
     for name in shapes:
         with bench_named(name, cfg, device, dtype, lacking is None, policy, files) as bench:
-            shape_rows, shape_costs = measured(bench, name, long, synchronize)
-        rows += shape_rows
-        costs += shape_costs
-    show_and_keep(rows, costs, long, cfg.name, device, busy, bandwidth)
+            rows += measured(bench, name, long, synchronize)
+    show_and_keep(rows, long, cfg.name, device, busy, bandwidth)
 
 
 def configuration(shapes: Sequence[str], overrides: Sequence[str], long: bool) -> DictConfig:
@@ -413,44 +411,34 @@ def bench_named(
 
 def measured(
     bench: Bench, name: str, long: bool, synchronize: Callable[[], None]
-) -> tuple[list[dict], list[dict]]:
-    """The rows of all methods, and the costs of forwards by query and context length; `long` texts
-    have none.
-    """
-    from bild_lab.benchmark.bench import SHAPES, forward_costs, long_texts, run
+) -> list[dict[str, Any]]:
+    """The rows of all methods. long: of long texts."""
+    from bild_lab.benchmark.bench import SHAPES, long_texts, run
 
-    rounds = SHAPES[name].rounds if name in SHAPES else ROUNDS_OF_A_PAIR
     status_line.enter(f"timing {bench.shape}, {len(bench.methods)} methods")
     if long:
-        return long_texts(bench, ROUNDS_OF_A_PROMPT, synchronize), []
-    return run(bench, rounds, synchronize), forward_costs(bench, synchronize)
+        return long_texts(bench, ROUNDS_OF_A_PROMPT, synchronize)
+    rounds = SHAPES[name].rounds if name in SHAPES else ROUNDS_OF_A_PAIR
+    return run(bench, rounds, synchronize)
 
 
 def show_and_keep(
-    rows: list[dict],
-    costs: list[dict],
-    long: bool,
-    name: str,
-    device: torch.device,
-    busy: float,
-    gb_per_s: float,
+    rows: list[dict], long: bool, name: str, device: torch.device, busy: float, gb_per_s: float
 ) -> None:
-    """Print the table; write it, the machine and the forwards' costs to outputs/NAME."""
+    """Print the table; write it and the machine to outputs/NAME."""
     import pandas as pd
 
     from bild_lab.lab.point.environment import environment
     from bild_lab.lab.store.table import write_csv
 
     machine = {**environment(device), "busy_percent": busy, "read_gb_per_s": gb_per_s}
-    content = {"environment": machine, "rows": rows} | ({} if long else {"forwards": costs})
     path = Path("outputs", name, "long.json" if long else "bench.json")
-    write_json(path, content)
+    write_json(path, {"environment": machine, "rows": rows})
     output.print(long_table(rows) if long else table(rows))
     output.print(f"the machine reads {gb_per_s:.1f} GB/s")
     if long:
         write_csv(path, pd.DataFrame(rows))
-    what = "long.csv too" if long else "and the cost of a forward by query and context length"
-    output.print(f"{path} contains these rows, {what}")
+    output.print(f"{path} contains these rows{', long.csv too' if long else ''}")
 
 
 if __name__ == "__main__":

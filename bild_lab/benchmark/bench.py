@@ -51,7 +51,6 @@ from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel, why_no_kernels
 from bild_lab.engine.protocols import Method, Streams
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import LAST_LOGITS, Session
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.likelihood import log_probabilities
@@ -69,8 +68,6 @@ from bild_lab.lab.measure.timing import (
 log = logging.getLogger(__name__)
 
 WINDOW = 5
-QUERY_LENGTHS = (1, 2, 4, 8, 16, 32, 64)
-CONTEXTS = (64, 256, 1024, 2048)
 PROMPTS = (100, 500, 1000, 2000, 4000)  # tokens
 HIGHEST_MADE_UP = 1000  # the highest token id of made-up texts
 SPANS = ((0, 100), (900, 1000))  # where new tokens of one long text are timed
@@ -324,36 +321,6 @@ def ratio(reference: Sequence[float], times: Sequence[float]) -> float:
     """The median of the rounds' ratios."""
     pairs = zip(reference, times, strict=True)
     return statistics.median(reference_ms / own_ms for reference_ms, own_ms in pairs)
-
-
-@torch.inference_mode()
-def forward_costs(bench: Bench, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
-    """Median milliseconds of our fastest forward by query length, and of a one-row forward by
-    context length.
-    """
-    model, rows = bench.kernels or bench.native, []
-    lengths = [("query", length, 64, length) for length in QUERY_LENGTHS]
-    lengths += [("context", length, length, 1) for length in CONTEXTS]
-    for kind, length, context, query in lengths:
-        session = model.start(bench.requests[0].source, context + query)
-        while session.length < context:
-            session.extend([5] * min(256, context - session.length), LAST_LOGITS)
-
-        def forward(
-            session: Session = session, context: int = session.length, query: int = query
-        ) -> None:
-            session.rollback(context)
-            session.extend([5] * query)
-
-        rows.append(
-            {
-                "shape": bench.shape,
-                "by": kind,
-                "length": length,
-                "ms": 1000 * median_s(forward, synchronize),
-            }
-        )
-    return rows
 
 
 def long_texts(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict[str, Any]]:

@@ -68,7 +68,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "SHAPES", SMALL)
     monkeypatch.setattr(compiled, "BACKEND", "eager")
     monkeypatch.setattr(machine, "BUFFER_BYTES", 2**20)
-    monkeypatch.setattr(bench, "CONTEXTS", (64, 300))
 
 
 @pytest.fixture
