@@ -29,7 +29,7 @@ from bild_lab.report.style import (
     INK,
     MUTED,
     Mark,
-    add_panel,
+    as_panel,
     marks,
     paper_figure,
 )
@@ -130,21 +130,15 @@ def draw_dots(picture: Picture, path: Path) -> None:
         panels.setdefault(line.cell.quantity, []).append(line)
     if max(map(len, panels.values())) > _MOST_ROWS:
         return draw_scatter(picture, path)
-    width, left = (COLUMN, 0.53) if picture.column else (9.0, 0.40)
+    heights = [_ROW * len(lines) for lines in panels.values()]
     inches = (
-        width,
-        picture.heading
-        + 0.75 * len(panels)
-        + _ROW * len(picture.comparison.lines)
-        + picture.legend,
+        COLUMN if picture.column else 9.0,
+        picture.heading + sum(heights) + 0.75 * len(panels) + picture.legend,
     )
     with _page(path, inches, picture) as figure:
-        top = inches[1] - picture.heading
-        for quantity, lines in panels.items():
-            height = _ROW * len(lines)
-            area = (left, (top - 0.25 - height) / inches[1], 0.96 - left, height / inches[1])
-            _dots(add_panel(figure, area, quantity, "x"), lines, 38 if picture.column else 90)
-            top -= height + 0.75
+        subplots = figure.subplots(len(panels), squeeze=False, height_ratios=heights).flat
+        for axes, (quantity, lines) in zip(subplots, panels.items(), strict=True):
+            _dots(as_panel(axes, quantity, "x"), lines, 38 if picture.column else 90)
         keys = [Line2D([], [], ls="", marker="o", ms=6, color=_HERE, label="here")]
         compared = [
             line.cell.formula for line in picture.comparison.lines if line.reference is not None
@@ -163,7 +157,7 @@ def draw_scatter(picture: Picture, path: Path) -> None:
     equal.
     """
     with _page(path, (COLUMN, COLUMN) if picture.column else (6.0, 6.0), picture) as figure:
-        axes = add_panel(figure, (0.12, 0.12, 0.82, 0.74), xlabel="paper", ylabel="here")
+        axes = as_panel(figure.add_subplot(), xlabel="paper", ylabel="here")
         pairs = [
             (line.reference, line.cell.value)
             for line in picture.comparison.lines
@@ -220,20 +214,10 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
         width,
         picture.heading + height * lines + picture.legend + 0.2 * ((len(keys) - 1) // _BESIDE),
     )
-    column_width = (width - 0.2) / columns
     with _page(path, inches, picture) as figure:
-        for index, (panel, panel_curves) in enumerate(groups.items()):
-            line, column = divmod(index, columns)
-            left = 0.65 + column * column_width
-            bottom = inches[1] - picture.heading - height * (line + 1) + 0.55
-            left, right = (0.5, 0.5) if picture.column else (left, 0.95)
-            area = (
-                left / width,
-                bottom / inches[1],
-                (column_width - right) / width,
-                (height - 0.95) / inches[1],
-            )
-            axes = add_panel(figure, area, panel, ylabel=_metric(panel_curves))
+        for place, (panel, panel_curves) in enumerate(groups.items(), start=1):
+            axes = figure.add_subplot(lines, columns, place)
+            as_panel(axes, panel, ylabel=_metric(panel_curves))
             draw(axes, panel, panel_curves, looks)
         _legend(figure, keys)
 
@@ -357,7 +341,7 @@ def _legend(figure: Figure, handles: list[Line2D]) -> None:
         "handletextpad": 0.5,
         "ncols": min(len(handles), _BESIDE),
     }
-    figure.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 0.0), **look)
+    figure.legend(handles=handles, loc="outside lower center", **look)
 
 
 @dataclass(frozen=True)
@@ -430,6 +414,7 @@ def draw_texts(picture: Picture, path: Path) -> None:
     # a column is as wide as a character of the font
     inches = (7.75, _HEADING + _TEXT_LINE * (len(lines) + 1))
     with _page(path, inches, picture) as figure:
+        figure.set_layout_engine("none")
         axes = figure.add_axes((0.03, 0.0, 0.95, 1 - _HEADING / inches[1]))
         axes.set(xlim=(0, _WIDTH + 14), ylim=(len(lines), 0))
         axes.axis("off")

@@ -57,7 +57,7 @@ from bild_lab.lab.store.hashing import data_hash, file_hash
 from bild_lab.lab.store.inputs import require_same_settings
 from bild_lab.lab.store.records import require_writable
 from bild_lab.lab.store.table import write_csv
-from bild_lab.report.style import MUTED, add_panel, marks, paper_figure
+from bild_lab.report.style import MUTED, as_panel, marks, paper_figure
 from bild_lab.training.folder import writing
 
 CSV, METRICS = "match_rates.csv", "metrics.json"
@@ -436,12 +436,9 @@ def draw_match_rates(match_rates: MatchRates, path: Path, subtitle: str) -> None
     )
     rows = rows[(rows["count"] >= FEW) | (rows["x"] == 1)]
     with paper_figure(path, (10.0, 4.8), "Match rates of early layers", subtitle) as figure:
-        left = add_panel(
-            figure, (0.07, 0.12, 0.42, 0.68), "all positions", xlabel="layer", ylim=(0, 1.02)
-        )
-        right = add_panel(
-            figure, (0.55, 0.12, 0.42, 0.68), f"k = {middle}", xlabel="position", ylim=(0, 1.02)
-        )
+        left, right = figure.subplots(1, 2)
+        as_panel(left, "all positions", xlabel="layer", ylim=(0, 1.02))
+        as_panel(right, f"k = {middle}", xlabel="position", ylim=(0, 1.02))
         left.set(
             ylabel="share of final tokens among the first k choices", xticks=match_rates.layers
         )

@@ -31,7 +31,7 @@ from bild_lab.engine.methods.speculative.theory import (
 )
 from bild_lab.lab.store.table import write_csv
 from bild_lab.papers.published import load_published
-from bild_lab.report.style import MUTED, add_panel, marks, paper_figure
+from bild_lab.report.style import MUTED, as_panel, marks, paper_figure
 
 WINDOWS = (1, 3, 5, 7, 10)
 COST_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -49,7 +49,6 @@ COMPUTES = {
 }
 
 _ALPHA = "acceptance rate α"
-_ONE_PANEL = (0.08, 0.11, 0.88, 0.74)
 
 
 def curves(
@@ -111,7 +110,7 @@ def add_expected_tokens(figure: Figure) -> tuple[Axes, pd.DataFrame]:
     """The panel and the curves of Equation 1."""
     table = curves("window", WINDOWS, expected_tokens=expected_tokens)
     labels = {"xlabel": _ALPHA, "ylabel": "tokens per target call"}
-    axes = add_panel(figure, _ONE_PANEL, xlim=(0, 1), ylim=(0, 12), **labels)
+    axes = as_panel(figure.add_subplot(), xlim=(0, 1), ylim=(0, 12), **labels)
     draw_curves(axes, table, "expected_tokens", "window")
     return axes, table
 
@@ -125,8 +124,8 @@ def draw_optimal_window(path: Path) -> None:
     )
     with paper_figure(path, (8.0, 5.0), "Optimal window", subtitle) as figure:
         limits = {"xlim": (0, RATES_OF_WINDOWS[-1]), "ylim": (0, 42)}
-        axes = add_panel(
-            figure, _ONE_PANEL, xlabel=_ALPHA, ylabel="tokens drafted per round", **limits
+        axes = as_panel(
+            figure.add_subplot(), xlabel=_ALPHA, ylabel="tokens drafted per round", **limits
         )
         draw_curves(axes, table, "optimal_window", "c =", drawstyle="steps-post")
     write_csv(path, table)
@@ -145,14 +144,10 @@ def draw_speed_and_operations(path: Path) -> None:
     subtitle = "Theorems 3.8 (left) and 3.11 (right) for a drafter that costs nothing, c = ĉ = 0"
     with paper_figure(path, (10.0, 5.0), "Speed is paid for with operations", subtitle) as figure:
         labels = ("times as fast as the target alone", "times the target's operations")
-        for start, formula, what in zip((0.06, 0.555), formulas, labels, strict=True):
-            area, limits = (start, 0.11, 0.41, 0.74), {"xlim": (0, 1), "ylim": (0, 12)}
-            draw_curves(
-                add_panel(figure, area, xlabel=_ALPHA, ylabel=what, **limits),
-                table,
-                formula,
-                "window",
-            )
+        limits = {"xlim": (0, 1), "ylim": (0, 12)}
+        for axes, formula, what in zip(figure.subplots(1, 2), formulas, labels, strict=True):
+            as_panel(axes, xlabel=_ALPHA, ylabel=what, **limits)
+            draw_curves(axes, table, formula, "window")
     write_csv(path, table)
 
 
@@ -199,12 +194,11 @@ def draw_trade_offs(path: Path, compute: str) -> None:
         path, (10.0, 4.6), f"Latency against {compute.replace('_', ' ')}", subtitle
     ) as figure:
         limits = {"xlim": (0.9, points[compute].max() + 0.2), "ylim": (0.45, 1.02)}
-        for index, (dataset, panel) in enumerate(points.groupby("dataset", sort=False)):
-            axes = add_panel(
-                figure, (0.06 + 0.315 * index, 0.12, 0.285, 0.66), dataset, xlabel=what, **limits
-            )
-            axes.tick_params(labelleft=not index)
-            axes.set_ylabel("" if index else "latency over the target alone")
+        subplots = figure.subplots(1, len(DATASETS), sharey=True)
+        subplots[0].set_ylabel("latency over the target alone")
+        panels = points.groupby("dataset", sort=False)
+        for axes, (dataset, panel) in zip(subplots, panels, strict=True):
+            as_panel(axes, dataset, xlabel=what, **limits)
             for (exit_layer, trained), line in panel.groupby(["exit_layer", "trained"]):
                 mark = looks[str(exit_layer)]
                 style = {

@@ -24,7 +24,7 @@ from bild_lab.report.style import (
     MUTED,
     STAGE_COLOURS,
     SUBTITLE_LINE,
-    add_panel,
+    as_panel,
     paper_figure,
     subtitle_lines,
 )
@@ -175,11 +175,12 @@ def draw_trace(timelines: Timelines, path: Path) -> None:
     with paper_figure(
         path, (_INCHES, height), "Where the time of one text goes", subtitle, (path.suffix[1:],)
     ) as figure:
+        figure.set_layout_engine("none")  # names and the legend have places of their own
         end = max(lane.end for lane in timelines.lanes)
         area = (_LEFT / _INCHES, _FOOT / height, width / _INCHES, _LANE * count / height)
         limits = {"xlim": (0, end), "ylim": (count - 0.5, -0.5), "yticks": []}
-        axes = add_panel(
-            figure, area, grid="x", xlabel="milliseconds since decoding began", **limits
+        axes = as_panel(
+            figure.add_axes(area), grid="x", xlabel="milliseconds since decoding began", **limits
         )
         axes.spines["left"].set_visible(False)
         for row, lane in enumerate(timelines.lanes):

@@ -201,32 +201,24 @@ def paper_figure(
     path: Path, inches: tuple[float, float], title: str, subtitle: str, kinds: Sequence[str] = ()
 ) -> Iterator[Figure]:
     """A figure with its heading, written when the block ends; in a column of a paper the caption is
-    its heading.
+    its heading. Matplotlib lays out its subplots, and legends outside of them, below the heading.
     """
     with written_figure(path, inches, kinds) as figure:
-        if inches[0] <= COLUMN:
-            yield figure
-            return
-        left = 0.45 / inches[0]
-        figure.text(left, 1 - 0.24 / inches[1], title, va="center", size=11.5, weight="bold")
-        lines = "\n".join(subtitle_lines(subtitle, inches[0]))
-        figure.text(left, 1 - 0.42 / inches[1], lines, va="top", size=8, color=MUTED)
+        figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.08)
+        if inches[0] > COLUMN:
+            left, lines = 0.45 / inches[0], subtitle_lines(subtitle, inches[0])
+            figure.text(left, 1 - 0.24 / inches[1], title, va="center", size=11.5, weight="bold")
+            text = "\n".join(lines)
+            figure.text(left, 1 - 0.42 / inches[1], text, va="top", size=8, color=MUTED)
+            below = 1 - (0.48 + SUBTITLE_LINE * len(lines)) / inches[1]
+            figure.get_layout_engine().set(rect=(0, 0, 1, below))
         yield figure
 
 
-def add_panel(
-    figure: Figure,
-    area: tuple[float, float, float, float],
-    title: str = "",
-    grid: str = "both",
-    **settings: Any,
-) -> Axes:
-    """Axes on a part of the figure, with a grid behind what is drawn.
-
-    area: left, bottom, width and height in shares of the figure. grid: along "x", "y" or "both".
-    settings: of the axes, such as xlabel and ylim.
+def as_panel(axes: Axes, title: str = "", grid: str = "both", **settings: Any) -> Axes:
+    """The axes with a grid behind what is drawn. grid: along "x", "y" or "both". settings: of the
+    axes, such as xlabel and ylim.
     """
-    axes = figure.add_axes(area)
     axes.grid(axis=grid, color=HAIRLINE, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines["top"].set_visible(False)
