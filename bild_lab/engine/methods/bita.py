@@ -63,8 +63,8 @@ class BitaConfig:
     kv_heads: int
     head_dim: int
     hidden_size: int
+    vocabulary: int
     base: Mapping[str, Any] = field(default_factory=dict)
-    vocabulary: int = 0  # unknown of older adapters
     markov_rank: int = 0
 
     def __post_init__(self) -> None:
@@ -139,7 +139,6 @@ def load_bita(
     Raises UserError as `SavedModule.load_for` does.
     """
     sizes = base_sizes(target.checkpoint.config, KIND.noun)
-    del sizes["vocabulary"]  # unknown of older adapters
     return BitaAdapter.load_for(target, path, vocabulary, **sizes)
 
 

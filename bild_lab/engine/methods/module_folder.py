@@ -145,13 +145,10 @@ class SavedModule(nn.Module):
 
 def read_config(folder: Path, kind: FolderKind, cls: type[Config]) -> Config:
     """Read the configuration. Raises UserError for a folder that holds something else."""
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    names = {field.name for field in fields}
-    # a field with a default may be missing: older folders do not have it
-    required = {field.name for field in fields if field.default is dataclasses.MISSING}
+    names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     with described_in(folder, kind) as path:
         values = json.loads(path.read_text(encoding="utf-8"))
-        if not required <= set(values) <= names:
+        if set(values) != names:
             raise UserError(
                 f"{path} must hold {', '.join(sorted(names))} and nothing else; {kind.remedy}"
             )

@@ -33,7 +33,7 @@ KIND = FolderKind("weights.safetensors", "config.json", "small module", "make on
 class Shapes:
     width: int
     base: Mapping[str, Any]
-    added_later: int = 0
+    rank: int = 0
 
 
 class Small(SavedModule):
@@ -92,16 +92,16 @@ def test_numbers_are_not_rounded_to_the_precision_that_a_process_makes_tensors_i
 
 def test_a_configuration_holds_its_fields_and_nothing_else(tmp_path: Path) -> None:
     config = saved(tmp_path) / "config.json"
-    config.write_text(json.dumps({"width": 3, "base": {}}))
-    assert Small.load(tmp_path).config == Shapes(3, {})  # older folders lack a later field
-    for content in ({"width": 3}, {"width": 3, "base": {}, "unknown": 1}):
+    whole = json.loads(config.read_text())
+    assert Small.load(tmp_path).config == Shapes(3, {})
+    for content in ({"width": 3, "base": {}}, {**whole, "unknown": 1}):
         config.write_text(json.dumps(content))
-        with pytest.raises(UserError, match="must hold added_later, base, width and nothing else"):
+        with pytest.raises(UserError, match="must hold base, rank, width and nothing else"):
             Small.load(tmp_path)
 
 
 def test_weights_are_those_that_the_configuration_describes(tmp_path: Path) -> None:
-    (saved(tmp_path) / "config.json").write_text(json.dumps({"width": 4, "base": {}}))
+    (saved(tmp_path) / "config.json").write_text(json.dumps({"width": 4, "base": {}, "rank": 0}))
     with pytest.raises(UserError, match=r"must hold weight \[4\], got weight \[3\]"):
         Small.load(tmp_path)
     module = Small(Shapes(3, {}))
