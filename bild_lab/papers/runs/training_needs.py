@@ -82,32 +82,19 @@ class TrainingMemory:
 def shape_of(config: Any) -> ModelShape:
     """The sizes in a configuration of Transformers: T5, mT5, Llama or GPT-2."""
     heads = config.num_attention_heads
-    if config.model_type in ("t5", "mt5"):
-        queries = heads * config.d_kv
-        return ModelShape(
-            dim=config.d_model,
-            queries=queries,
-            cached=2 * queries,
-            heads=heads,
-            shared_heads=False,
-            hidden=config.d_ff,
-            gated=config.is_gated_act,
-            layers=config.num_decoder_layers,
-            encoder=config.num_layers,
-            vocabulary=config.vocab_size,
-        )
     groups = getattr(config, "num_key_value_heads", heads)
-    head_dim = config.hidden_size // heads
+    head_dim = getattr(config, "head_dim", config.hidden_size // heads)
+    hidden_names = ("d_ff", "intermediate_size", "n_inner")
     return ModelShape(
         dim=config.hidden_size,
-        queries=config.hidden_size,
+        queries=heads * head_dim,
         cached=2 * groups * head_dim,
         heads=heads,
         shared_heads=groups < heads,
-        hidden=getattr(config, "intermediate_size", None) or config.n_inner,
-        gated=False,
-        layers=config.num_hidden_layers,
-        encoder=0,
+        hidden=next(getattr(config, name) for name in hidden_names if hasattr(config, name)),
+        gated=getattr(config, "is_gated_act", False),
+        layers=getattr(config, "num_decoder_layers", config.num_hidden_layers),
+        encoder=config.num_layers if config.is_encoder_decoder else 0,
         vocabulary=config.vocab_size,
     )
 
