@@ -20,9 +20,9 @@ from bild_lab.papers.runs.machine import Machine, blocked_by
 from bild_lab.papers.runs.repositories import (
     Repository,
     RepositoryState,
+    blocked_by_repositories,
     drafts_with_a_model,
     may_read,
-    obstacle_in,
     repositories_in,
     state_of,
     unpinned,
@@ -122,7 +122,7 @@ def test_what_the_hub_says_of_a_login_counts_before_what_a_card_says(
     assert may_read(state(True), False) and not may_read(state(None), False)
     for asked, told in ((True, True), (False, False)):
         monkeypatch.setattr(repositories, "state_of", lambda _, asked=asked: state(False, asked))
-        found = obstacle_in([Repository("models", "me/a")], logged_in=True, tries=True)
+        found = blocked_by_repositories([Repository("models", "me/a")], logged_in=True, tries=True)
         assert (found is not None) == told
 
 
@@ -162,9 +162,9 @@ def test_a_policy_says_whether_it_drafts_with_a_model() -> None:
 
 ASK = """
 import json, sys
-from bild_lab.papers.runs.repositories import Repository, obstacle_in
+from bild_lab.papers.runs.repositories import Repository, blocked_by_repositories
 for words in json.loads(sys.argv[1]):
-    print(obstacle_in([Repository(*words)], logged_in=True, tries=True))
+    print(blocked_by_repositories([Repository(*words)], logged_in=True, tries=True))
 """
 SAFE, PICKLED = {"model.safetensors": b""}, {"pytorch_model.bin": b""}
 SHARDS = {
@@ -275,7 +275,7 @@ def test_trainings_learn_the_other_answers_where_limas_may_not_be_read() -> None
     switched = steps_of("bita_tab1", "paper", ["pair=vicuna_33b", "runtime.allow_pickles=true"])
     models = [one for step in switched for one in step.repositories if one.kind == "models"]
     assert models and all(repository.allow_pickles for repository in models)
-    assert obstacle_in(models, logged_in=True, tries=False) is None
+    assert blocked_by_repositories(models, logged_in=True, tries=False) is None
 
 
 @pytest.mark.slow

@@ -32,11 +32,7 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from bild_lab.errors import (
-    UserError,
-    first_line,
-    suggestion,
-)
+from bild_lab.errors import UserError, first_line, suggestion
 from bild_lab.lab.config.schemas import SCHEMAS, ReportSpec
 
 # Hydra 1.4 and its OmegaConf
@@ -84,9 +80,8 @@ def help_that_is_no_text() -> Iterator[None]:
     if HYDRA_1_4 or not hasattr(ArgumentParser, "_check_help"):
         yield
         return
-    earlier_check = vars(ArgumentParser).get(
-        "_check_help"
-    )  # of a command that runs this one; else none
+    # of a command that runs this one; else none
+    earlier_check = vars(ArgumentParser).get("_check_help")
     ArgumentParser._check_help = lambda parser, action: None
     try:
         yield

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from bild_lab.errors import UserError, require_choice, require_whole
 from bild_lab.papers.runs.needs import ASSUMED_GPU, GPUS, Needs, needs
-from bild_lab.papers.runs.repositories import obstacle_in
+from bild_lab.papers.runs.repositories import blocked_by_repositories
 from bild_lab.papers.runs.steps import Step, StepKind
 
 SPREAD, SHARDED = "spread", "sharded"  # manners in which several GPUs hold one copy of a target
@@ -264,9 +264,9 @@ def blocked_by(step: Step, machine: Machine) -> str | None:
                 "it takes models of your own: give pair.target=DIR, and data in place of"
                 f" {setting.dataset['name']}"
             )
-    obstacle = obstacle_in(step.repositories, machine.gated, machine.tries)
-    if obstacle is not None:
-        return obstacle
+    reason = blocked_by_repositories(step.repositories, machine.gated, machine.tries)
+    if reason is not None:
+        return reason
     step_needs = needs_of(step, machine)
     if machine.tries or not has_known_sizes(step_needs):
         return None

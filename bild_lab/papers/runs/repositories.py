@@ -180,7 +180,9 @@ def _state_on_hub(kind: str, name: str, revision: str | None) -> RepositoryState
     return RepositoryState(pickled, bool(info.gated), readable, asked=True)
 
 
-def obstacle_in(repositories: Iterable[Repository], logged_in: bool, tries: bool) -> str | None:
+def blocked_by_repositories(
+    repositories: Iterable[Repository], logged_in: bool, tries: bool
+) -> str | None:
     """Why a command that reads these repositories cannot run, and what to do; None if it can.
 
     logged_in: there is a token of the hub, which counts where the hub cannot be asked. tries: what
