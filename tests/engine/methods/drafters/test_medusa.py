@@ -12,12 +12,14 @@ from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.methods import medusa
-from bild_lab.engine.methods.medusa import MedusaDrafter
+from bild_lab.engine.methods.medusa import MedusaDrafter, MedusaHeads, heads_for_engine
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import OutputSpec
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.cost import total_cost
+from tests import tiny_architectures
 from tests.engine.loops import NEVER, autoregressive, finished
 from tests.engine.methods.modules.tiny import random_heads
 from tests.policies import in_memory
@@ -83,6 +85,21 @@ def test_no_id_without_a_token_is_drafted(shared: bool) -> None:
         DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
         drafted = {token for one in trace.rounds for token in one.drafted}
         assert drafted and drafted.isdisjoint(half) == bool(without)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("part", [None, PART], ids=["all", "part"])
+def test_heads_with_the_targets_matrix_score_as_the_target_does(
+    part: DraftVocabulary | None,
+) -> None:
+    module = tiny_architectures.with_marked_head("phi")  # whose head has a bias
+    heads = MedusaHeads.fresh(module.config, module.lm_head.weight, {}, heads=1, shared=True)
+    heads.draft_vocabulary, target = part, in_memory(module, "hf")
+    source, output_spec = Source((START, 5, 9)), OutputSpec(head_input=True)
+    scores = target.start(source, 12).extend([9], output_spec)
+    expected = scores.logits if part is None else scores.logits[:, part.tokens]
+    found = heads_for_engine(target, heads)(scores.head_input)[0]
+    torch.testing.assert_close(found, expected)
 
 
 def path_of(text: list[int], tokens: list[int], accepted: int) -> list[int]:
