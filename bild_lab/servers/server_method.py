@@ -38,10 +38,11 @@ class Server:
     failed request is sent in all; a text that never came counts as an error and has no tokens.
     precision: of the server's weights; None: the target's. key_variable: the environment variable
     with its key, which is neither printed nor stored. baseline_url, baseline_body: of the server
-    that it is compared with; None for the body: the same. Without both it is compared with the target, whose weights are then here, so a
-    text that comes without token ids is written by the target's own tokens; beside another server
-    by those of the tokenizer. arrival_rate: with runtime.batch=N between servers, requests a second
-    that arrive at random, at most N of them at once; None: always N.
+    that it is compared with; None for the body: the same. Without both it is compared with the
+    target, whose weights are then here, so a text that comes without token ids is written by the
+    target's own tokens; beside another server by those of the tokenizer. arrival_rate: with
+    runtime.batch=N between servers, requests a second that arrive at random, at most N of them at
+    once; None: always N.
 
     Prompts are sent as the target's token ids, so the server reads what the target reads. Raises
     UserError for an encoder–decoder, for a variable without a key, and for a server that cannot be
