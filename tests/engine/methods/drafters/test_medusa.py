@@ -4,6 +4,8 @@ target's own.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -19,15 +21,16 @@ from bild_lab.engine.session import OutputSpec
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.cost import total_cost
+from bild_lab.lab.point.load import load
 from tests import tiny_architectures
 from tests.engine.loops import NEVER, autoregressive, finished
-from tests.engine.methods.modules.tiny import random_heads
+from tests.engine.methods.modules.tiny import random_adapter, random_heads
 from tests.policies import in_memory
 from tests.sessions import needs_kernels
 from tests.stubs import uncached
 from tests.tiny import START, VOCABULARY, tiny_llama
 
-WIDTHS = [8, 4, 2]
+WIDTHS, LENGTH = [8, 4, 2], 12
 PART = DraftVocabulary(range(0, VOCABULARY, 2))
 
 
@@ -100,6 +103,25 @@ def test_heads_with_the_targets_matrix_score_as_the_target_does(
     expected = scores.logits if part is None else scores.logits[:, part.tokens]
     found = heads_for_engine(target, heads)(scores.head_input)[0]
     torch.testing.assert_close(found, expected)
+
+
+def test_a_checkpoint_that_reads_images_too_drafts_by_heads(tmp_path: Path) -> None:
+    """Planted: the sizes of its text model are in a part of its configuration."""
+    module, tokenizer = tiny_architectures.build("qwen2_5_vl"), tiny_architectures.word_tokenizer()
+    sizes = module.config.text_config
+    random_heads(sizes, module.lm_head.weight).save(tmp_path / "heads")
+    random_adapter(sizes).save(tmp_path / "adapter")
+    policies = {
+        "vanilla": {},
+        "ppd": {},
+        "medusa": {"heads": str(tmp_path / "heads"), "top_k": [3, 2]},
+        "bita": {"adapter": str(tmp_path / "adapter"), "top_k": [1, 2, 2]},
+    }
+    texts = [
+        load((module, tokenizer), policy=name, **knobs).generate("w5 w9 w12", LENGTH).token_ids
+        for name, knobs in policies.items()
+    ]
+    assert texts[1:] == texts[:1] * 3
 
 
 def path_of(text: list[int], tokens: list[int], accepted: int) -> list[int]:
