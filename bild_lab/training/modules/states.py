@@ -195,6 +195,8 @@ def decoder_states(
     """Run the model once, and move what it gives to the tokens' device, as its layers may lie on
     several.
 
+    Raises UserError for a model with several states of a token, as a Gemma 3n's layers have.
+
     contexts: how many tokens each one holds; the first is the prompt and `skipped` tokens. layers:
     whose outputs are wanted. An encoder–decoder's prompt is a row of `OneRowCheckpoint`.
     """
@@ -222,10 +224,19 @@ def decoder_states(
 
     hook = base.get_output_embeddings().register_forward_pre_hook(keep)
     try:
-        ran = base(**inputs, use_cache=False, output_hidden_states=len(layers) > 0)
+        # not a forward that Accelerate put in its place: that one moves the states of all layers
+        ran = type(base).forward(
+            base, **inputs, use_cache=False, output_hidden_states=len(layers) > 0
+        )
     finally:
         hook.remove()
     hidden = {layer: ran[states_name][layer].to(rows.device) for layer in layers}
+    if any(states.ndim != 3 for states in (*hidden.values(), *read)):
+        raise UserError(
+            f"a {base.config.model_type} has several states of a token, of which this module would"
+            " read one; choose another model, or a module that reads the head's input alone, such as"
+            " module=eagle"
+        )
     return DecoderStates(rows, hidden, read[0].to(rows.device), places)
 
 

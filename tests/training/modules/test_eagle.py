@@ -116,6 +116,14 @@ def test_eagle_1_learns_by_the_models_own_scores_of_its_states(name: str) -> Non
     torch.testing.assert_close(eagle.weights.head_logits(run.final), eagle.base(**inputs).logits)
 
 
+def test_layers_with_several_states_of_a_token_are_refused_to_eagle_3() -> None:
+    with pytest.raises(UserError, match="a gemma3n_text has several states of a token"):
+        outputs_of(EAGLE3, train=True, name="gemma3n_text")
+    outputs_of(EAGLE, train=True, name="gemma3n_text")
+    built = spec().build(model_of("gemma3n_text"), {}, 0)  # which names the sizes layer by layer
+    assert built.weights.config.layer.intermediate_size == 48
+
+
 def test_eagle_3_learns_its_heads_own_tokens_alone_and_chooses_among_them() -> None:
     rows = [
         AnsweredPrompt(np.array(row), 4)

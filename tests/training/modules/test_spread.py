@@ -118,7 +118,7 @@ def test_states_of_layers_elsewhere_come_to_the_tokens() -> None:
         def get_output_embeddings(self) -> torch.nn.Module:
             return head
 
-        def __call__(self, **_: Any) -> dict[str, Any]:
+        def forward(self, **_: Any) -> dict[str, Any]:
             head(states[1])
             return {"hidden_states": [*states[:2], None]}
 
