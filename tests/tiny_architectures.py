@@ -198,6 +198,11 @@ WITH_IMAGES: dict[str, dict[str, Any]] = {
     "qwen3_5": {"text_config": {**DECODER, **LINEAR},
         "vision_config": {**VISION, "out_hidden_size": 32, "num_position_embeddings": 16}, **IMAGE_TOKENS},
 }
+GEMMA = {**DECODER, **WINDOW, "num_hidden_layers": 2, "query_pre_attn_scalar": 8}
+BESIDE_TABLE: dict[str, dict[str, Any]] = {  # for single tests, not in the table of those tried
+    "modernbert-decoder": {**DECODER, "cls_token_id": START, "sep_token_id": START},
+    "t5gemma": {**TOKENS, "encoder": GEMMA, "decoder": GEMMA, "tie_word_embeddings": False},
+}
 # fmt: on
 ALL = {**CAUSAL, **ENCODER_DECODERS, **WITH_IMAGES}
 
@@ -207,7 +212,7 @@ def configuration(name: str) -> PreTrainedConfig:
 
     Raises ValueError if this Transformers does not have it.
     """
-    values = {**(DECODER if name in CAUSAL else {}), **ALL[name]}
+    values = {**(DECODER if name in CAUSAL else {}), **{**ALL, **BESIDE_TABLE}[name]}
     return AutoConfig.for_model(
         name.partition("/")[0],
         **{key: value for key, value in values.items() if value is not None or key in WINDOW},
@@ -221,6 +226,21 @@ def build(name: str, seed: int = 0) -> PreTrainedModel:
     vars(outline)["config"] = config
     torch.manual_seed(seed)
     return outline.auto_class.from_config(config).eval()
+
+
+def with_marked_head(name: str) -> PreTrainedModel:
+    """The architecture, what it has around its head so large that it shows: a part of the states that
+    the head reads, a part of its products that is scored, a cap on these, or a bias.
+    """
+    module = build(name)
+    marked = {"logits_scaling": 8.0, "final_logit_softcapping": 1.0, "dim_model_base": 4}
+    for config in (module.config, module.config.get_text_config(decoder=True)):
+        vars(config).update({key: marked[key] for key in marked.keys() & vars(config).keys()})
+    biases = (module.get_output_embeddings().bias, getattr(module, "final_logits_bias", None))
+    for bias in biases:
+        if bias is not None:
+            torch.nn.init.normal_(bias)
+    return module
 
 
 def relative_of(module: PreTrainedModel, noise: float = 0.05) -> PreTrainedModel:

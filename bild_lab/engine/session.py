@@ -526,9 +526,12 @@ class LoadedModel(Model, Protocol):
         """The embedding and the head, on the model's device. Loads the weights."""
 
     def scores_of_products(
-        self, products: Float[Tensor, "*rows vocab"]
+        self, products: Float[Tensor, "*rows vocab"], tokens: Int[Tensor, " vocab"] | None = None
     ) -> Float[Tensor, "*rows vocab"]:
-        """What the model makes of the products of its head's weights, such as a part of them."""
+        """What the model makes of the products of its head's weights, such as a part of them.
+
+        tokens: the ids that they are of; None: the first ones, or all.
+        """
 
     @property
     def positions(self) -> int | None:

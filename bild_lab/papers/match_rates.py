@@ -109,7 +109,7 @@ def layers_of(spec: MatchSpec, target: LoadedModel) -> tuple[int, ...]:
     Raises UserError for layers that the target or the heads do not have, heads of another model,
     and k beyond the vocabulary.
     """
-    depth, vocabulary = target.depth, target.checkpoint.config.vocab_size
+    depth, vocabulary = target.depth, target.checkpoint.columns
     require_whole(
         "each of top_k", spec.top_k[-1], 1, vocabulary, f"the target has {vocabulary} tokens"
     )

@@ -37,15 +37,16 @@ class Server:
     runs already. stall_s: a stream that is silent for so long has failed. attempts: how often a
     failed request is sent in all; a text that never came counts as an error and has no tokens.
     precision: of the server's weights; None: the target's. key_variable: the environment variable
-    with its key. baseline_url, baseline_body: of the server that it is compared with; None for the
-    body: the same. Without both it is compared with the target, whose weights are then here, so a
-    text that comes without token ids is written by the target's own tokens; beside another server
-    by those of the tokenizer. arrival_rate: with runtime.batch=N between servers, requests a second
-    that arrive at random, at most N of them at once; None: always N.
+    with its key, which is neither printed nor stored. baseline_url, baseline_body: of the server
+    that it is compared with; None for the body: the same. Without both it is compared with the
+    target, whose weights are then here, so a text that comes without token ids is written by the
+    target's own tokens; beside another server by those of the tokenizer. arrival_rate: with
+    runtime.batch=N between servers, requests a second that arrive at random, at most N of them at
+    once; None: always N.
 
     Prompts are sent as the target's token ids, so the server reads what the target reads. Raises
-    UserError for an encoder–decoder, and for a server that cannot be reached, or whose first text
-    another model wrote; a later one is an error of its request.
+    UserError for an encoder–decoder, for a variable without a key, and for a server that cannot be
+    reached, or whose first text another model wrote; a later one is an error of its request.
     """
 
     engine: ClassVar[str] = "server"
@@ -96,7 +97,7 @@ class Server:
         self.target, self.url, self.launch = target, url, launch
         self.precision = precision or dtype_name(target.dtype)
         self._model, self.chat, self._body = model, chat, dict(body or {})
-        self._stall_s, self._attempts, self._key_variable = stall_s, attempts, key_variable
+        self._stall_s, self._attempts, self._key = stall_s, attempts, _key_of(key_variable)
         self._answered, self._answering_model = False, None
         self._kept_tokens = 0  # of all prompts
 
@@ -235,19 +236,6 @@ class Server:
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
         return CompletionsClient(self.url, self._stall_s, headers)
 
-    @cached_property
-    def _key(self) -> str | None:
-        """The server's key, which is neither printed nor stored; None if it needs none."""
-        if self._key_variable is None:
-            return None
-        key = os.environ.get(self._key_variable, "")
-        if not key or not key.isascii() or not key.isprintable() or key != key.strip():
-            raise UserError(
-                f"policy.key_variable={self._key_variable} names no environment variable with a"
-                " key, of printable ASCII without spaces around it; export it"
-            )
-        return key
-
     def _without_key(self, message: str) -> str:
         """A message without the key, which a server may repeat."""
         return message if self._key is None else message.replace(self._key, "…")
@@ -372,3 +360,16 @@ def _require_url(name: str, url: Any) -> None:
             f"policy.{name} has a password, which would be stored with the results; leave it out,"
             " and name the environment variable with the server's key, policy.key_variable=NAME"
         )
+
+
+def _key_of(variable: str | None) -> str | None:
+    """The key in an environment variable. Raises UserError if there is none."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "")
+    if not key or not key.isascii() or not key.isprintable() or key != key.strip():
+        raise UserError(
+            f"policy.key_variable={variable} names no environment variable with a key, of printable"
+            " ASCII without spaces around it; export it"
+        )
+    return key

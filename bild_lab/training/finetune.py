@@ -350,12 +350,13 @@ def _evaluating(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[
 
 def _saver(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Callable[[Path], None]:
     """What writes the checkpoint, with the setting of its cache as it is now: the Trainer turns it
-    off.
+    off, also where only a part of the configuration has one, as of a model that reads images too.
     """
-    use_cache = model.config.use_cache
+    own_setting = {key: value for key, value in vars(model.config).items() if key == "use_cache"}
 
     def save(place: Path) -> None:
-        model.config.use_cache = use_cache
+        vars(model.config).pop("use_cache", None)
+        vars(model.config).update(own_setting)
         model.save_pretrained(place)
         tokenizer.save_pretrained(place)
 

@@ -23,6 +23,7 @@ import bild_lab
 from bild_lab.engine.models import device
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError, warn_once
+from bild_lab.lab.data.prompts import Example
 from bild_lab.training import finetune as finetuning
 from bild_lab.training import run as runs
 from bild_lab.training import trainer as training
@@ -31,6 +32,7 @@ from bild_lab.training.finetune import best_score, finetune, finetune_best, job_
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.start import FromCheckpoint
 from bild_lab.training.trainer import training_arguments
+from tests import tiny_architectures
 from tests.training.jobs import LLAMA, MICRO, T5, Kill, job, losses, sentences
 
 
@@ -72,6 +74,22 @@ def test_a_training_leaves_a_checkpoint_that_a_sweep_takes(whole: tuple[Path, di
         and decoder.target.checkpoint.config.use_cache
     )
     assert len(decoder.generate("Haus Hund", max_new_tokens=6).token_ids) <= 6
+
+
+@pytest.mark.parametrize("name", ["gemma3", "t5gemma"])
+def test_a_model_of_several_configurations_trains_and_decodes(name: str, tmp_path: Path) -> None:
+    """Planted: the setting of its cache is in parts of its configuration alone."""
+    base = tmp_path / "base"
+    tiny_architectures.build(name).save_pretrained(base)
+    tiny_architectures.word_tokenizer().save_pretrained(base)
+    example = Example("1", "w5 w6", "w5 w6", ("w7 w8",))
+    start, words = FromCheckpoint(Checkpoint(str(base))), {"train": (example,) * 4}
+    finetune(job(tmp_path / "run", start=start, validation=(example,), max_steps=1, **words))
+    config = json.loads((tmp_path / "run" / "checkpoint" / "config.json").read_text())
+    part = config.get("text_config") or config["decoder"]
+    assert "use_cache" not in config and part["use_cache"]
+    decoder = bild_lab.load(str(tmp_path / "run" / "checkpoint"), policy="vanilla")
+    assert decoder.generate("w5 w6", max_new_tokens=6).token_ids
 
 
 def test_losses_scores_and_provenance_are_recorded(whole: tuple[Path, dict]) -> None:

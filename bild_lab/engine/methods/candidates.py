@@ -143,7 +143,7 @@ class CandidateDrafter(Drafter):
         self.candidates: Tensor | None = None
         self.markov = markov_for_engine(target, heads.markov, heads.draft_vocabulary)
         self._draft_vocabulary = heads.draft_vocabulary
-        self._target_size = target.checkpoint.config.vocab_size
+        self._target_size = target.checkpoint.columns
         self._device = target.device
         if self._draft_vocabulary is None:
             self.vocabulary_size = self._target_size

@@ -176,7 +176,8 @@ class DFlash(BesideTarget):
             own_tokens = self.lm_head(normed).argmax(-1)
             return own_tokens + self.d2t[own_tokens]
         head = self._target[1][: self.config.vocabulary].to(normed.dtype)
-        return biased(normed @ head.mT, self._bias).argmax(-1)
+        scores = self._scores_of_products(normed @ head.mT)
+        return biased(scores, self._bias).argmax(-1)
 
     def _visible(
         self, layer: int, start: int, stop: int, device: torch.device

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from bild_lab.engine.methods.module_folder import (
     released_folder,
     shapes,
 )
+from bild_lab.engine.methods.state_layers import as_they_are
 from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
 from bild_lab.engine.models.native.cpu import PackedHeads
 from bild_lab.engine.models.native.cpu.library import runs_by_cpu_kernels
@@ -124,6 +125,7 @@ class MedusaHeads(SavedModule):
         )
         self._attached: tuple[Tensor, ...] = ()
         self._bias: Tensor | None = None
+        self._scores_of_products: Callable[[Tensor], Tensor] = as_they_are
 
     @classmethod
     def fresh(
@@ -168,12 +170,17 @@ class MedusaHeads(SavedModule):
         return read_released(place) if released else super().load(place)
 
     def attach(
-        self, matrices: Float[Tensor, "ends part dim"], bias: Float[Tensor, " part"] | None = None
+        self,
+        matrices: Float[Tensor, "ends part dim"],
+        bias: Float[Tensor, " part"] | None = None,
+        scores_of_products: Callable[[Tensor], Tensor] = as_they_are,
     ) -> MedusaHeads:
         """End in these matrices: one that all heads share, or one for each. bias: −inf for ids
-        without a token (`head_bias`).
+        without a token (`head_bias`). scores_of_products: what the target makes of a shared matrix's
+        products.
         """
         self._attached, self._bias = (matrices.detach(),), bias
+        self._scores_of_products = scores_of_products
         return self
 
     def forward(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "heads *rows vocab"]:
@@ -197,7 +204,7 @@ class MedusaHeads(SavedModule):
         for layer in range(self.config.layers):
             x = x + silu(x @ self.blocks[:depth, layer].mT + self.biases[:depth, layer, None])
         matrices = self._attached[0] if self._attached else self.outputs
-        return biased(x @ matrices[:depth].mT, self._bias)
+        return biased(self._scores_of_products(x @ matrices[:depth].mT), self._bias)
 
 
 def read_released(folder: Path) -> MedusaHeads:
@@ -338,8 +345,11 @@ def heads_for_engine(target: LoadedModel, heads: MedusaHeads) -> MedusaHeads | P
         return PackedHeads(heads.blocks, heads.biases, target.packed)
     outputs = target.vocabulary_weights()[1][None] if shared else heads.outputs
     bias = head_bias(target.checkpoint, heads.blocks.dtype, target.device)
+    tokens = None
     if heads.draft_vocabulary is not None:
-        outputs, bias = outputs[:, heads.draft_vocabulary.tokens], None
+        tokens = heads.draft_vocabulary.tokens
+        outputs, bias = outputs[:, tokens], None
     if packed:
         return PackedHeads(heads.blocks, heads.biases, outputs, bias)
-    return copy.copy(heads).attach(outputs, bias)
+    scores = partial(target.scores_of_products, tokens=tokens) if shared else as_they_are
+    return copy.copy(heads).attach(outputs, bias, scores)

@@ -58,12 +58,13 @@ def base_sizes(config: PreTrainedConfig, noun: str) -> dict[str, int]:
         raise UserError(
             f"{noun} needs a decoder-only model, got the encoder–decoder {config.model_type}"
         )
+    text = config.get_text_config(decoder=True)
     return {
-        "layers": config.num_hidden_layers,
-        "kv_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        "head_dim": head_width(config),
-        "hidden_size": config.hidden_size,
-        "vocabulary": config.vocab_size,
+        "layers": text.num_hidden_layers,
+        "kv_heads": getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
+        "head_dim": head_width(text),
+        "hidden_size": text.hidden_size,
+        "vocabulary": text.vocab_size,
     }
 
 

@@ -175,6 +175,9 @@ class CachedSession:
         # slots of the prefix and of rows that have run through all layers
         self._cached = layers.reserved
         self._base = self._cached  # the slot of the last extend's first row
+        self._written = (
+            self._cached
+        )  # the slot after the last rows that ran, if in some layers only
         self._pending = list(prompt[:-1])  # prompt tokens that have not run yet
         self._started: StartedRows | None = None
         if layers.source:
@@ -221,6 +224,7 @@ class CachedSession:
         )
         self._require_runnable(forward_pass, is_text)
         scores = self._run_text(forward_pass) if is_text else self._run_draft(forward_pass)
+        self._written = forward_pass.start + forward_pass.count
         if shown_count == forward_pass.count:
             return scores
         return replace(scores, hidden=tuple(states[-shown_count:] for states in scores.hidden))
@@ -269,11 +273,7 @@ class CachedSession:
                 f" {ran} rows of the last extends; a tree has one row for each token, or goes on from"
                 " the rows of the extends before, without a position between"
             )
-        if ahead < 0:
-            raise UserError(
-                f"drafted rows stand behind the {self.length} rows of the text, got position"
-                f" {forward_pass.start - self.layers.reserved}; give the session's length or more"
-            )
+        self._require_no_gap(forward_pass.start)
         if forward_pass.read > forward_pass.count:
             raise UserError(
                 f"the last {forward_pass.read} of {forward_pass.count} rows cannot be scored; ask for"
@@ -298,6 +298,19 @@ class CachedSession:
                 f" those from 0, the embeddings, to {depth}"
             )
 
+    def _require_no_gap(self, start: int) -> None:
+        """Raise UserError unless rows from slot `start` on stand behind the text, right after it or
+        after rows that ran there: whatever is in the slots between would be attended to.
+        """
+        text, end = self._cached, max(self._cached, self._written)
+        if not text <= start <= end:
+            last = end - self.layers.reserved
+            raise UserError(
+                f"drafted rows stand behind the {self.length} rows of the text, without a gap, so from"
+                f" position {self.length} to {last}, got position {start - self.layers.reserved};"
+                " give the session's length, or that and the number of rows drafted after it"
+            )
+
     def keep(self, path: Sequence[int]) -> None:
         ran = self._cached - self._base
         if path and not (min(path) >= 0 and max(path) < ran):
@@ -308,13 +321,14 @@ class CachedSession:
         if list(path) != list(range(len(path))):
             with torch.inference_mode():  # only here: entering it takes time
                 self.layers.gather(self._base, path)
-        self._cached = self._base + len(path)
+        self._cached = self._written = self._base + len(path)
 
     def rollback(self, length: int) -> None:
         if length < 0:
             raise UserError(f"a session keeps 0 rows or more, got rollback({length})")
         self._started = None
         self._cached = min(self._cached, self.layers.reserved + length)
+        self._written = min(self._written, self._cached)
 
     def prefill(self) -> None:
         if self._pending:
@@ -390,6 +404,7 @@ class CachedSession:
     def _draft_ahead(self, rows: Sequence[int], chain: ChainSpec, start: int) -> ChainResult | None:
         """Draft rows of some layers, from slot `start` on, as one program."""
         self.prefill()
+        self._require_no_gap(start)
         drafted = self.layers.draft(start, rows, chain)
         if drafted is None:
             return None
@@ -401,6 +416,7 @@ class CachedSession:
             skipped_feed_forward=len(chain.skipped.feed_forward),
             vocabulary=self._scored_tokens(chain.vocabulary),
         )
+        self._written = end
         if are_first_layers(chain.layers, chain.skipped):
             # a program's tokens may be on the device, where they stay
             tokens = [on_device(part, self.layers.device) for part in (rows, drafted.tokens)]
@@ -415,7 +431,7 @@ class CachedSession:
         started, ahead = self._started, start - self._cached
         if ahead == 0:
             self._started = rows
-        elif started is None or started.layers != rows.layers or started.tokens.shape[0] < ahead:
+        elif started is None or started.layers != rows.layers:
             self._started = None  # the states of the rows between are not known
         else:
             tokens = torch.cat([started.tokens[:ahead], rows.tokens])

@@ -44,6 +44,8 @@ LONG_ROUND_S = 0.01
 # on a busy machine most runs are interrupted, each for as long as such a text takes: of 3 the shortest
 # often is too, and the share then is anything from 0 to 0.9 where it is a third; of 10 it hardly is
 LOOP_SHARE_REPEATS = 10
+# but where a prompt alone takes most of a second, an interruption is a small part of a run
+LOOP_SHARE_S, LOOP_SHARE_LEAST = 2.0, 3
 TRACED_TOKENS = 2048  # how many new tokens a pass with clocks of its own decodes
 
 
@@ -370,7 +372,9 @@ def loop_share(method: Method, request: Request) -> float | None:
         return None
     short_request = request.shorter(1 + PROGRAM_TOKENS)
     loop_s, program_s = [], []
-    for _ in range(LOOP_SHARE_REPEATS):
+    for repeat in range(LOOP_SHARE_REPEATS):
+        if repeat >= LOOP_SHARE_LEAST and sum(loop_s) + sum(program_s) >= LOOP_SHARE_S:
+            break
         seconds, rounds = timed_rounds(method.rounds(short_request, Trace()))
         loop_s.append(seconds)
         seconds, programs = timed_rounds(method.rounds(short_request, Trace(), by_programs=True))

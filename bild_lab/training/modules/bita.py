@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
-    AutoModelForCausalLM,
     DynamicCache,
     PreTrainedConfig,
     PreTrainedModel,
@@ -24,6 +23,8 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from bild_lab.engine.methods.bita import BitaAdapter
+from bild_lab.engine.methods.module_folder import base_sizes
+from bild_lab.engine.models.checkpoint.checkpoint import auto_class_of
 from bild_lab.engine.models.hf.admission import input_device
 from bild_lab.engine.models.hf.module_layers import cache_name
 from bild_lab.errors import UserError, require_flag, require_whole
@@ -74,14 +75,14 @@ class BitaSpec(ModuleSpec):
 
     def check(self, config: PreTrainedConfig) -> None:
         """Raise UserError for an encoder–decoder, an unknown prompt, one without tokens, and
-        attention out of reach.
+        attention out of reach or that a deep prompt does not fit.
         """
         self._fresh(config, {}, 0)
         with torch.device("meta"):
-            outline = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.bfloat16)
-        # experts are chosen by values, which there are none of yet
-        with suppress(NotImplementedError):
-            require_reached(outline)
+            outline = auto_class_of(config).from_config(copy.deepcopy(config), dtype=torch.bfloat16)
+        # some look at values, which there are none of yet: to choose experts, or for padding
+        with suppress(RuntimeError):
+            require_reached(outline, self.prompt)
 
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> BitaModule:
         """Raises UserError if the model's attention cannot be given a prompt."""
@@ -98,7 +99,7 @@ class BitaSpec(ModuleSpec):
 @dataclass(frozen=True)
 class PromptRows:
     """What the attention takes from the adapter in one forward. layers: collects the layers that
-    used it.
+    used it, and the heads and dimensions of their keys and of their values.
 
     keys, values: [layers, kv_heads, P, head_dim], without rotary position; None without a deep
     prompt.
@@ -106,7 +107,7 @@ class PromptRows:
 
     keys: Float[Tensor, "layers heads p dim"] | None
     values: Float[Tensor, "layers heads p dim"] | None
-    layers: set[int] = field(default_factory=set)
+    layers: dict[int, tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=dict)
 
 
 class BitaModule(SmallModule):
@@ -122,7 +123,7 @@ class BitaModule(SmallModule):
 
     def __init__(self, base: PreTrainedModel, adapter: BitaAdapter) -> None:
         super().__init__(base, adapter)
-        require_reached(base)
+        require_reached(base, adapter.config.prompt)
 
     def forward(
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
@@ -158,12 +159,13 @@ class BitaModule(SmallModule):
         return rows, PromptRows(*deep)
 
 
-def require_reached(base: PreTrainedModel) -> None:
+def require_reached(base: PreTrainedModel, prompt: str) -> None:
     """Give a model our attention.
 
-    Raises UserError unless every layer's goes through Transformers' interface and sees all rows.
+    Raises UserError unless every layer's goes through Transformers' interface and sees all rows, and
+    for a deep prompt whose keys and values are not of the layers' sizes.
     """
-    config, reached = base.config, PromptRows(None, None)
+    config, reached = base.config.get_text_config(), PromptRows(None, None)
     kinds = set(getattr(config, "layer_types", None) or [])
     if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):
         cause = "its layers see only a window of the text"
@@ -183,6 +185,13 @@ def require_reached(base: PreTrainedModel) -> None:
             f"bi-directional tuning cannot reach into a {config.model_type} model: {cause}; "
             "choose one such as Llama or Qwen2"
         )
+    sizes = base_sizes(base.config, "a BiTA adapter")
+    expected = (sizes["kv_heads"], sizes["head_dim"])
+    if prompt == "deep" and set(reached.layers.values()) != {(expected, expected)}:
+        raise UserError(
+            f"a deep prompt has keys and values of {expected[0]} heads with {expected[1]} dimensions,"
+            f" but those of a {config.model_type} have other sizes; set bita.prompt=shallow"
+        )
 
 
 def attend_with_prompt(
@@ -201,7 +210,7 @@ def attend_with_prompt(
     passed.
     """
     layer = module.layer_idx
-    bita_prompt.layers.add(layer)
+    bita_prompt.layers[layer] = (tuple(key.shape[1::2]), tuple(value.shape[1::2]))
     if bita_prompt.keys is not None:
         prompts = (bita_prompt.keys[layer], bita_prompt.values[layer])
         key, value = (

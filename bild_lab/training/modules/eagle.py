@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import linear, smooth_l1_loss
+from torch.nn.functional import smooth_l1_loss
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.methods.eagle.module import (
@@ -27,7 +27,7 @@ from bild_lab.engine.methods.eagle.module import (
     spread_layers,
 )
 from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
-from bild_lab.engine.models.hf.own_scores import head_inputs, scores_of_outputs, scores_of_products
+from bild_lab.engine.models.hf.own_scores import scores_of_products
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import require_choice, require_number, require_whole
@@ -43,7 +43,6 @@ from bild_lab.training.modules.states import (
     ModuleSpec,
     SmallModule,
     decoder_states,
-    head_outputs,
     own_matrices,
     soft_loss,
 )
@@ -155,11 +154,11 @@ def layer_like(config: PreTrainedConfig) -> LlamaConfig:
     """A Llama layer of the sizes of a model's decoder layers."""
     text = config.get_text_config(decoder=True)
     heads = text.num_attention_heads
+    inner = getattr(text, "intermediate_size", None) or getattr(text, "d_ff", 4 * text.hidden_size)
     return LlamaConfig(
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
-        intermediate_size=getattr(text, "intermediate_size", None)
-        or getattr(text, "d_ff", 4 * text.hidden_size),
+        intermediate_size=max(inner) if isinstance(inner, list) else inner,  # Gemma 3n's by layer
         num_hidden_layers=1,
         num_attention_heads=heads,
         num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
@@ -188,13 +187,9 @@ class EagleModule(SmallModule):
         self._steps, self._noise, self._seed = steps, noise, seed
         embedding, head = own_matrices(base)
         eagle.attach(embedding, head, scores_of_products=partial(scores_of_products, base))
-        self._part = None  # rows of the model's head for the tokens that the layer's head knows
-        if eagle.tokens is not None:
-            bias = getattr(base.get_output_embeddings(), "bias", None)
-            self._part = (
-                head[eagle.tokens],
-                None if bias is None else bias.detach().to(head.device)[eagle.tokens],
-            )
+        # the rows of the model's head for the tokens that the layer's head knows
+        own = slice(eagle.config.vocabulary) if eagle.tokens is None else eagle.tokens
+        self._head = head[own]
 
     def forward(
         self,
@@ -204,7 +199,7 @@ class EagleModule(SmallModule):
     ) -> OwnLoss:
         config, eagle = self.weights.config, self.weights
         # 1. the frozen model's states of the text
-        run, final, states = self._states_of_text(input_ids, contexts)
+        run, states = self._states_of_text(input_ids, contexts)
         # 2. the module over the whole text, once; pair i ends with token i + 1
         places, pairs = run.places, (run.places - 1).clamp(min=0)
         embedded = eagle.embed(run.tokens)
@@ -231,7 +226,7 @@ class EagleModule(SmallModule):
                     visible_pairs(pairs, count, step),
                 )
             scores = eagle.head_logits(outputs)
-            target = final[batch_rows, (places + step).clamp(max=last_place)]
+            target = run.final[batch_rows, (places + step).clamp(max=last_place)]
             losses.append(self._losses(outputs, scores, target))
             if eagle.tokens is None:
                 logits.append(scores)
@@ -247,20 +242,19 @@ class EagleModule(SmallModule):
     @torch.no_grad()
     def _states_of_text(
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
-    ) -> tuple[DecoderStates, Tensor, Tensor]:
-        """The frozen model's run over the text, what its head reads, and what the module reads, with
-        noise in training.
+    ) -> tuple[DecoderStates, Tensor]:
+        """The frozen model's run over the text, and what the module reads of it, with noise in
+        training.
         """
         config = self.weights.config
         run = decoder_states(
             self.base, input_ids, contexts, config.target_layers, EagleSpec.skipped
         )
-        final = head_inputs(self.base, run.final) * head_scale(self.base.config)
         layer_states = [run.hidden[layer] for layer in config.target_layers]
-        states = joined_states(config.variant, final, layer_states)
+        states = joined_states(config.variant, run.final, layer_states)
         if self.training and self._noise:
             states = states + self._drawn(states, input_ids)
-        return run, final, states
+        return run, states
 
     def _losses(
         self, outputs: Tensor, logits: Tensor, target: Tensor
@@ -268,11 +262,9 @@ class EagleModule(SmallModule):
         """Cross-entropy with the model's own distribution; EAGLE-1 also learns the state itself,
         which is `target`.
         """
-        if self._part is None:
-            own_outputs = head_outputs(self.base, target, self.weights.config.vocabulary)
-        else:
-            own_outputs = linear(target, *self._part)
-        tokens = soft_loss(logits, scores_of_outputs(self.base, own_outputs))
+        products = target @ self._head.mT
+        own_scores = scores_of_products(self.base, products, self.weights.tokens)
+        tokens = soft_loss(logits, own_scores)
         if self.weights.config.variant == EAGLE3:
             return tokens
         missed = smooth_l1_loss(outputs.float(), target.float(), reduction="none").mean(-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,10 +15,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.methods.medusa import MedusaConfig, MedusaHeads
 from bild_lab.engine.methods.module_folder import base_sizes
-from bild_lab.engine.models.hf.own_scores import head_inputs
+from bild_lab.engine.models.hf.own_scores import scores_of_products
 from bild_lab.errors import require_whole
 from bild_lab.training.modules.predictors import Predictors
-from bild_lab.training.modules.states import ModuleSpec, SmallModule, own_matrices
+from bild_lab.training.modules.states import ModuleSpec, SmallModule, decoder_states, own_matrices
 
 DECAY = 0.8  # λ: each head's weight relative to the head before it
 
@@ -64,7 +65,10 @@ class MedusaSpec(ModuleSpec):
         """Heads start as copies of the model's own head, so the seed is for a Markov head alone."""
         _, head = own_matrices(base)
         sizes = (self.heads, self.layers, self.shared, self.markov_rank)
-        return MedusaModule(base, MedusaHeads.fresh(base.config, head, origin, *sizes, seed))
+        heads = MedusaHeads.fresh(base.config, head, origin, *sizes, seed)
+        if self.shared:
+            heads.attach(head[None], scores_of_products=partial(scores_of_products, base))
+        return MedusaModule(base, heads)
 
     def words(self, folder: Path) -> list[str]:
         return ["policy=medusa", f"policy.heads={folder}"]
@@ -79,13 +83,10 @@ class MedusaModule(SmallModule):
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
     ) -> Float[Tensor, "batch contexts heads vocab"]:
         with torch.no_grad():
-            ran = self.base.base_model(input_ids=input_ids, use_cache=False)
-            hidden = head_inputs(self.base, ran.last_hidden_state).to(input_ids.device)
-        batch_rows = torch.arange(contexts.shape[0], device=contexts.device)
+            run = decoder_states(self.base, input_ids, contexts, ())
+        batch_rows = torch.arange(contexts.shape[0], device=contexts.device)[:, None]
         heads = self.weights
-        logits = heads(hidden[batch_rows[:, None], contexts - 1].to(heads.blocks.dtype)).movedim(
-            0, 2
-        )
+        logits = heads(run.final[batch_rows, run.places].to(heads.blocks.dtype)).movedim(0, 2)
         return (
             logits
             if heads.markov is None

@@ -175,8 +175,8 @@ class DecoderStates:
     """What a decoder made of a batch of rows.
 
     tokens: the decoder's. hidden: outputs of layers, by number, of which 0 is the embedding. final:
-    the last layer's output after the final norm. places: where each context's last token is among
-    the decoder's tokens.
+    what the model's own head reads. places: where each context's last token is among the decoder's
+    tokens.
     """
 
     tokens: Int[Tensor, "batch m"]
@@ -195,33 +195,49 @@ def decoder_states(
     """Run the model once, and move what it gives to the tokens' device, as its layers may lie on
     several.
 
+    Raises UserError for a model with several states of a token, as a Gemma 3n's layers have.
+
     contexts: how many tokens each one holds; the first is the prompt and `skipped` tokens. layers:
     whose outputs are wanted. An encoder–decoder's prompt is a row of `OneRowCheckpoint`.
     """
 
-    options = {"use_cache": False, "output_hidden_states": True}
+    inputs: dict[str, Tensor] = {}
     if not base.config.is_encoder_decoder:
-        rows, places = input_ids, contexts - 1
-        ran = base.get_decoder()(input_ids=rows, **options)
+        inputs["input_ids"] = rows = input_ids
+        places, states_name = contexts - 1, "hidden_states"
     else:
         count, device = input_ids.shape[1], input_ids.device
         # [batch, 1]; the prompt's last token is the decoder's start
         source = contexts[:, :1] - 1 - skipped
         mask = torch.arange(int(source.max()), device=device) < source
-        memory = base.get_encoder()(
-            input_ids=input_ids[:, : mask.shape[1]], attention_mask=mask.long()
-        )
+        inputs |= {"input_ids": input_ids[:, : mask.shape[1]], "attention_mask": mask.long()}
         row_count = count - int(source.min())
         token_indices = source + torch.arange(row_count, device=device)  # [batch, m]
-        rows = input_ids.gather(1, token_indices.clamp(max=count - 1))
+        inputs["decoder_input_ids"] = rows = input_ids.gather(1, token_indices.clamp(max=count - 1))
         places = (contexts - source - 1).clamp(min=0)  # contexts that fill up have one token
-        encoded = {
-            "encoder_hidden_states": memory.last_hidden_state,
-            "encoder_attention_mask": mask.long(),
-        }
-        ran = base.get_decoder()(input_ids=rows, **encoded, **options)
-    hidden = {layer: ran.hidden_states[layer].to(rows.device) for layer in layers}
-    return DecoderStates(rows, hidden, ran.last_hidden_state.to(rows.device), places)
+        states_name = "decoder_hidden_states"
+    read: list[Tensor] = []
+
+    def keep(_: nn.Module, head_inputs: tuple[Tensor]) -> tuple[Tensor]:
+        read.append(head_inputs[0])
+        return (head_inputs[0][..., -1:, :],)  # scores of all rows would take much memory
+
+    hook = base.get_output_embeddings().register_forward_pre_hook(keep)
+    try:
+        # not a forward that Accelerate put in its place: that one moves the states of all layers
+        ran = type(base).forward(
+            base, **inputs, use_cache=False, output_hidden_states=len(layers) > 0
+        )
+    finally:
+        hook.remove()
+    hidden = {layer: ran[states_name][layer].to(rows.device) for layer in layers}
+    if any(states.ndim != 3 for states in (*hidden.values(), *read)):
+        raise UserError(
+            f"a {base.config.model_type} has several states of a token, of which this module would"
+            " read one; choose another model, or a module that reads the head's input alone, such as"
+            " module=eagle"
+        )
+    return DecoderStates(rows, hidden, read[0].to(rows.device), places)
 
 
 def own_matrices(
@@ -239,14 +255,6 @@ def own_matrices(
         )
     embedding, head = (weight.detach().to(input_device(base)) for weight in ends)
     return embedding, head
-
-
-@torch.no_grad()
-def head_outputs(
-    base: PreTrainedModel, head_input: Float[Tensor, "*rows dim"], vocabulary: int
-) -> Float[Tensor, "*rows vocab"]:
-    """What the model's own head gives."""
-    return base.get_output_embeddings()(head_input).to(head_input.device)[..., :vocabulary]
 
 
 def soft_loss(

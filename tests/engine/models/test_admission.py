@@ -346,7 +346,7 @@ def test_layers_with_a_state_run_all_together() -> None:
 
 
 def test_layers_that_raise_one_by_one_are_refused() -> None:
-    for name in ("umt5", "longt5"):
+    for name in ("umt5", "longt5", "gemma3n_text"):
         decoder = load(
             (build(name), word_tokenizer()), policy="early_exit_speculative", exit_layer=1
         )

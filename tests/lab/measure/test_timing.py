@@ -662,31 +662,39 @@ def test_joules_of_a_batch_are_shared_out_as_its_seconds_are() -> None:
 class Clocked(DraftThenVerify):
     """Rounds and programs that take so many seconds of a pretended clock."""
 
-    program_s = 0.75
+    program_s, runs = 0.75 / 128, 0
 
     def rounds(
         self, request: Request, trace: Trace, by_programs: bool = False
     ) -> Iterator[list[int]]:
-        rounds, seconds = (1, self.program_s) if by_programs else (LOOP_TOKENS, 0.5)
+        self.runs += 1
+        rounds, seconds = (1, self.program_s) if by_programs else (LOOP_TOKENS, 0.5 / 128)
         for _ in range(rounds):
             CLOCK[0] += seconds
             yield [5] * (LOOP_TOKENS // rounds)
 
 
 class SlowPrograms(Clocked):
-    program_s = 9.0
+    program_s = 9.0 / 128
+
+
+class LongPrompt(Clocked):
+    """The prompt takes most of a second."""
+
+    def rounds(
+        self, request: Request, trace: Trace, by_programs: bool = False
+    ) -> Iterator[list[int]]:
+        CLOCK[0] += 0.75
+        yield from super().rounds(request, trace, by_programs)
 
 
 class Interrupted(Clocked):
     """Another process runs meanwhile, but in each seventh run."""
 
-    runs = 0
-
     def rounds(
         self, request: Request, trace: Trace, by_programs: bool = False
     ) -> Iterator[list[int]]:
-        self.runs += 1
-        CLOCK[0] += 4.0 if self.runs % 7 else 0.0
+        CLOCK[0] += 4.0 / 128 if (self.runs + 1) % 7 else 0.0
         yield from super().rounds(request, trace, by_programs)
 
 
@@ -710,6 +718,9 @@ def test_the_loops_share_is_what_programs_of_the_same_tokens_do_not_take(
     assert loop_share(slow_programs, request) == 0.0
     busy = Interrupted(target, NoDraft(target), ExactMatch())
     assert loop_share(busy, request) == loop_share(vanilla, request)
+    long_prompt = LongPrompt(target, NoDraft(target), ExactMatch())
+    assert 0 < loop_share(long_prompt, request) < loop_share(vanilla, request)
+    assert (long_prompt.runs, busy.runs) == (2 * 3, 2 * 10)
 
 
 def test_a_warm_up_tells_the_shortest_verification(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -330,9 +329,9 @@ def test_an_answer_is_scored_without_what_the_model_thought_before_it(
     assert score(metric, [text.removeprefix("<think>") for text in thought], references).value == (
         pytest.approx(100)
     )
-    # thoughts alone, which count
-    cut = [re.split("</think>|assistantfinal", text)[0] for text in thought]
-    assert score(metric, cut, references).value < 50
+    # an answer that the length limit kept from coming is an empty one, whatever the thoughts hold
+    cut = [thoughts.split("</think>")[0].removesuffix("assistantfinal") + answers[0]] * 2
+    assert score(metric, cut, references).value == pytest.approx(0)
     if metric != "numeric":  # a reference that thinks is one of both
         both = [[text] for text in thought]
         assert score(metric, thought, both).value == pytest.approx(100)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import FalconConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
@@ -14,6 +16,7 @@ from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 from bild_lab.training.modules.bita import BitaModule, BitaSpec, visible_rows
 from bild_lab.training.modules.predictors import PredictionLoss
+from tests import tiny_architectures
 from tests.tiny import DECODER_SIZES, VOCABULARY, save, tiny_llama, untied
 
 PROMPTS = ("deep", "shallow", "none")
@@ -135,6 +138,15 @@ def test_an_adapter_that_cannot_be_meant_is_refused(key: str, bases: dict[str, C
     }
     with pytest.raises(UserError, match=message):
         BitaSpec(**values).check(bases["llama"].config)
+
+
+def test_a_deep_prompt_that_does_not_fit_the_keys_is_refused() -> None:
+    spec = BitaSpec(prompt="deep", prompt_tokens=1, mask_tokens=1, splits=1, consecutive=False)
+    latent = tiny_architectures.configuration("minicpm3")
+    with pytest.raises(UserError, match=r"4 heads with 4 dim.* a minicpm3 .*bita.prompt=shallow"):
+        spec.check(latent)
+    replace(spec, prompt="shallow").check(latent)
+    spec.check(tiny_architectures.configuration("qwen2_5_vl"))  # which reads images too
 
 
 def test_attention_that_cannot_be_given_a_prompt_is_refused(bases: dict[str, Checkpoint]) -> None:

@@ -27,6 +27,7 @@ from bild_lab.training.modules.predictors import (
     PredictionEvaluator,
     PredictionLoss,
 )
+from bild_lab.training.modules.states import decoder_states
 from tests import tiny_architectures
 from tests.engine.methods.drafters.naive import eagle_behind
 from tests.engine.methods.modules.tiny import random_eagle
@@ -71,22 +72,22 @@ def model_of(name: str) -> PreTrainedModel:
     """
     if name == "llama":
         return tiny_llama(4, layers=3).eval()
-    module = tiny_architectures.build(name)
-    vars(module.config).update(logits_scaling=8.0, final_logit_softcapping=1.0, dim_model_base=4)
-    if (bias := module.get_output_embeddings().bias) is not None:
-        torch.nn.init.normal_(bias)
-    return module
+    return tiny_architectures.with_marked_head(name)
 
 
 def outputs_of(variant: str, train: bool, name: str = "llama") -> tuple[EagleModule, Any, Tensor]:
     module = model_of(name)
-    eagle = EagleModule(module, random_eagle(variant, module.config), 3, 0.0, 0).train(train)
+    text = module.config.get_text_config(decoder=True)
+    eagle = EagleModule(module, random_eagle(variant, text), 3, 0.0, 0).train(train)
     rows, contexts = torch.tensor([[START, 5, 9, *TEXT]]), torch.tensor([[4, 7]])
     labels = torch.tensor([[[8, 9, 10], [11, 12, 13]]])
     return eagle, eagle(rows, contexts), labels
 
 
-@pytest.mark.parametrize("name", ["llama", "granite", "cohere", "gemma2", "minicpm3", "phi"])
+UNUSUAL = ["granite", "cohere", "gemma2", "minicpm3", "phi", "llama4_text", "modernbert-decoder"]
+
+
+@pytest.mark.parametrize("name", ["llama", *UNUSUAL])
 def test_eagle_3_learns_the_models_own_distribution_at_every_step(name: str) -> None:
     eagle, found, labels = outputs_of(EAGLE3, train=True, name=name)
     with torch.no_grad():
@@ -104,12 +105,23 @@ def test_eagle_3_learns_the_models_own_distribution_at_every_step(name: str) -> 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["granite", "phi"])
+@pytest.mark.parametrize("name", [*UNUSUAL, "t5gemma", "marian"])
 def test_eagle_1_learns_by_the_models_own_scores_of_its_states(name: str) -> None:
     eagle, *_ = outputs_of(EAGLE, train=False, name=name)
     text = torch.tensor([[START, 5, 9, *TEXT]])
-    scores = eagle.weights.head_logits(eagle.base.base_model(text).last_hidden_state)
-    torch.testing.assert_close(scores, eagle.base(text).logits)
+    run = decoder_states(eagle.base, text, torch.tensor([[4, 7]]), (), skipped=1)
+    inputs = {"input_ids": text}
+    if eagle.base.config.is_encoder_decoder:
+        inputs = {"input_ids": text[:, :2], "decoder_input_ids": run.tokens}
+    torch.testing.assert_close(eagle.weights.head_logits(run.final), eagle.base(**inputs).logits)
+
+
+def test_layers_with_several_states_of_a_token_are_refused_to_eagle_3() -> None:
+    with pytest.raises(UserError, match="a gemma3n_text has several states of a token"):
+        outputs_of(EAGLE3, train=True, name="gemma3n_text")
+    outputs_of(EAGLE, train=True, name="gemma3n_text")
+    built = spec().build(model_of("gemma3n_text"), {}, 0)  # which names the sizes layer by layer
+    assert built.weights.config.layer.intermediate_size == 48
 
 
 def test_eagle_3_learns_its_heads_own_tokens_alone_and_chooses_among_them() -> None:

@@ -60,13 +60,19 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(
 
 
 @torch.no_grad()
-def test_heads_read_what_the_models_own_head_reads() -> None:
-    """Planted: of a MiniCPM 3, whose head reads a part of the states, they read these whole."""
-    module = tiny_architectures.build("minicpm3")
-    module.config.dim_model_base = 4  # an eighth of its states
-    heads = MedusaHeads.fresh(module.config, module.lm_head.weight, {}, heads=1)
-    text = torch.randint(3, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(5))
-    scores = MedusaModule(module, heads)(text, torch.tensor([[4, 9]]))[0, :, 0]
+@pytest.mark.parametrize(
+    "name", ["minicpm3", "granite", "phi", "llama4_text", "modernbert-decoder", "qwen2_5_vl"]
+)
+def test_heads_read_what_the_models_own_head_reads_and_score_as_it_does(name: str) -> None:
+    """Planted: of a MiniCPM 3, whose head reads a part of the states, they read these whole; of a
+    Granite, which scores by a part of its head's products, or a Phi, whose head has a bias, they
+    take the products for scores; the layer before a ModernBERT's head, a Llama 4 of a base without
+    a name and a configuration for images too are passed by.
+    """
+    module = tiny_architectures.with_marked_head(name)
+    text = torch.randint(3, 30, (1, 9), generator=torch.Generator().manual_seed(5))
+    heads = MedusaSpec(heads=1, layers=1, shared=True).build(module, {}, 0)
+    scores = heads(text, torch.tensor([[4, 9]]))[0, :, 0]
     torch.testing.assert_close(scores, module(text).logits[0, [3, 8]])  # a fresh head is a copy
 
 

@@ -110,10 +110,19 @@ def test_a_prompt_goes_to_the_device_of_each_layer() -> None:
 def test_states_of_layers_elsewhere_come_to_the_tokens() -> None:
     """The tokens are on another device than the layers; only those that are asked for are moved."""
     states = [torch.ones(1, 4, 2, device=device) for device in ("cpu", "cpu", "meta")]
-    ran = SimpleNamespace(hidden_states=[*states[:2], None], last_hidden_state=states[1])
-    config = SimpleNamespace(is_encoder_decoder=False)
-    base = SimpleNamespace(config=config, get_decoder=lambda: lambda **_: ran)
-    found = decoder_states(base, torch.ones(1, 4, device="meta"), torch.tensor([[2]]), layers=[1])
+    head = torch.nn.Identity()
+
+    class Base:
+        config = SimpleNamespace(is_encoder_decoder=False)
+
+        def get_output_embeddings(self) -> torch.nn.Module:
+            return head
+
+        def forward(self, **_: Any) -> dict[str, Any]:
+            head(states[1])
+            return {"hidden_states": [*states[:2], None]}
+
+    found = decoder_states(Base(), torch.ones(1, 4, device="meta"), torch.tensor([[2]]), layers=[1])
     assert (set(found.hidden), found.hidden[1].device.type, found.final.device.type) == (
         {1},
         "meta",

@@ -90,7 +90,7 @@ class PredictivePipeline(TokenLoop):
                 " runtime.compile=false"
             )
         self._require_exit()
-        vocabulary = self.target.checkpoint.config.vocab_size
+        vocabulary = self.target.checkpoint.columns
         require_whole("top_k", self.top_k, 1, vocabulary, f"the target has {vocabulary} tokens")
         if not isinstance(self.heads, str) or not self.heads:
             raise UserError(

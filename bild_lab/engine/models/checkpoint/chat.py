@@ -26,6 +26,8 @@ QUESTION, ANSWER = "question", "{answer}"
 END_OF_THOUGHT = "</think>"  # how models end what they think before an answer
 # what a text holds of gpt-oss's channels before the answer's, whose marks are special tokens
 THOUGHT_CHANNELS = re.compile(r"\Aanalysis.*assistantfinal", re.DOTALL)
+# how a text begins whose thoughts have no end: <think>, or gpt-oss's channel
+CUT_THOUGHTS = re.compile(r"\s*<think>|analysis[A-Z]")
 DENIALS = ("false", "no", "off", "0", "none", "null")  # texts that a template may take for true
 RESERVED = ("messages", "conversation", "tokenize", "add_generation_prompt", "chat_template")
 
@@ -228,10 +230,11 @@ def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_thoughts(text: str) -> str:
-    """A text without what a model thought before its answer. Thoughts that the length limit cut are
-    the whole text.
+    """A text without what a model thought before its answer; empty if the length limit cut the
+    thoughts. Those that the prompt began, and that were cut, cannot be told from an answer.
     """
-    return THOUGHT_CHANNELS.sub("", text).rpartition(END_OF_THOUGHT)[2]
+    answer = THOUGHT_CHANNELS.sub("", text).rpartition(END_OF_THOUGHT)[2]
+    return "" if CUT_THOUGHTS.match(answer) else answer
 
 
 def end_of_answer(tokenizer: PreTrainedTokenizerBase, path: str, chat: ChatSettings) -> str:

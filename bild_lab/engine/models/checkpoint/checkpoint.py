@@ -283,15 +283,8 @@ class Checkpoint:
     def auto_class(
         self,
     ) -> type[AutoModelForCausalLM | AutoModelForSeq2SeqLM | AutoModelForImageTextToText]:
-        """The class of Transformers that builds the model.
-
-        One that also reads images is given text alone.
-        """
-        if self.encoder_decoder:
-            return AutoModelForSeq2SeqLM
-        images = type(self.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        only_with_images = images and type(self.config) not in MODEL_FOR_CAUSAL_LM_MAPPING
-        return AutoModelForImageTextToText if only_with_images else AutoModelForCausalLM
+        """The class of Transformers that builds the model."""
+        return auto_class_of(self.config)
 
     @property
     def depth(self) -> int:
@@ -783,6 +776,19 @@ def quantization(config: PreTrainedConfig) -> str | None:
     named = settings if isinstance(settings, Mapping) else vars(settings)
     method = named.get("quant_method") or "in an unknown way"
     return str(getattr(method, "value", method))
+
+
+def auto_class_of(
+    config: PreTrainedConfig,
+) -> type[AutoModelForCausalLM | AutoModelForSeq2SeqLM | AutoModelForImageTextToText]:
+    """The class of Transformers that builds a model. One that also reads images is given text
+    alone.
+    """
+    if config.is_encoder_decoder:
+        return AutoModelForSeq2SeqLM
+    images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    only_with_images = images and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForImageTextToText if only_with_images else AutoModelForCausalLM
 
 
 def decoder_depth(config: PreTrainedConfig) -> int:

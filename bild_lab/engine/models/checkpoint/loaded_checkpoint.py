@@ -84,8 +84,9 @@ class LoadedCheckpoint(Checkpoint):
                 dtype_name(precision) for precision in (self.module.dtype, dtype)
             )
             raise UserError(
-                f"the loaded model is in {loaded_name}, and {requested_name} was asked for; set"
-                f" dtype={loaded_name!r}"
+                f"the loaded model is in {loaded_name}, and {requested_name} was asked for, as one"
+                f" precision is for all; convert it with .to(torch.{requested_name}), or have all"
+                f" models in {loaded_name} and set dtype={loaded_name!r}"
             )
         return self.module
 

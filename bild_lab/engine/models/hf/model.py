@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import ClassVar, NoReturn
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
@@ -162,9 +162,9 @@ class HuggingFaceModel:
         return embedding, head
 
     def scores_of_products(
-        self, products: Float[Tensor, "*rows vocab"]
+        self, products: Float[Tensor, "*rows vocab"], tokens: Int[Tensor, " vocab"] | None = None
     ) -> Float[Tensor, "*rows vocab"]:
-        return scores_of_products(self.module, products)
+        return scores_of_products(self.module, products, tokens)
 
     def require_layers(self, what: str, at_once: bool = False, by_block: bool = False) -> None:
         """Raise UserError unless the layers can be found; once weights are loaded, also check that
@@ -284,6 +284,8 @@ def same_by_layers(module: PreTrainedModel) -> bool:
     session = open_session(module, source)
     first_layers = OutputSpec(layers=range(middle), hidden=(middle,), logits=0)
     (states,) = session.extend(tokens, first_layers).hidden
+    if states.ndim != 2:  # a Gemma 3n has several states of a token
+        return False
     last_layers = OutputSpec(layers=range(middle, depth))
     logits = session.extend(Rows(tokens, states=states), last_layers).logits
     return logits_equal(expected, logits)

@@ -1,7 +1,7 @@
 """What a module's own forward makes of its decoder's states, and of its head's products.
 
 Some models score by a part of these products (Granite, Cohere), or by as much as a cap leaves
-(Gemma 2), or add a bias (Phi); the head of others reads a part of the states (MiniCPM 3).
+(Gemma 2, T5Gemma), or add a bias (Phi, Marian).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
@@ -24,35 +24,20 @@ def scores_of_states(
     return _forward_with(module, {module.base_model: _giving(_States(last_hidden_state=normed))})
 
 
-def head_inputs(
-    module: PreTrainedModel, normed: Float[Tensor, "batch n dim"]
-) -> Float[Tensor, "batch n dim"]:
-    """What a module's head reads of these states, its decoder's last, normed; the states themselves
-    where `_has_parts` is false.
-    """
-    if not _has_parts(module):
-        return normed
-    read: list[Tensor] = []
-
-    def keep(rows: Tensor) -> Tensor:
-        read.append(rows)
-        return rows
-
-    states = _States(last_hidden_state=normed)
-    head = module.get_output_embeddings()
-    _forward_with(module, {module.base_model: _giving(states), head: keep})
-    return read[0]
-
-
 def scores_of_products(
-    module: PreTrainedModel, products: Float[Tensor, "*rows vocab"]
+    module: PreTrainedModel,
+    products: Float[Tensor, "*rows vocab"],
+    tokens: Int[Tensor, " vocab"] | None = None,
 ) -> Float[Tensor, "*rows vocab"]:
-    """The scores of a module whose head's weights give these, for all of its tokens or for the first
-    ones.
+    """The scores of a module whose head's weights give these. tokens: their ids; None: the first
+    ones, or all.
     """
     bias = getattr(module.get_output_embeddings(), "bias", None)
+    if bias is None:  # BART and its kin keep it beside the head, [1, vocab]
+        bias = getattr(module, "final_logits_bias", None)
     if bias is not None:
-        products = products + bias.detach()[: products.shape[-1]].to(products)
+        of_tokens = slice(products.shape[-1]) if tokens is None else tokens.to(bias.device)
+        products = products + bias.detach().flatten()[of_tokens].to(products)
     return scores_of_outputs(module, products)
 
 
@@ -65,16 +50,27 @@ def scores_of_outputs(
     if not _has_parts(module):
         return outputs
     # the head is not run, but what some models have before it is, such as a ModernBERT
-    width = module.config.get_text_config().hidden_size
+    width = module.config.get_text_config(decoder=True).hidden_size
     row = outputs.new_zeros(1, 1, width, dtype=module.dtype)
-    states, head = _States(last_hidden_state=row), module.get_output_embeddings()
+    states, head = _States(last_hidden_state=row), _part_with_head(module)
     return _forward_with(module, {module.base_model: _giving(states), head: _giving(outputs)})
 
 
 def _has_parts(module: PreTrainedModel) -> bool:
-    """Whether it is a decoder-only model whose decoder and head are parts of its own."""
-    parts = {module.base_model, module.get_output_embeddings()}
-    return not module.config.is_encoder_decoder and parts.issubset(module.children())
+    """Whether its decoder and what holds its head are parts of its own; of encoder–decoders, only
+    whether there is anything behind the head, as in a T5Gemma.
+    """
+    text = module.config.get_text_config(decoder=True)
+    behind_head = getattr(text, "final_logit_softcapping", None) is not None
+    has_parts = module.base_model in module.children() and _part_with_head(module) is not None
+    return has_parts and (behind_head or not module.config.is_encoder_decoder)
+
+
+def _part_with_head(module: PreTrainedModel) -> nn.Module | None:
+    """The part of a module that its head is, or lies in: T5Gemma's is in one of its own."""
+    head = module.get_output_embeddings()
+    parts = (part for part in module.children() if part is not module.base_model)
+    return next((part for part in parts if head in part.modules()), None)
 
 
 def _giving(answer: Any) -> Callable[..., Any]:

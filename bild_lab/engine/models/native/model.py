@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -196,7 +196,7 @@ class NativeModel:
         return self.decoder.embedding[:], numbers_of(self.decoder.head, self.dtype)
 
     def scores_of_products(
-        self, products: Float[Tensor, "*rows vocab"]
+        self, products: Float[Tensor, "*rows vocab"], tokens: Int[Tensor, " vocab"] | None = None
     ) -> Float[Tensor, "*rows vocab"]:
         return products
 

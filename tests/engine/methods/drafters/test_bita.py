@@ -102,7 +102,7 @@ def copying() -> StubModel:
 
 def test_no_probe_is_run_for_tokens_after_the_length_limit() -> None:
     model = copying()
-    checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=10))
+    checkpoint = SimpleNamespace(columns=10)
     target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"))
     adapter = SimpleNamespace(
         config=SimpleNamespace(mask_tokens=3), markov=None, draft_vocabulary=None
@@ -175,7 +175,7 @@ def test_sampled_texts_have_exactly_the_targets_distribution(
     head = None if markov == "without" else MarkovHead(3, 2)
     if head is not None:
         head.after.normal_(generator=torch.Generator().manual_seed(1))
-    checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=3))
+    checkpoint = SimpleNamespace(columns=3)
     target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"), engine="native")
     adapter = SimpleNamespace(
         config=SimpleNamespace(mask_tokens=2), markov=head, draft_vocabulary=None

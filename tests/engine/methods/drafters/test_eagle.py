@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import ModernBertDecoderConfig, ModernBertDecoderForCausalLM
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Tree
@@ -102,17 +101,19 @@ def test_no_id_without_a_token_is_drafted() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["granite", "cohere", "gemma2", "minicpm3", "opt", "phi"])
+@pytest.mark.parametrize(
+    "name",
+    ["granite", "cohere", "gemma2", "minicpm3", "opt", "phi", "llama4_text", "t5gemma", "marian"],
+)
 def test_eagle_1_makes_of_the_heads_products_what_the_target_makes(name: str) -> None:
-    """A part of them in a Granite and a Cohere, no more than a cap in a Gemma 2, with a bias in a Phi,
-    and they themselves where the head reads a part of the states.
+    """A part of them in a Granite and a Cohere, no more than a cap in a Gemma 2 and a T5Gemma, with a
+    bias in a Phi and a Marian, and they themselves where the head reads a part of the states.
     """
-    module = tiny_architectures.build(name)
-    vars(module.config).update(logits_scaling=8.0, final_logit_softcapping=1.0, dim_model_base=4)
-    if (bias := module.get_output_embeddings().bias) is not None:
-        bias.normal_()
-    target, eagle = in_memory(module, "hf"), random_eagle(EAGLE, module.config)
-    session = target.start(Source((START, 5, 9)), LENGTH)
+    module = tiny_architectures.with_marked_head(name)
+    text = module.config.get_text_config(decoder=True)
+    target, eagle = in_memory(module, "hf"), random_eagle(EAGLE, text)
+    encoded = ENCODED if module.config.is_encoder_decoder else None
+    session = target.start(Source((START, 5, 9), encoded), LENGTH)
     scores = session.extend([9], OutputSpec(head_input=True))
     drafting_scores = eagle.attach_to(target).logits(scores.head_input)
     torch.testing.assert_close(drafting_scores, scores.logits)
@@ -120,10 +121,8 @@ def test_eagle_1_makes_of_the_heads_products_what_the_target_makes(name: str) ->
 
 def test_what_a_model_has_before_its_head_takes_nothing_from_the_heads_products() -> None:
     """Planted: rows of another width than that of the model's states, which a layer there refuses."""
-    special = {**tiny_architectures.TOKENS, "cls_token_id": START, "sep_token_id": START}
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
-    config = ModernBertDecoderConfig(vocab_size=VOCABULARY, **sizes, **special)
-    module, head_rows = ModernBertDecoderForCausalLM(config).bfloat16(), torch.randn(2, VOCABULARY)
+    module = tiny_architectures.build("modernbert-decoder").bfloat16()
+    head_rows = torch.randn(2, VOCABULARY)
     assert torch.equal(scores_of_outputs(module, head_rows), head_rows)
 
 

@@ -4,6 +4,8 @@ target's own.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,20 +14,23 @@ from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.methods import medusa
-from bild_lab.engine.methods.medusa import MedusaDrafter
+from bild_lab.engine.methods.medusa import MedusaDrafter, MedusaHeads, heads_for_engine
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import OutputSpec
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.cost import total_cost
+from bild_lab.lab.point.load import load
+from tests import tiny_architectures
 from tests.engine.loops import NEVER, autoregressive, finished
-from tests.engine.methods.modules.tiny import random_heads
+from tests.engine.methods.modules.tiny import random_adapter, random_heads
 from tests.policies import in_memory
 from tests.sessions import needs_kernels
 from tests.stubs import uncached
 from tests.tiny import START, VOCABULARY, tiny_llama
 
-WIDTHS = [8, 4, 2]
+WIDTHS, LENGTH = [8, 4, 2], 12
 PART = DraftVocabulary(range(0, VOCABULARY, 2))
 
 
@@ -83,6 +88,40 @@ def test_no_id_without_a_token_is_drafted(shared: bool) -> None:
         DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
         drafted = {token for one in trace.rounds for token in one.drafted}
         assert drafted and drafted.isdisjoint(half) == bool(without)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("part", [None, PART], ids=["all", "part"])
+def test_heads_with_the_targets_matrix_score_as_the_target_does(
+    part: DraftVocabulary | None,
+) -> None:
+    module = tiny_architectures.with_marked_head("phi")  # whose head has a bias
+    heads = MedusaHeads.fresh(module.config, module.lm_head.weight, {}, heads=1, shared=True)
+    heads.draft_vocabulary, target = part, in_memory(module, "hf")
+    source, output_spec = Source((START, 5, 9)), OutputSpec(head_input=True)
+    scores = target.start(source, 12).extend([9], output_spec)
+    expected = scores.logits if part is None else scores.logits[:, part.tokens]
+    found = heads_for_engine(target, heads)(scores.head_input)[0]
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_checkpoint_that_reads_images_too_drafts_by_heads(tmp_path: Path) -> None:
+    """Planted: the sizes of its text model are in a part of its configuration."""
+    module, tokenizer = tiny_architectures.build("qwen2_5_vl"), tiny_architectures.word_tokenizer()
+    sizes = module.config.text_config
+    random_heads(sizes, module.lm_head.weight).save(tmp_path / "heads")
+    random_adapter(sizes).save(tmp_path / "adapter")
+    policies = {
+        "vanilla": {},
+        "ppd": {},
+        "medusa": {"heads": str(tmp_path / "heads"), "top_k": [3, 2]},
+        "bita": {"adapter": str(tmp_path / "adapter"), "top_k": [1, 2, 2]},
+    }
+    texts = [
+        load((module, tokenizer), policy=name, **knobs).generate("w5 w9 w12", LENGTH).token_ids
+        for name, knobs in policies.items()
+    ]
+    assert texts[1:] == texts[:1] * 3
 
 
 def path_of(text: list[int], tokens: list[int], accepted: int) -> list[int]:

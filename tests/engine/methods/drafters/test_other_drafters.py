@@ -169,7 +169,7 @@ class Known(CandidateDrafter):
 
     def __init__(self) -> None:
         target = SimpleNamespace(
-            checkpoint=SimpleNamespace(config=SimpleNamespace(vocab_size=50)),
+            checkpoint=SimpleNamespace(columns=50),
             device=torch.device("cpu"),
         )
         super().__init__(

@@ -102,7 +102,7 @@ def test_a_block_is_filled_as_it_is_defined(form: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def test_no_id_without_a_token_is_drafted() -> None:
+def test_no_id_without_a_token_is_drafted_and_a_heads_bias_counts() -> None:
     module = tiny_llama(4, layers=3)
     dflash = random_dflash(module.config, known=None)
     states = torch.randn(20, 32, generator=torch.Generator().manual_seed(0))
@@ -111,6 +111,11 @@ def test_no_id_without_a_token_is_drafted() -> None:
     for bias, expected in ((None, scores), (without, scores + without)):
         dflash.attach(module.model.embed_tokens.weight, module.lm_head.weight, bias)
         assert dflash.most_likely(states).tolist() == expected.argmax(-1).tolist()
+    module.lm_head = torch.nn.Linear(32, 40, bias=True)
+    torch.nn.init.normal_(module.lm_head.bias)
+    dflash.attach_to(in_memory(module, "hf"))
+    expected = module.lm_head(norm(states, dflash.norm)).argmax(-1)
+    assert dflash.most_likely(states).tolist() == expected.tolist()
 
 
 def expected_draft(dflash: DFlash, states: Tensor, last_token: int) -> list[int]:
