@@ -76,8 +76,9 @@ def run(cfg: DictConfig) -> None:
         )
     )
     words = [f"pair.target={job.folder}/checkpoint", "pair.draft=null", "policy=vanilla"]
-    command = f"python run.py {shlex.join([*words, *dataset_words()])}"
-    print_decoding(command, dataset_words(), typed(DatasetSpec, cfg.dataset, "dataset"))
+    dataset = typed(DatasetSpec, cfg.dataset, "dataset")
+    data = dataset_words(dataset)
+    print_decoding(f"python run.py {shlex.join([*words, *data])}", data, dataset)
     print_closing(job.logger)
 
 

@@ -75,7 +75,8 @@ def note_same_texts(cfg: DictConfig) -> None:
     from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.training.reports import dataset_words, decodes_same_texts
 
-    if decodes_same_texts(dataset_words(), typed(DatasetSpec, cfg.dataset, "dataset")):
+    dataset = typed(DatasetSpec, cfg.dataset, "dataset")
+    if decodes_same_texts(dataset_words(dataset), dataset):
         output.print(
             "a run on these data decodes the texts that the tree was fitted to; give dataset.path a"
             " folder with a file for each split"

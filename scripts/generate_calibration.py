@@ -76,7 +76,7 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     )
     sizes = (cfg.decoding.max_new_tokens, cfg.batch_size, cfg.part_size)
     stop = stop_strings(cfg.decoding.stop)
-    return CalibrationJob(target, dataset, examples, *sizes, folder, dataset_words(), stop)
+    return CalibrationJob(target, dataset, examples, *sizes, folder, dataset_words(dataset), stop)
 
 
 def print_summary(job: CalibrationJob, answered: int) -> None:

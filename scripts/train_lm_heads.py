@@ -105,7 +105,7 @@ def answers_of_dataset(cfg: DictConfig, base: Checkpoint, max_tokens: int) -> Ca
     else:
         examples = load_examples(dataset)
     answers = reference_answers(base, dataset, examples, max_tokens)
-    return replace(answers, manifest={**answers.manifest, "dataset_words": dataset_words()})
+    return replace(answers, manifest={**answers.manifest, "dataset_words": dataset_words(dataset)})
 
 
 def recipe_for(cfg: DictConfig, answers: int) -> TrainSpec:

@@ -37,18 +37,19 @@ def train(cfg: DictConfig) -> None:
     from bild_lab.training.modules.ngrams import NgramSpec
 
     values = OmegaConf.to_container(cfg.module, resolve=True)
-    name, module_spec = values.pop("name"), find_part(values.pop("_target_"))
+    del values["name"]
+    module_spec = find_part(values.pop("_target_"))
     spec = typed(module_spec, values, "module")
     if not isinstance(spec, NgramSpec):
         train_and_report(frozen_job(cfg, spec))
         return
     if cfg.model.path is not None:
         raise UserError(
-            f"module={name} takes pair.target in place of model.path; it is {cfg.model.path}"
+            f"tables of n-grams take pair.target in place of model.path; it is {cfg.model.path}"
         )
     if cfg.calibration is not None:
         raise UserError(
-            f"module={name} counts the references of the dataset, and takes no"
+            "tables of n-grams count the references of the dataset, and take no"
             f" calibration={cfg.calibration}; to count these answers set dataset=local"
             " dataset.path=DIR dataset.source_column=prompt dataset.reference_column=answer"
             " dataset.metric=chrf in its place"
@@ -90,8 +91,9 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
     output.print(escape(f"{path}: {corpus}, {seen}"))
     order = [] if table.order == 2 else ["policy.order=1"]
     target = [f"pair.target={pair.target}", "pair.draft=null"]
-    words = shlex.join(["policy=ngram", *order, f"policy.table={path}", *target, *dataset_words()])
-    print_decoding(f"python run.py {words}", dataset_words(), dataset)
+    data = dataset_words(dataset)
+    words = shlex.join(["policy=ngram", *order, f"policy.table={path}", *target, *data])
+    print_decoding(f"python run.py {words}", data, dataset)
 
 
 def checked(cfg: DictConfig) -> tuple[PairSpec, Path, DatasetSpec]:

@@ -144,24 +144,34 @@ def print_decoding(command: str, words: Sequence[str], dataset: DatasetSpec) -> 
 
 
 def decodes_same_texts(words: Sequence[str], dataset: DatasetSpec) -> bool:
-    """Whether a run with these words, which name no split, decodes the rows of `dataset`; False
-    where that is not known.
+    """Whether a run with these words, of which a split is that of `dataset`, decodes its rows;
+    False where that is not known.
     """
+    if any(word.startswith("dataset.split=") for word in words):
+        return True
     group = next(word for word in words if word.startswith("dataset="))
+    return bool(_in_decoded_split(group, dataset))
+
+
+def _in_decoded_split(group: str, dataset: DatasetSpec) -> bool | None:
+    """Whether the split that a run with `group`, dataset=NAME, decodes has the rows of `dataset`;
+    None where there is no such split or group, or the data have moved.
+    """
     try:
         split = replace(dataset, split=compose_config([group]).dataset.split).split
         # the hub is not asked again for a note
         named = dataset if dataset.path else replace(dataset, hub_data_dir=None)
         return same_rows(named, split)
-    except (UserError, HydraException):  # data that have moved, or no such split or group
-        return False
+    except (UserError, HydraException):
+        return None
 
 
-def dataset_words() -> list[str]:
+def dataset_words(dataset: DatasetSpec) -> list[str]:
     """The words of the running command that choose its dataset, for a command that decodes on it.
 
-    Split and limit are left out: they say what is trained on. The file of a dataset may be among the
-    user's own configurations.
+    Limit and split are left out, as they say what is trained on; but the split stays where files
+    have none that would be decoded. The file of a dataset may be among the user's own
+    configurations.
     """
     hydra = HydraConfig.get()
     dataset_overrides = [
@@ -172,7 +182,10 @@ def dataset_words() -> list[str]:
         for word in dataset_overrides
         if not word.startswith(("dataset.split=", "dataset.limit="))
     ]
-    return [*own_configurations(), f"dataset={hydra.runtime.choices.dataset}", *unlimited]
+    group = f"dataset={hydra.runtime.choices.dataset}"
+    missing = dataset.path is not None and _in_decoded_split(group, dataset) is None
+    split = [f"dataset.split={dataset.split}"] if missing else []
+    return [*own_configurations(), group, *unlimited, *split]
 
 
 def own_configurations() -> list[str]:

@@ -98,6 +98,14 @@ def test_each_number_of_a_table_is_in_the_csv_beside_its_page(page: str) -> None
     assert len(wrong) >= 5 and len(found) >= 0.9 * len(wrong)
 
 
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.csv")), ids=lambda file: file.stem)
+def test_no_two_rows_of_a_csv_have_one_timing(file: Path) -> None:
+    names = ("speedup", "speedup_low", "speedup_high", "low", "high")
+    timings = [[row.get(name) for name in names] for row in csv.DictReader(file.open())]
+    timed = [tuple(timing) for timing in timings if timing[0] and any(timing[1:])]
+    assert len(timed) == len(set(timed))
+
+
 def test_every_csv_has_a_page_and_every_picture_is_shown() -> None:
     pages = "".join(
         page.read_text()

@@ -356,7 +356,7 @@ def test_a_tree_of_the_texts_that_a_run_decodes_is_told(
     (tmp_path / "apart").mkdir()
     for split in ("test", "validation"):
         (tmp_path / "apart" / f"{split}.jsonl").write_text('{"de": "Ja.", "en": "Yes."}\n')
-    monkeypatch.setattr(reports, "dataset_words", lambda: ["dataset=multi30k"])
+    monkeypatch.setattr(reports, "dataset_words", lambda dataset: ["dataset=multi30k"])
     told = []
     for path in ("pairs.jsonl", "apart"):
         line = ["dataset=multi30k", f"dataset.path={tmp_path / path}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Container
 from typing import Any
@@ -23,7 +24,10 @@ def build_method(policy: DictConfig, models: dict[str, Callable[[], Any]]) -> Me
     A part with a parameter named like one of `models` ("target", "draft") gets that model.
     Raises UserError for wrong knobs, and for a class that is no method.
     """
-    method = build(resolved_policy(policy)["decoder"], models)
+    try:
+        method = build(resolved_policy(policy)["decoder"], models)
+    except UserError as error:
+        raise UserError(_to_knobs_of_parts(str(error), policy)) from error
     if lacking := [name for name in METHOD_PARTS if not hasattr(method, name)]:
         raise UserError(
             f"the decoder of policy {policy.get('name')}, a {type(method).__name__}, lacks"
@@ -31,6 +35,20 @@ def build_method(policy: DictConfig, models: dict[str, Callable[[], Any]]) -> Me
             " a drafter and a rule"
         )
     return method
+
+
+def _to_knobs_of_parts(message: str, policy: DictConfig) -> str:
+    """The message of a part of the policy: a knob of another policy, whose drafter this one takes,
+    is set among the knobs for that drafter.
+    """
+    named = set(re.findall(r"\bpolicy\.(\w+)", message)) - policy.keys()
+    if not named:
+        return message
+    for knob in named:
+        message = re.sub(rf"\bpolicy\.{knob}\b", knob, message)
+    places = [f"policy.{key}={{{min(named)}:…}}" for key in policy if key.endswith("knobs")]
+    where = f"takes it in {' or '.join(places)}" if places else "gives it none; choose another"
+    return f"{message}; policy {policy.get('name')} {where}"
 
 
 def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:

@@ -145,10 +145,17 @@ def _usual_baseline(specs: Specs) -> tuple[dict[str, Any], Decoder]:
 
 def _for_own_baseline(own_baseline: DictConfig | None, specs: Specs) -> Specs:
     """The groups of a point. Where it brings its own baseline, the target's weights are not read, so
-    texts are not scored by the target.
+    texts are not scored by the target. Raises UserError where they would have to be.
     """
     if own_baseline is None:
         return specs
+    by_target = LOG_PROBABILITY in specs.dataset.scored
+    if by_target or (specs.measure.certify and specs.sampling.greedy):
+        key = "dataset.metric=log_probability" if by_target else "measure.certify=true"
+        raise UserError(
+            f"{key} needs the target's weights, which are not read where a policy brings its own"
+            " baseline; leave out policy.baseline_url and policy.baseline_body"
+        )
     changes = {"baseline": str(own_baseline.name), "target_log_probability": False}
     return replace(specs, measure=replace(specs.measure, **changes))
 

@@ -320,7 +320,13 @@ def own_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
         )
         sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
         job = CalibrationJob(
-            target, dataset, examples, *sizes, folder, dataset_words(), tuple(dataset.cut or ())
+            target,
+            dataset,
+            examples,
+            *sizes,
+            folder,
+            dataset_words(dataset),
+            tuple(dataset.cut or ()),
         )
         with answers_bar() as report:
             generate_calibration(job, report)

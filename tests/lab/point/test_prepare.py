@@ -295,6 +295,24 @@ def test_what_cannot_be_measured_is_refused_with_the_key_at_fault(
         prepare(compose_config([*base, "decoding=sample", word]))
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["policy=hybrid", "policy.second=ngram"],
+            "set table=outputs/ngrams/table.safetensors; policy hybrid takes it in"
+            " policy.first_knobs={table:…} or policy.second_knobs={table:…}",
+        ),
+        (["policy=bild_hybrid", "policy.first=ngram"], "policy bild_hybrid gives it none; choose"),
+    ],
+)
+def test_a_knob_of_a_drafter_inside_a_policy_is_named_where_it_is_set(
+    base: list[str], words: list[str], said: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        prepare(compose_config([*base, *words]))
+
+
 def test_a_baseline_that_needs_other_knobs_than_its_file_has_says_so(base: list[str]) -> None:
     said = (
         r"^measure\.baseline=truncation: truncation needs a bar, .* for others name a file of your"

@@ -258,10 +258,23 @@ def test_the_command_trains_beside_both_families(
 
 def test_ngrams_take_a_pair_and_no_calibration(command: Command, checkpoints: Path) -> None:
     code, printed = command(train_module, "module=ngram", f"model.path={checkpoints / 'llama'}")
-    assert code == 2 and "module=ngrams takes pair.target in place of model.path" in printed
+    assert code == 2 and "n-grams take pair.target in place of model.path" in printed
     words = [f"pair.target={checkpoints / 'llama'}", "calibration=outputs/answers"]
     code, printed = command(train_module, "module=ngram", *words)
-    assert code == 2 and "takes no calibration=outputs/answers; to count these answers" in printed
+    assert code == 2 and "take no calibration=outputs/answers; to count these answers" in printed
+
+
+def test_a_printed_command_decodes_a_split_that_there_is(
+    command: Command, checkpoints: Path, tmp_path: Path
+) -> None:
+    row = json.dumps({"prompt": "a b", "answer": "c d"})
+    columns = ["source_column=prompt", "reference_column=answer", "metric=chrf"]
+    line = [f"pair.target={checkpoints / 'llama'}", "dataset=local", f"dataset.path={tmp_path}"]
+    for split, at_the_end in (("train", " dataset.split=train"), ("test", "")):
+        (tmp_path / f"{split}.jsonl").write_text(row)
+        words = [*line, *(f"dataset.{column}" for column in columns), f"name={split}"]
+        code, printed = command(train_module, "module=ngram", *words)
+        assert code == 0 and f"dataset.metric=chrf{at_the_end}\n" in printed, printed
 
 
 BAD_INPUT = {
