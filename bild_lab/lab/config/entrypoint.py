@@ -381,9 +381,10 @@ def plain_message(error: BaseException, config_name: str | None = "config") -> s
     text = "\n".join(str(cause) for cause in causes)
     if match := re.search(r"Could not override '([^']+)'", text):
         return unknown_key(match[1], config_name)
-    if match := re.search(r"Could not find '([^']+)'", text):
+    if match := re.search(r"Could not find '([^']+)'\s+Available options in '([^']+)'", text):
+        choice, group = match.groups()
         options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
-        return unknown_choice(match[1], options)
+        return unknown_choice(group, choice.removeprefix(f"{group}/"), options)
     if match := re.search(r"Error merging override (.+)\n(.+)", text):
         return f"{match[1]}: {match[2]}"
     if match := re.search(r"LexerNoViableAltException: (.+)", text):
@@ -416,12 +417,11 @@ def unknown_key(key: str, config_name: str | None) -> str:
     return f"there is no configuration key {key}{meant} `{script} --cfg job` lists them all"
 
 
-def unknown_choice(choice: str, options: list[str]) -> str:
+def unknown_choice(group: str, name: str, options: list[str]) -> str:
     """A message about a file that is not in its config group, or that is a folder there.
 
-    options: what Hydra found in the group, a user's own files included.
+    group: such as hydra/launcher. options: what Hydra found in it, a user's own files included.
     """
-    group, _, name = choice.partition("/")
     folder = config_dir() / group
     files = [
         file.relative_to(folder).with_suffix("").as_posix()
@@ -430,10 +430,10 @@ def unknown_choice(choice: str, options: list[str]) -> str:
     if files_in_folder := [file for file in files if file.startswith(f"{name}/")]:
         return f"{group}={name} is a folder; choose one of its files: {', '.join(files_in_folder)}"
     meant = suggestion(name, [*files, *options]) or "."
-    return (
-        f"there is no {group or 'config'} {name!r}{meant} There are"
-        f" {', '.join(dict.fromkeys([*options, *files]))}"
-    )
+    known = ", ".join(dict.fromkeys([*options, *files]))
+    if group == "hydra/launcher" and "joblib" not in options:
+        known += "; pip install 'bild_lab[launchers]' brings joblib and submitit's"
+    return f"there is no {group} {name!r}{meant} There are {known}"
 
 
 def known_keys(config_name: str) -> list[str]:

@@ -480,9 +480,12 @@ def _settings(kind: str) -> wandb.Settings:
     """
     import wandb
 
-    limits = {"init_timeout": _INIT_TIMEOUT_S, "login_timeout": _INIT_TIMEOUT_S}
-    # older versions wait for a lost server for ever
-    if "finish_timeout" in wandb.Settings.model_fields:
-        limits["finish_timeout"] = _FINISH_TIMEOUT_S
-        limits["finish_timeout_raises"] = kind != TRAINING  # which is stored first, sent or not
-    return wandb.Settings(**limits, silent=True, console="off", x_disable_stats=kind != TRAINING)
+    return wandb.Settings(
+        init_timeout=_INIT_TIMEOUT_S,
+        login_timeout=_INIT_TIMEOUT_S,
+        finish_timeout=_FINISH_TIMEOUT_S,
+        finish_timeout_raises=kind != TRAINING,  # which is stored first, sent or not
+        silent=True,
+        console="off",
+        x_disable_stats=kind != TRAINING,
+    )

@@ -529,6 +529,10 @@ BAD_INPUT = {
         ["experiment=xyz"],
         "there is no experiment 'xyz'. There are first_run, ",
     ),
+    "unknown launcher": (
+        ["-m", "hydra/launcher=gpu"],
+        "there is no hydra/launcher 'gpu'; did you mean gpus? There are basic, gpus, ",
+    ),
     "no draft model": (["pair.draft=null"], "policy bild drafts with a small model"),
     "unreachable hub": (
         ["pair.target=google/t5"],
@@ -676,6 +680,7 @@ def test_the_folder_of_a_refused_command_is_its_own_where_the_command_has_made_i
 
 @pytest.mark.fast(
     "misspelt key",
+    "unknown launcher",
     "value of a wrong kind",
     "no draft model",
     "points of several folders",
@@ -701,6 +706,12 @@ def test_bad_input_gives_one_message_and_leaves_nothing(
     assert message in " ".join(printed.split())
     assert "Traceback" not in printed
     assert not Path("outputs").exists()
+
+
+def test_a_launcher_whose_package_is_missing_is_told_with_what_brings_it() -> None:
+    told = entrypoint.unknown_choice("hydra/launcher", "submitit_slurm", ["basic", "gpus"])
+    assert told.startswith("there is no hydra/launcher 'submitit_slurm'. There are basic, gpus; ")
+    assert "pip install 'bild_lab[launchers]'" in told
 
 
 def test_the_script_runs_as_a_process_and_tells_its_exit_code(
