@@ -224,7 +224,7 @@ def test_texts_that_a_server_failed_to_give_are_no_fault_of_the_numbers(sweep: S
     timed = read_examples(result.folder)
     report = {"pieces_s": [], "rounds": None, "attempts": 3, "error": "it has died"}
     failed = sample_example(
-        "c",
+        f"{timed[0].id}/2",  # the others are no turns of one conversation without it
         token_ids=[],
         latency_s=[0.001],
         baseline_latency_s=[2.0],

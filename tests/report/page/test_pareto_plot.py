@@ -61,6 +61,9 @@ def test_bars_reach_the_ends_of_the_intervals_and_lines_lie_at_the_baseline_and_
     assert ends == pytest.approx([0.5 - 1 / 2.05, 1 / 1.95 - 0.5, 0.45, 0.5])
     levels = [(line["y0"], line["y1"]) for line in figure["layout"]["shapes"]]
     assert levels == [(41.0, 41.0), (40.0, 40.0)]
+    speedups = figure["layout"]["xaxis2"]  # over an axis of latencies
+    ticks = zip(speedups["tickvals"], speedups["ticktext"], strict=True)
+    assert all(f"{1 / place:g}\N{MULTIPLICATION SIGN}" == text for place, text in ticks)
     names = [(name["y"], name["text"]) for name in figure["layout"]["annotations"]]
     assert names == [(41.0, "vanilla"), (40.0, "−1 point")]
 
