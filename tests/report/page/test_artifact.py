@@ -231,7 +231,8 @@ def test_texts_that_a_server_failed_to_give_are_no_fault_of_the_numbers(sweep: S
         baseline_token_ids=[1],
         reports=[report],
     )
-    result = replace(result, setting=Setting({**result.setting, "n_examples": 3}), folder=None)
+    setting = Setting({**result.setting, "n_examples": 3, "batch": 2})
+    result = replace(result, setting=setting, folder=None)
     of_server = Sweep(sweep.folder.parent / "server")
     of_server.write_point(result.point, "{dataset: {path: none}}\n", result, [*timed, failed])
     record_command(of_server.folder)
