@@ -304,7 +304,10 @@ def test_turns_of_a_conversation_are_compared_as_one() -> None:
     ]
     assert compared(*on_one_source).quality.difference == together
     on_19_sources = [
-        [replace(one, same_source="0" if one.same_source == "19" else one.same_source) for one in side]
+        [
+            replace(one, same_source="0" if one.same_source == "19" else one.same_source)
+            for one in side
+        ]
         for side in on_one_source
     ]
     assert [compared(*sides).quality.enough for sides in (on_one_source, on_19_sources)] == [
