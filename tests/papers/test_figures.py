@@ -302,6 +302,10 @@ def test_a_speed_over_generate_is_that_over_vanilla_times_vanillas() -> None:
         "dataset": "wmt",
         "weights": "x",
         "compile": "x",
+        "hardware": "x",
+        "device": "cuda",
+        "threads": 64,
+        "batch": 4,
     }.items():
         assert over_generate([fast], [generate(1.5, **{key: other})]) == []
 
