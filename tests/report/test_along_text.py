@@ -81,6 +81,7 @@ def test_the_figure_has_a_line_for_each_point_that_drafts() -> None:
     (trace,) = figure["data"]
     assert (trace["name"], trace["x"], trace["y"]) == ("bild", ["1 to 16", "17 to 32"], [8.0, 3.25])
     assert trace["customdata"] == ["40 calls in 20 texts", "80 calls in 20 texts"]
+    assert trace["error_y"]["array"] == trace["error_y"]["arrayminus"] == [0, 0]  # all are alike
     assert along_text_figure(group, {folder_name(result): texts[:5]}, {}) is None
     short = [text(str(index), [3], 9) for index in range(20)]  # a single place is no line
     assert along_text_figure(group, {folder_name(result): short}, {}) is None
