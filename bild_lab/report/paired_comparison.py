@@ -213,7 +213,7 @@ def _latency_ratios(
 
 def _are_enough(ids: Sequence[str]) -> bool:
     """Whether intervals over these examples are wide enough to call one side better. Turns of a
-    conversation count once.
+    conversation count once. ids: as `source_ids` gives them.
     """
     return are_enough(len(set(questions_of(ids))))
 
@@ -325,7 +325,7 @@ def _compare_metric(metric: str, a: _Side, b: _Side, margin: float | None) -> Me
         values=(_metric_value(metric, a), _metric_value(metric, b)),
         difference=None if against_a is None else against_a.difference,
         non_inferiority=None if against_a is None else against_a.score.non_inferiority,
-        enough=_are_enough([example.id for example in a.examples]),
+        enough=_are_enough(source_ids(a.examples)),
     )
 
 

@@ -24,7 +24,7 @@ from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.lab.store.records import Sweep
 from bild_lab.papers import drawings
-from bild_lab.papers.drawings import traced_texts
+from bild_lab.papers.drawings import quality_lines, traced_texts
 from bild_lab.papers.figures import (
     FIGURES,
     GENERATE,
@@ -34,6 +34,7 @@ from bild_lab.papers.figures import (
     over_generate,
 )
 from bild_lab.papers.published import AGREES, SCALES, load_published, published_names
+from bild_lab.report.style import marks
 from tests.papers.samples import RUNS, bild, bita, outputs_of, points, store
 from tests.report.sample import sample_result, with_quality, with_speedup
 
@@ -162,6 +163,12 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
     monkeypatch.setattr(drawings, "_page", page)
     return drawn
+
+
+def test_lines_lie_at_the_baseline_of_all_rows_and_a_point_lower() -> None:
+    axes = Figure().subplots()
+    quality_lines(axes, {"a": [bild(2.0)], "b": [bild(1.5)]}, marks(["a", "b"]))
+    assert [line.get_ydata()[0] for line in axes.lines] == [41.0, 40.0]
 
 
 @pytest.mark.parametrize(("metric", "stars"), [("ROUGE-Lsum", 2), ("ROUGE-L", 0)])
@@ -302,6 +309,10 @@ def test_a_speed_over_generate_is_that_over_vanilla_times_vanillas() -> None:
         "dataset": "wmt",
         "weights": "x",
         "compile": "x",
+        "hardware": "x",
+        "device": "cuda",
+        "threads": 64,
+        "batch": 4,
     }.items():
         assert over_generate([fast], [generate(1.5, **{key: other})]) == []
 

@@ -45,7 +45,7 @@ CELLS = [
     MeasuredNumber("toy", "tiny", "speedup", 0.75, 0.6125, 1.9),
     MeasuredNumber("toy", "tiny", "speedup", 2.625, part="tokens 1-2"),
     MeasuredNumber("toy", "slow", "speedup", 0.5),
-    MeasuredNumber("toy", "tiny", "quality", -12.3456),
+    MeasuredNumber("toy", "tiny", "quality", -12.3456, metric="BLEU"),
     MeasuredNumber("toy", "a|b", "layers run", 1.2, formula=0.96),
 ]
 TABLES = r"""
@@ -219,12 +219,22 @@ def test_a_claim_is_judged_by_values_and_intervals(
 
 
 @pytest.mark.parametrize(
-    ("values", "verdict"), [((3, 1, 2), FAILS), ((1, 3, 2), FAILS), ((3, 2, 1), HOLDS)]
+    ("values", "width", "verdict"),
+    [
+        ((3, 1, 2), 0.4, FAILS),
+        ((1, 3, 2), 0.4, FAILS),
+        ((3, 2, 1), 0.4, HOLDS),
+        ((4, 2, 1), 0.6, WITHIN),  # of one step alone
+    ],
 )
 def test_a_claim_of_several_steps_fails_with_any_of_them(
-    values: Sequence[float], verdict: str
+    values: Sequence[float], width: float, verdict: str
 ) -> None:
-    cells = [MeasuredNumber("p", row, "q", value) for row, value in zip("abc", values, strict=True)]
+    """width: of each interval to either side."""
+    cells = [
+        MeasuredNumber("p", row, "q", value, value - width, value + width)
+        for row, value in zip("abc", values, strict=True)
+    ]
     assert judged(Order("a is above b, b above c", "q", ["a", "b", "c"]), "p", cells) == verdict
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 import run
@@ -18,7 +19,7 @@ from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.lab.store.records import Sweep
-from bild_lab.papers.timeline_figure import Lane, draw_trace, selected, timelines_of
+from bild_lab.papers.timeline_figure import Lane, draw_lane, draw_trace, selected, timelines_of
 from scripts import sweeps
 from tests.report.sample import (
     sample_baseline,
@@ -88,6 +89,10 @@ def test_the_baseline_comes_first_and_a_lane_holds_every_call_and_its_end(sweep:
     assert [start for start, _ in lane.calls["draft"]] == pytest.approx(starts, abs=0.1)
     assert (lane.end, lane.tokens, lane.rejected) == (9000, 5, [8500])
     assert alone.calls["draft"] == []
+    axes = Figure().subplots()
+    draw_lane(axes, 0, lane, points_per_ms=1.0)
+    bars = [path.get_extents().intervalx.tolist() for path in axes.collections[-1].get_paths()]
+    assert bars == [[4000, 5000], [8000, 9000]]
 
 
 def lane_of(policy: str, row: MeasuredExample, folder: Path) -> Lane:

@@ -40,6 +40,11 @@ def test_a_draft_that_was_not_verified_is_no_call() -> None:
     assert (only.calls, only.tokens_per_call) == (20, 4.0)
 
 
+def test_a_call_behind_15_tokens_begins_with_the_16th() -> None:
+    (only,) = stretches_of([text(str(index), [6, 7, 3], 19) for index in range(20)])
+    assert (only.words, only.calls) == ("1 to 16", 60)
+
+
 def test_few_texts_have_no_stretch_and_a_conversation_is_one_text() -> None:
     assert stretches_of([text(str(index), [3], 4) for index in range(19)]) == []
     turns = [text(f"{index}{turn}", [3], 4) for index in range(10) for turn in ("", "/2", "/3")]
@@ -76,6 +81,7 @@ def test_the_figure_has_a_line_for_each_point_that_drafts() -> None:
     (trace,) = figure["data"]
     assert (trace["name"], trace["x"], trace["y"]) == ("bild", ["1 to 16", "17 to 32"], [8.0, 3.25])
     assert trace["customdata"] == ["40 calls in 20 texts", "80 calls in 20 texts"]
+    assert trace["error_y"]["array"] == trace["error_y"]["arrayminus"] == [0, 0]  # all are alike
     assert along_text_figure(group, {folder_name(result): texts[:5]}, {}) is None
     short = [text(str(index), [3], 9) for index in range(20)]  # a single place is no line
     assert along_text_figure(group, {folder_name(result): short}, {}) is None

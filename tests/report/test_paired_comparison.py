@@ -25,6 +25,7 @@ from tests.report.sample import (
     sample_replayed,
     sample_result,
     with_quality,
+    with_speedup,
 )
 
 
@@ -74,6 +75,8 @@ def test_points_match_by_policy_and_knobs_whatever_else_they_have_in_common() ->
         (0.5, 0.5)
     ]
     assert [result.policy for result in matching.only_a] == ["bild", "vanilla"]
+    with_new_knob = [replace(one, knobs={**one.knobs, "new": 1}) for one in b]
+    assert len(match_points(a, with_new_knob).pairs) == 1
     assert [result.knobs["fallback"] for result in matching.only_b] == [0.7]
     assert differences(matching.pairs) == {
         "dtype": ("bfloat16", "float32"),
@@ -274,6 +277,12 @@ def test_a_batch_is_compared_with_the_error_of_its_clock() -> None:
     width = np.log1p(0.01) * np.sqrt(2)
     assert steady.latency_ratio.high == pytest.approx(0.9 * np.exp(width))
     assert steady.latency_ratio.low == pytest.approx(0.9 * np.exp(-width))
+    assert found(1, 0.2, 3).latency_ratio.high == pytest.approx(0.9)  # the interval has it already
+    known, unknown = (
+        with_speedup(bild(setting={"batch": 8}), noise=noise) for noise in (0.01, None)
+    )
+    for sides in ((known, unknown), (unknown, known)):
+        assert compare_point(MatchedPoint(*sides, {}), a, b, None).speed_verdict == "too few"
 
 
 def test_turns_of_a_conversation_are_compared_as_one() -> None:
@@ -294,7 +303,21 @@ def test_turns_of_a_conversation_are_compared_as_one() -> None:
         [replace(one, same_source=one.id.partition("-")[0]) for one in side] for side in alone
     ]
     assert compared(*on_one_source).quality.difference == together
+    on_19_sources = [
+        [
+            replace(one, same_source="0" if one.same_source == "19" else one.same_source)
+            for one in side
+        ]
+        for side in on_one_source
+    ]
+    assert [compared(*sides).quality.enough for sides in (on_one_source, on_19_sources)] == [
+        True,
+        False,
+    ]
     assert together.p_value > 1.5 * apart.p_value and together.low < apart.low
+    turns = [replace(one, id="0", turn=1 + place) for place, one in enumerate(decoded([1.0, 2.0]))]
+    speedup = compared(turns, [*turns, *decoded([9.0, 9.0])[1:]]).speedups[1]
+    assert speedup.low == speedup.value == 4 / 3  # of the two turns that both sides have
 
 
 def test_the_verdict_needs_the_whole_interval() -> None:

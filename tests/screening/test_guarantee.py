@@ -62,15 +62,18 @@ def test_a_loss_that_is_just_too_large_has_a_small_p_value_as_seldom_as_it_says(
 def test_the_stake_is_what_the_texts_that_are_left_need() -> None:
     """The capital of a player, one text after the other."""
     generator = np.random.default_rng(0)
-    others, each = (np.clip(generator.normal(0.05, 0.2, (1, 60)), -1, 1) for _ in range(2))
-    variance = (0.25 + 60 * others.var()) / 61
+    others, each = (np.clip(generator.normal(0.05, 0.2, (1, 600)), -1, 1) for _ in range(2))
+    variance = (0.25 + 600 * others.var()) / 601
     capital = largest = 1.0
+    stakes = []
     for place, loss in enumerate(each[0]):
         lacks = max(0.0, math.log(1 / ASKED.error / capital))
-        stake = min(math.sqrt(2 * lacks / ((60 - place) * variance)), 0.9 / (1 - ASKED.loss))
+        stake = min(math.sqrt(2 * lacks / ((600 - place) * variance)), 0.9 / (1 - ASKED.loss))
+        stakes.append(stake)
         capital *= 1 + stake * (ASKED.loss - loss)
         largest = max(largest, capital)
     assert p_values(ASKED, others, each) == [pytest.approx(1 / largest)] and largest > 1
+    assert 0 < stakes[0] < max(stakes)  # the first ones are not truncated
 
 
 def test_texts_whose_easy_ones_come_first_certify_nothing_by_their_order() -> None:
@@ -161,6 +164,8 @@ def test_the_number_that_would_be_enough_is_and_a_tenth_of_it_is_not() -> None:
     for spread in (0.05, 0.2):
         count = required_n(np.array([0.005 - spread, 0.005 + spread]), GuaranteeSpec(0.02))
         each = np.clip(generator.normal(0.005, spread, (2, 100, count)), -1, 1)
+        gap = 0.02 - 0.005
+        assert count == math.ceil(-math.log(0.05) * (8 * spread**2 + gap / 0.9) / gap**2)
         certified = [
             np.array(p_values(GuaranteeSpec(0.02), *each[..., :n])) <= 0.05
             for n in (count, count // 10)
@@ -183,6 +188,7 @@ def test_the_surest_settings_of_the_front_are_tested_first_until_one_fails() -> 
     assert found.p_values[2] < 0.1 < found.p_values[3] and found.mean[3] == pytest.approx(
         0.3, abs=0.02
     )
+    assert found.required_n == required_n(each[0], ASKED)
     each[2] += 0.2  # the next is not looked at after one that fails
     assert guarantee(
         ASKED, speeds[order], others[order], mean_losses(each[order]), 0

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import OutputSpec, Scores
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
 from bild_lab.lab.measure.likelihood import log_probability, text_logits
@@ -23,7 +24,13 @@ from bild_lab.screening import screen
 from bild_lab.screening.candidates import Candidate, grid_of
 from bild_lab.screening.recorded_model import text_name
 from bild_lab.screening.recorded_text import LOGITS, RecordedNode
-from bild_lab.screening.replay import ReplayedPoint, ReplayVerdict, judge_replay, replay_text
+from bild_lab.screening.replay import (
+    ComparedSession,
+    ReplayedPoint,
+    ReplayVerdict,
+    judge_replay,
+    replay_text,
+)
 from bild_lab.screening.screen import Screening
 from tests.checkpoints import write_data
 
@@ -107,6 +114,23 @@ def test_a_wrong_row_is_a_defect(replayed: Replayed) -> None:
         changed, found = replayed.judged(place)
         assert changed and found.verdict == DEFECT
         plant(first, right)
+
+
+def test_whole_rows_are_compared_and_what_a_head_reads_too() -> None:
+    asked: list[OutputSpec] = []
+
+    def session(head_input: float) -> SimpleNamespace:
+        def extend(rows: object, output_spec: OutputSpec) -> Scores:
+            asked.append(output_spec)
+            return Scores(torch.ones(1, 4), head_input=torch.full((1, 3), head_input))
+
+        return SimpleNamespace(forwards=[], extend=extend)
+
+    model = SimpleNamespace(largest=0.0)
+    few = OutputSpec(logits=1, head_input=True, vocabulary=object())
+    ComparedSession(model, session(1.0), session(2.0)).extend([1], few)
+    assert model.largest == 0.5
+    assert asked == [replace(few, vocabulary=None)] * 2
 
 
 def test_a_threshold_within_the_rounding_is_a_tie_though_the_target_scores_its_sides_differently(

@@ -40,7 +40,7 @@ def predict(
     nothing was drafted, or if the baseline is not the target alone.
     """
     pace = total_s(method) / sum(stages_s.values())
-    stages_s = {stage: pace * seconds for stage, seconds in stages_s.items()}
+    stages_s = _at_pace(stages_s, pace)
     traces = [text.trace for text in method]
     calls = sum(trace.target_calls for trace in traces)
     drafted = sum(trace.drafted for trace in traces)
@@ -64,6 +64,11 @@ def predict(
         host=per_round / (drafting + verifying),
         prefill=total_s(baseline) / total_s(method),
     )
+
+
+def _at_pace(stages_s: Mapping[str, float], pace: float) -> dict[str, float]:
+    """The seconds by stage in timed repeats. pace: how long these took, in times of the traced pass."""
+    return {stage: pace * seconds for stage, seconds in stages_s.items()}
 
 
 def target_step_s(baseline: Sequence[Timed], prefill_s: float) -> float | None:
@@ -144,8 +149,11 @@ def pipeline_summary(
     if None in logs:
         return None
     units = pipeline_units(logs)
-    baseline = timed.get(BASELINE, ())[:traced_examples]
-    if stages_s is None or (step_s := target_step_s(baseline, stages_s["prefill"])) is None:
+    if stages_s is None:
+        return units
+    method, baseline = (timed.get(name, ())[:traced_examples] for name in (METHOD, BASELINE))
+    stages_s = _at_pace(stages_s, total_s(method) / sum(stages_s.values()))
+    if (step_s := target_step_s(baseline, stages_s["prefill"])) is None:
         return units
     traced = logs[:traced_examples]
     depth, alone_s = traced[0].layers, step_s * sum(log.tokens for log in traced)
@@ -157,7 +165,7 @@ def pipeline_summary(
         exit=alone_s / (stages_s["draft"] + finishing_s),
         concurrent=alone_s / concurrent_s,
         host=alone_s / (concurrent_s + stages_s["host"]),
-        prefill=total_s(baseline) / sum(stages_s.values()),
+        prefill=total_s(baseline) / total_s(method),
     )
 
 

@@ -95,6 +95,11 @@ def test_what_counts_as_a_tie_is_what_the_targets_own_scores_vary_by() -> None:
     found = certify(by_width({2: 0.006}), *texts)  # no rounding in float32 comes to so much
     assert found.verdict == SESSION_DEFECT == "defect of the model's session"
     assert count_verdicts([found], claimed=True).defects == 1
+    near = by_width({2: 0.006})
+    tied = torch.tensor([0, 0, 0, 5.0, 5.0, 0], dtype=torch.float64)  # the first token is a tie
+    later = replace(near, next_logits=lambda text: near.next_logits(text) if text[1:] else tied)
+    found = certify(later, of_length(2), [4, 4], [3, 3])
+    assert (found.verdict, found.position) == (SESSION_DEFECT, 1)
 
 
 def test_the_rows_of_a_round_are_the_last_token_the_draft_and_its_probes() -> None:
@@ -235,6 +240,9 @@ def test_a_token_that_the_rule_read_to_be_less_likely_is_a_defect_however_small_
     assert certify(near, of_length(1), [4], [3]).verdict == TIE
     found = certify(near, of_length(1), [4], [3], method)
     assert (found.verdict, found.rows) == (DEFECT, 3)
+    even = scoring({3: 8.0, 4: 8.0}, torch.bfloat16)
+    method = DraftThenVerify(even, Fours(), Rollback(5.0))
+    assert certify(even, of_length(1), [4], [3], method).verdict == TIE
     # decoded again, the rule emits another token: what it read then says nothing
     exact = DraftThenVerify(near, Fours(), ExactMatch())
     assert certify(near, of_length(1), [4], [3], exact).verdict == TIE

@@ -4,6 +4,7 @@ decodings.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -335,4 +336,13 @@ def test_a_forward_without_attention_and_one_without_feed_forward_cost_what_one_
 
     apart = part(skipped_attention=1) + part(skipped_feed_forward=1)
     assert apart == part()
-    assert part(skipped_attention=1).flops < part().flops
+    of_all_layers = dimensions(config).feed_forward.work(2).flops
+    layers = getattr(config, "num_decoder_layers", config.num_hidden_layers)
+    assert part(skipped_attention=1).flops == of_all_layers / layers < part().flops
+
+
+def test_a_head_of_fewer_tokens_costs_what_that_of_a_smaller_vocabulary_does() -> None:
+    smaller = copy.copy(LLAMA)
+    smaller.vocab_size = 5
+    fewer = Forward(LLAMA, 2, 4, scored=2, vocabulary=5)
+    assert total_cost([fewer], 1) == total_cost([Forward(smaller, 2, 4, scored=2)], 1)

@@ -70,24 +70,29 @@ def test_each_step_from_theory_to_the_clock_adds_one_thing() -> None:
     4 tokens of 8 layers in 0.4 s after a prefill of 0.1 s, so 0.1 s a token.
     """
     # 32 − 3 · 2 = 26 units, of which 8 beside candidates
-    method = [timed(([True, True, True]), 4, 0.5)]
+    method = [timed(([True, True, True]), 4, 0.55)]
     baseline = [timed(None, 4, 0.5)]
     stages = {"prefill": 0.1, "draft": 0.25, "verify": 0.15, "host": 0.05}
-    found = pipeline_summary({"method": method, "baseline": baseline}, stages, 10)
+    both = {"method": method, "baseline": baseline}
+    found = pipeline_summary(both, stages, 10)
     assert found.theorem == pytest.approx(32 / 26)
     assert found.exit == pytest.approx(0.4 / (0.25 + 8 * 0.1 / 8))
     assert found.concurrent == pytest.approx(0.4 / 0.4)
     assert found.host == pytest.approx(0.4 / 0.45)
     assert found.prefill == pytest.approx(0.5 / 0.55)
+    # a traced pass on a busy machine
+    slower = {stage: 2 * seconds for stage, seconds in stages.items()}
+    assert pipeline_summary(both, slower, 10) == found
 
 
 def test_the_theorems_speedup_is_that_of_the_texts_that_the_steps_after_it_are_of() -> None:
-    method = [timed([True, True, True], 4, 0.5), timed([False, False, False], 4, 0.7)]
+    method = [timed([True, True, True], 4, 0.55), timed([False, False, False], 4, 0.7)]
     baseline = [timed(None, 4, 0.5), timed(None, 4, 0.5)]
     stages = {"prefill": 0.1, "draft": 0.25, "verify": 0.15, "host": 0.05}
     found = pipeline_summary({"method": method, "baseline": baseline}, stages, 1)
     assert found.match_rate == 0.5  # of all texts
     assert found.theorem == pytest.approx(32 / 26)
+    assert found.exit == pytest.approx(0.4 / (0.25 + 8 * 0.1 / 8))
     assert found.prefill == pytest.approx(0.5 / 0.55)
 
 

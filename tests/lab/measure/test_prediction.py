@@ -51,6 +51,8 @@ def test_the_drafters_prompt_is_no_part_of_the_baseline() -> None:
     stages = {"prefill": 0.4, "draft": 16 * DRAFT_S, "verify": 4 * 0.013, "host": 4 * 0.001}
     method, baseline = [text(rounds, 0.488)], [baseline_of(16, 0.3)]
     found = predict(method, baseline, stages, 12 / 14, drafter_prompt_s=0.1)
+    slower = {stage: 3 * seconds for stage, seconds in stages.items()}
+    assert predict(method, baseline, slower, 12 / 14, drafter_prompt_s=0.3) == found
     assert found.cost_ratio == pytest.approx(0.2)
     assert found.host == pytest.approx(4 / (4 * 0.2 + 1.3 + 0.1))
     assert found.prefill == pytest.approx(0.46 / 0.488)
@@ -76,6 +78,8 @@ def test_nine_drafts_of_ten_fix_the_window() -> None:
     for short, window in ((1, 4), (2, None)):
         rounds = [round_of(2, 2)] * short + [round_of(4, 4)] * (10 - short)
         assert fixed_window([text([*rounds, round_of(4, 4)], 1.0)]) == window
+    half = [round_of(0, 0), round_of(4, 4)] * 5  # those without a draft count
+    assert fixed_window([text([*half, round_of(4, 4)], 1.0)]) is None
 
 
 def test_a_draft_that_ends_in_an_end_token_does_not_count() -> None:

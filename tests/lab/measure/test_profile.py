@@ -87,6 +87,8 @@ def test_a_token_after_an_accepted_end_is_not_emitted_and_lowers_no_rate() -> No
     verified = {"drafted": [1], "accepted": 1}
     unverified = sample_example(rounds=[verified, tail], token_ids=[1] * 4)
     assert acceptance_lengths(unverified) == [2]
+    ended = sample_example(rounds=[tail, verified], token_ids=[1] * 3)
+    assert acceptance_lengths(ended) == [1]
 
 
 def test_verifications_of_shorter_drafts_and_of_none_lower_the_rates_too() -> None:

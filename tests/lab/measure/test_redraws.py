@@ -12,6 +12,7 @@ from bild_lab.lab.measure.redraws import drawn_alike
 
 Q = torch.tensor([0.5, 0.3, 0.2])
 OTHER = torch.tensor([0.2, 0.3, 0.5])
+ROUNDED, MOVED = (torch.tensor([0.5 - moved, 0.3, 0.2 + moved]) for moved in (0.08, 0.12))
 NONE = empty_draft(torch.device("cpu"))
 
 
@@ -34,6 +35,8 @@ def tree(*tokens: int, row: torch.Tensor = Q) -> Draft:
         (drawn(1, 2), drawn(1), False),
         (drawn(1, 2), drawn(0), True),  # an end token, or unsure after it
         (drawn(1, 2), drawn(0, rows=(OTHER,)), False),
+        (drawn(1, 2), drawn(0, rows=(ROUNDED,)), True),
+        (drawn(1, 2), drawn(0, rows=(MOVED,)), False),
         (drawn(1, 2), drawn(1, 0, rows=(Q, OTHER)), False),
         (drawn(1, 2), drawn(0, 0, rows=(Q, OTHER)), True),
         (drawn(1, 2), drawn(0, 0, rows=(Q + 1e-3, OTHER)), True),  # rounding

@@ -8,7 +8,7 @@ import json
 import platform
 import shutil
 from dataclasses import replace
-from itertools import count
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ import bild_lab
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure import runner, summary
 from bild_lab.lab.measure.runner import run_point
-from bild_lab.lab.measure.timing import order
+from bild_lab.lab.measure.timing import MOST_DECODINGS, order
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import prepare as points
 from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder
@@ -238,9 +238,10 @@ def test_a_point_in_batches_has_the_texts_of_batch_1_and_certificates(
 def test_texts_whose_time_includes_compiling_are_counted(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = count()
+    # in the first of two repeats, each time anew; they are counted before and after a decoding
+    steps = chain(range(4 * 2 * MOST_DECODINGS), repeat(99))
     monkeypatch.setattr(runner, "compiled_steps", lambda decoders: next(steps))
-    few = ["dataset.limit=2", "measure.repeats=1", "measure.traced_examples=0"]
+    few = ["dataset.limit=2", "measure.repeats=2", "measure.traced_examples=0"]
     result = run_point(prepare(compose_config([*words, *few])), Sweep(tmp_path))
     assert result.environment.compiled_texts == 4  # two texts, by the policy and by the baseline
 

@@ -120,6 +120,10 @@ def test_each_category_has_the_numbers_of_its_own_examples() -> None:
     assert found["math"].acceptance_rate == 3 / 4
     assert found["stem"].acceptance_rate is None
     assert found["stem"].speedup.value == 1.0
+    names = ["0", "1", "0/2", "3"]  # both of math are turns of one conversation
+    in_turns = [replace(one, id=name) for one, name in zip(EXAMPLES, names, strict=True)]
+    turns = by_category(in_turns, TIMED)["math"]
+    assert (turns.independent_texts, turns.speedup.low) == (1, found["math"].speedup.value)
 
 
 def test_a_data_set_without_categories_has_no_numbers_by_category() -> None:

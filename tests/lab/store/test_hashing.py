@@ -59,6 +59,7 @@ def test_data_is_known_by_prompts_references_and_what_later_turns_follow() -> No
 def test_a_folder_is_known_by_its_files(tmp_path: Path) -> None:
     (tmp_path / "adapter" / "deep").mkdir(parents=True)
     (tmp_path / "adapter" / "deep" / "weights").write_text("1")
+    (tmp_path / "adapter" / "weights").write_text("1")  # of the same name
     before = file_hash(str(tmp_path / "adapter"))
     assert before == file_hash(str(tmp_path / "adapter"))
     (tmp_path / "adapter" / "deep" / "weights").write_text("2")

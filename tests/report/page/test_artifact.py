@@ -29,6 +29,8 @@ from tests.report.page.test_grid import row
 from tests.report.sample import ENVIRONMENT, sample_example, sample_result, with_speedup
 
 CARD = "---\nlicense: cc-by-4.0\n---\n# small\n\n```\n@article{small,\n  title = {Small},\n}\n```\n"
+# what is known of a text that a server failed to give
+FAILED = {"pieces_s": [], "rounds": None, "attempts": 3, "error": "it has died"}
 
 
 @pytest.fixture
@@ -189,7 +191,8 @@ def test_the_interval_of_batches_and_of_conversations_is_computed_again_as_it_wa
     (result,) = sweep.results()
     seconds = np.random.default_rng(0).uniform(1, 2, (2, len(ids), 3))
     conversations = [0, 1, 0, 1] if shares_source else conversations_of(ids)
-    speedup = paired_speedup(*seconds, conversations, block_numbers(len(ids), batch))
+    blocks = block_numbers(len(ids) + 1, batch)
+    speedup = paired_speedup(*seconds, conversations, blocks and blocks[:-1])
     timed = [
         sample_example(
             name,
@@ -200,9 +203,10 @@ def test_the_interval_of_batches_and_of_conversations_is_computed_again_as_it_wa
         )
         for index, (name, baseline_s, method_s) in enumerate(zip(ids, *seconds, strict=True))
     ]
+    timed.append(sample_example("no text", token_ids=[], reports=[FAILED]))
     result = replace(
         with_speedup(result, **vars(speedup)),
-        setting=Setting({**result.setting, "n_examples": len(ids), "batch": batch}),
+        setting=Setting({**result.setting, "n_examples": len(timed), "batch": batch}),
         tokens=len(ids),
         folder=None,
     )
@@ -222,14 +226,13 @@ def test_texts_that_a_server_failed_to_give_are_no_fault_of_the_numbers(sweep: S
     """They count neither in the tokens nor in the speedup."""
     (result,) = sweep.results()
     timed = read_examples(result.folder)
-    report = {"pieces_s": [], "rounds": None, "attempts": 3, "error": "it has died"}
     failed = sample_example(
-        "c",
+        f"{timed[0].id}/2",  # the others are no turns of one conversation without it
         token_ids=[],
         latency_s=[0.001],
         baseline_latency_s=[2.0],
         baseline_token_ids=[1],
-        reports=[report],
+        reports=[FAILED],
     )
     result = replace(result, setting=Setting({**result.setting, "n_examples": 3}), folder=None)
     of_server = Sweep(sweep.folder.parent / "server")

@@ -17,7 +17,12 @@ from bild_lab.report.page.pareto_plot import (
     pareto_figure,
 )
 from bild_lab.report.style import marks
-from tests.report.sample import sample_baseline, sample_result, sample_sweep
+from tests.report.sample import (
+    sample_baseline,
+    sample_log_probability,
+    sample_result,
+    sample_sweep,
+)
 
 SIDES = ("arrayminus", "array")  # of an error bar, below and above
 DECODING = {"max_new_tokens": 128, "temperature": 0.7, "top_k": None, "top_p": None}
@@ -61,6 +66,11 @@ def test_bars_reach_the_ends_of_the_intervals_and_lines_lie_at_the_baseline_and_
     assert ends == pytest.approx([0.5 - 1 / 2.05, 1 / 1.95 - 0.5, 0.45, 0.5])
     levels = [(line["y0"], line["y1"]) for line in figure["layout"]["shapes"]]
     assert levels == [(41.0, 41.0), (40.0, 40.0)]
+    nats = drawn([sample_log_probability(2.0, -0.5)])["layout"]["shapes"]
+    assert [line["y0"] for line in nats] == pytest.approx([-0.2315, -0.2415])
+    speedups = figure["layout"]["xaxis2"]  # over an axis of latencies
+    ticks = zip(speedups["tickvals"], speedups["ticktext"], strict=True)
+    assert all(f"{1 / place:g}\N{MULTIPLICATION SIGN}" == text for place, text in ticks)
     names = [(name["y"], name["text"]) for name in figure["layout"]["annotations"]]
     assert names == [(41.0, "vanilla"), (40.0, "−1 point")]
 
