@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
-    HfHubHTTPError,
     HFValidationError,
+    HTTPError,
     LocalEntryNotFoundError,
     StrictDataclassError,
 )
@@ -238,7 +238,7 @@ def released_folder(path: str, kind: FolderKind, files: Sequence[str]) -> Path:
     except LocalEntryNotFoundError:
         require_hub(f"the {kind.noun} {path}", "give a local folder instead: policy.heads=DIR")
         raise
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except (HTTPError, HFValidationError, OSError) as error:
         raise UserError(
             f"no {kind.noun} {path} here or on the hub: {error}; {kind.remedy}"
         ) from error

@@ -655,7 +655,14 @@ class Checkpoint:
                 f" {root_cause(error)}; install what is missing, or give a checkpoint that is not"
                 " quantized"
             ) from error
-        except (OSError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError) as error:
+        except (
+            OSError,
+            HTTPError,  # a download that broke off
+            ValueError,
+            KeyError,
+            SafetensorError,
+            pickle.UnpicklingError,
+        ) as error:
             if options.get("local_files_only"):
                 require_hub(
                     f"the checkpoint {self.path}",
