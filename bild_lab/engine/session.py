@@ -32,8 +32,9 @@ class Rows:
         then its first rows are those of the extends before, and these tokens are its last rows.
     position: None for rows that go on with the sequence, in a draft model's own session also those
         of drafts, which `rollback` drops and `keep` sorts. For rows drafted beside the text, in the
-        target's own session, it is a position in the sequence, `length` or later: such rows are
-        never kept, no tree goes on from them, and later rows overwrite them.
+        target's own session, it is a position in the sequence: `length`, or a later one without a
+        gap behind the rows drafted last. Such rows are never kept, no tree goes on from them, and
+        later rows overwrite them.
     states: [m, dim], the output of the layer before `OutputSpec.layers` for these rows; the tokens
         are then not embedded.
     """

@@ -175,9 +175,8 @@ class CachedSession:
         # slots of the prefix and of rows that have run through all layers
         self._cached = layers.reserved
         self._base = self._cached  # the slot of the last extend's first row
-        self._written = (
-            self._cached
-        )  # the slot after the last rows that ran, if in some layers only
+        # the slot after the last rows that ran, also those that ran in some layers only
+        self._written = self._cached
         self._pending = list(prompt[:-1])  # prompt tokens that have not run yet
         self._started: StartedRows | None = None
         if layers.source:

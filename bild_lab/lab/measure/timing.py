@@ -44,7 +44,8 @@ LONG_ROUND_S = 0.01
 # on a busy machine most runs are interrupted, each for as long as such a text takes: of 3 the shortest
 # often is too, and the share then is anything from 0 to 0.9 where it is a third; of 10 it hardly is
 LOOP_SHARE_REPEATS = 10
-# but where a prompt alone takes most of a second, an interruption is a small part of a run
+# but of longer runs, as of long prompts, there are as many as so many seconds hold, and at least so many:
+# an interruption is a smaller part of each
 LOOP_SHARE_S, LOOP_SHARE_LEAST = 2.0, 3
 TRACED_TOKENS = 2048  # how many new tokens a pass with clocks of its own decodes
 

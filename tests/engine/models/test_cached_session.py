@@ -328,6 +328,10 @@ def test_no_row_is_drafted_behind_a_token_that_did_not_run() -> None:
     session.rollback(2)
     with pytest.raises(UserError, match="from position 2 to 2, got position 3"):
         exited(session, [7], 3)  # where a row ran, but of another text
+    session.extend([5, 6, 7])
+    session.keep([0])
+    with pytest.raises(UserError, match="from position 3 to 3, got position 4"):
+        exited(session, [7], 4)  # where a row ran that was not kept
 
 
 @pytest.mark.parametrize("given", [

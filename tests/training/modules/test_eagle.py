@@ -136,6 +136,7 @@ def test_eagle_3_learns_its_heads_own_tokens_alone_and_chooses_among_them() -> N
     }
     assert spec(variant=EAGLE3).from_answers(rows) == {}
     base, known = tiny_llama(4, layers=3).eval(), [7, 9, 12]
+    base.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, base.config.vocab_size))
     eagle = small.build(base, {}, 0, **small.from_answers(rows)).train()
     assert eagle.weights.tokens.tolist() == known
     torch.testing.assert_close(eagle.weights.lm_head.weight, base.lm_head.weight[known])

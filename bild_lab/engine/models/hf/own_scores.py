@@ -36,8 +36,8 @@ def scores_of_products(
     if bias is None:  # BART and its kin keep it beside the head, [1, vocab]
         bias = getattr(module, "final_logits_bias", None)
     if bias is not None:
-        of_tokens = slice(products.shape[-1]) if tokens is None else tokens.to(bias.device)
-        products = products + bias.detach().flatten()[of_tokens].to(products)
+        of_tokens = slice(products.shape[-1]) if tokens is None else tokens
+        products = products + bias.detach().flatten().to(products)[of_tokens]
     return scores_of_outputs(module, products)
 
 
