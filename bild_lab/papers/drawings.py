@@ -36,7 +36,7 @@ from bild_lab.report.style import (
 
 SAME_QUALITY = 0.05  # texts of one model that differ by ties move its quality less
 _PANEL = (4.6, 3.6)  # inches
-_HEADING, _LEGEND, _BESIDE = 0.75, 0.55, 3  # inches, and entries of a legend beside one another
+_HEADING, _LEGEND = 0.75, 0.55  # inches
 _ROW, _MOST_ROWS = 0.21, 100
 _HERE = "#0072B2"
 _STAR = {"marker": "*", "mfc": "#E69F00", "mec": INK, "mew": 0.7}
@@ -74,6 +74,11 @@ class Picture:
     def legend(self) -> float:
         """Inches of the first row of the legend, and of the room above it."""
         return 0.2 if self.column else _LEGEND
+
+    @property
+    def beside(self) -> int:
+        """Entries of a legend beside one another."""
+        return 2 if self.column else 3
 
 
 Drawing = Callable[[Picture, Path], None]
@@ -149,7 +154,7 @@ def draw_dots(picture: Picture, path: Path) -> None:
             keys.append(
                 Line2D([], [], ls="", ms=6, label="the paper's formula for this run", **_FORMULA)
             )
-        _legend(figure, keys)
+        _legend(figure, keys, picture.beside)
 
 
 def draw_scatter(picture: Picture, path: Path) -> None:
@@ -212,14 +217,17 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
     height = 0.75 * width if picture.column else _PANEL[1]
     inches = (
         width,
-        picture.heading + height * lines + picture.legend + 0.2 * ((len(keys) - 1) // _BESIDE),
+        picture.heading
+        + height * lines
+        + picture.legend
+        + 0.2 * ((len(keys) - 1) // picture.beside),
     )
     with _page(path, inches, picture) as figure:
         for place, (panel, panel_curves) in enumerate(groups.items(), start=1):
             axes = figure.add_subplot(lines, columns, place)
             as_panel(axes, panel, ylabel=_metric(panel_curves))
             draw(axes, panel, panel_curves, looks)
-        _legend(figure, keys)
+        _legend(figure, keys, picture.beside)
 
 
 def _curve(
@@ -334,12 +342,12 @@ def _star_key() -> Line2D:
     return Line2D([], [], ls="", ms=10, label="paper", **_STAR)
 
 
-def _legend(figure: Figure, handles: list[Line2D]) -> None:
+def _legend(figure: Figure, handles: list[Line2D], beside: int) -> None:
     look = {
         "frameon": False,
         "columnspacing": 1.5,
         "handletextpad": 0.5,
-        "ncols": min(len(handles), _BESIDE),
+        "ncols": min(len(handles), beside),
     }
     figure.legend(handles=handles, loc="outside lower center", **look)
 

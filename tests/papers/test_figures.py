@@ -34,7 +34,7 @@ from bild_lab.papers.figures import (
     over_generate,
 )
 from bild_lab.papers.published import AGREES, SCALES, load_published, published_names
-from bild_lab.report.style import marks
+from bild_lab.report.style import marks, paper_figure
 from tests.papers.samples import RUNS, bild, bita, outputs_of, points, store
 from tests.report.sample import sample_result, with_quality, with_speedup
 
@@ -188,6 +188,27 @@ def test_the_papers_qualities_are_marked_on_an_axis_of_their_metric_alone(
     (legend,) = pages[0].legends
     told = [text.get_text() for text in legend.get_texts()]
     assert told == ["unaligned", "paper" if stars else "the paper's speed"]
+
+
+def test_a_legend_of_many_rows_is_within_a_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: three names beside one another were cut off at both sides."""
+    ends: list[tuple[float, float]] = []
+
+    @contextmanager
+    def page(*words: object) -> Iterator[Figure]:
+        with paper_figure(*words) as figure:
+            yield figure
+            figure.draw_without_rendering()
+            box = figure.legends[0].get_window_extent()
+            ends.append((box.x0 / figure.bbox.width, box.x1 / figure.bbox.width))
+
+    monkeypatch.setattr(drawings, "_page", lambda path, inches, _: page(path, inches, "", ""))
+    outputs_of("bild_lossy", tmp_path, "small")
+    draw_figure("bild_lossy", tmp_path, tmp_path, kinds=["pdf"])
+    ((left, right),) = ends
+    assert 0 <= left < right <= 1
 
 
 def test_the_share_that_was_replaced_is_drawn_in_percent(

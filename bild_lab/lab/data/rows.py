@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
@@ -345,9 +345,17 @@ def _load(hub_id: str, options: dict[str, Any]) -> Any:
 
     offline = hub_problem() is not None
     try:
-        with offline_hub() if offline else nullcontext():
-            dataset = datasets.load_dataset(hub_id, **options)
-        _require_commit(dataset, _commit(hub_id, options["revision"], offline), options["revision"])
+        if offline:
+            commit = _commit(hub_id, options["revision"], cached_only=True)
+            with offline_hub():
+                return _prepared(hub_id, options["name"], options["revision"], commit).as_dataset(
+                    split=options["split"]
+                )
+        dataset = datasets.load_dataset(hub_id, **options)
+        commit = _commit(hub_id, options["revision"], cached_only=False)
+        # it gives the newest that it has prepared where it cannot find the revision
+        if (prepared_from := _prepared_from(dataset)) not in (None, commit):
+            raise ValueError(f"it is at {commit}, and the cache gave {prepared_from}")
         return dataset
     except (
         datasets.exceptions.DatasetsError,
@@ -387,20 +395,44 @@ def _commit(hub_id: str, revision: str | None, cached_only: bool) -> str | None:
     return Path(snapshot).name
 
 
-def _require_commit(dataset: Any, commit: str | None, revision: str | None) -> None:
-    """Raise ValueError for a dataset of another commit: where `datasets` cannot ask the hub, it gives
-    the newest that it has prepared, whatever the revision (seen in datasets 5.2).
+def _prepared(hub_id: str, config: str | None, revision: str | None, commit: str | None) -> Any:
+    """The dataset of a commit that `datasets` has prepared. Its own `load_dataset` takes the newest,
+    whatever the revision, where the hub cannot be reached (seen in datasets 5.2).
 
-    commit: of the revision; None if it is not known, as offline where another program has read it:
-    then the newest counts as main.
+    commit: of the revision; None if it is not known: then the only one that there is counts as main.
+    Raises ValueError unless there is one such dataset.
     """
-    prepared_from = _prepared_from(dataset)
-    is_newest_main = commit is None and revision in (None, "main")
-    if prepared_from not in (None, commit) and not is_newest_main:
-        raise ValueError(
-            f"{revision or 'main'} is at {commit or 'a commit that only the hub knows'}, and the newest"
-            f" that is prepared is of {prepared_from}"
+    from datasets import config as settings
+    from datasets.naming import camelcase_to_snakecase
+    from datasets.packaged_modules.cache.cache import Cache
+
+    owner, _, name = hub_id.rpartition("/")
+    place = "___".join(filter(None, (owner, camelcase_to_snakecase(name))))
+    folders = [
+        folder
+        for folder in Path(settings.HF_DATASETS_CACHE, place).glob(f"{config or '*'}/*/*")
+        # others were made of some files alone
+        if _configuration_of(folder) == folder.parts[-3]
+    ]
+    matching = [folder for folder in folders if folder.name == commit]
+    if commit is None and revision in (None, "main"):
+        matching = folders
+    if len(matching) != 1:
+        prepared_names = ", ".join(
+            f"{folder.name} ({folder.parts[-3]})" for folder in sorted(folders)
         )
+        raise ValueError(
+            f"it holds {prepared_names or 'nothing'}, and not one dataset of {revision or 'main'}; a commit is"
+            " chosen by dataset.hub_revision, a configuration by dataset.hub_config"
+        )
+    configuration, version, folder_hash = matching[0].parts[-3:]
+    return Cache(
+        repo_id=hub_id,
+        dataset_name=name,
+        config_name=configuration,
+        version=version,
+        hash=folder_hash,
+    )
 
 
 def _prepared_from(dataset: Any) -> str | None:
@@ -410,6 +442,12 @@ def _prepared_from(dataset: Any) -> str | None:
         if _COMMIT.fullmatch(folder_name):
             return folder_name
     return None
+
+
+def _configuration_of(folder: Path) -> str | None:
+    """The configuration of a prepared dataset; None for a folder that is none."""
+    file = folder / "dataset_info.json"
+    return json.loads(file.read_text(encoding="utf-8"))["config_name"] if file.is_file() else None
 
 
 def _complaint(hub_id: str, options: dict[str, Any], error: Exception) -> str:

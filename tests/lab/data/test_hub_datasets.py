@@ -160,7 +160,7 @@ def test_a_faulty_hub_is_named_in_one_message_and_leaves_nothing_half_that_count
 
 
 @pytest.mark.slow
-def test_without_the_hub_a_revision_is_the_one_that_was_asked_for_or_none(
+def test_without_the_hub_a_revision_is_the_one_that_was_read_and_no_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fault: `datasets` gave the newest that it had prepared, whatever the revision."""
@@ -169,27 +169,25 @@ def test_without_the_hub_a_revision_is_the_one_that_was_asked_for_or_none(
     main, second = commit_of("me/two"), commit_of("me/two", "v2")
     asked = [
         {"hub_id": "me/two", **({"hub_revision": name} if name else {})}
-        for name in (None, main, "v2", second)
+        for name in (None, "v2", main, second)
     ]
-    read = ["['eins']", "['eins']", "['zwei']", "['zwei']"]
+    read = ["['eins']", "['zwei']"] * 2
     unknown = [{"hub_id": "me/two", "hub_revision": "v9"}, {"hub_id": "me/none"}]
     with loopback_hub(files) as endpoint:
         *online, missing = load_in_a_fresh_process(endpoint, tmp_path, *asked, unknown[0])
         assert online == read and "Revision" in missing and "v9" in missing
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        *older, newest, exact, missing, none = load_in_a_fresh_process(
-            endpoint, tmp_path, *asked, *unknown
-        )
-    assert [newest, exact] == read[2:]
-    for message in older:
-        assert f"is at {main}, and the newest that is prepared is of {second}" in message
-    assert "v9 is at a commit that only the hub knows" in missing and "me/none" in none
-    shutil.rmtree(next((tmp_path / "datasets").rglob(second)))
-    assert load_in_a_fresh_process(endpoint, tmp_path, *asked[:2]) == read[:2]
-    # where another program has read it, nothing tells what a branch was
+        *found, missing, none = load_in_a_fresh_process(endpoint, tmp_path, *asked, *unknown)
+    assert found == read
+    assert f"{main} (default), " in missing and "not one dataset of v9" in missing
+    assert "holds nothing, and not one dataset of main" in none
+    # where other programs have read it, nothing tells what a branch was
     shutil.rmtree(tmp_path / "hub/datasets--me--two/refs")
-    by_name, branch = load_in_a_fresh_process(endpoint, tmp_path, asked[0], asked[2])
-    assert by_name == read[0] and "only the hub knows" in branch
+    *unclear, exact = load_in_a_fresh_process(endpoint, tmp_path, *asked[:3])
+    assert all("not one dataset of" in message for message in unclear) and exact == read[0]
+    shutil.rmtree(next((tmp_path / "datasets").rglob(second)))
+    named = {"hub_id": "me/two", "hub_revision": "main"}
+    assert load_in_a_fresh_process(endpoint, tmp_path, asked[0], named) == read[:1] * 2
 
 
 def spec_of(**fields: str) -> DatasetSpec:
