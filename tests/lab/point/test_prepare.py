@@ -304,6 +304,7 @@ def test_what_cannot_be_measured_is_refused_with_the_key_at_fault(
             " drafters are set in policy.first_knobs={table:…} or policy.second_knobs={table:…}",
         ),
         (["policy=bild_hybrid", "policy.first=ngram"], "policy bild_hybrid has no such knob"),
+        (["policy=ngram"], "set policy.table=outputs/ngrams/table.safetensors"),
         # a message that two policies share, each with one of its knobs
         (["policy=bild", "policy.fallback=2"], "got 2; it is a probability; 0 never ends a draft"),
     ],
