@@ -193,13 +193,13 @@ def examples(
     Raises UserError if there are none of either, or if validation would have training examples.
     """
     from bild_lab.lab.data.examples import load_examples, same_rows
-    from bild_lab.lab.schema.questions import questions_of
+    from bild_lab.lab.schema.questions import questions_of, source_ids
 
     train = load_examples(dataset)
     if validation.split is None:
-        questions = questions_of([example.id for example in train])
+        questions = questions_of(source_ids(train))
         n_train = len(train) - validation.limit
-        # no question is on both sides, in another template or in a later turn
+        # nothing is on both sides: no passage, nor a question in another template or a later turn
         while n_train > 0 and questions[n_train - 1] == questions[n_train]:
             n_train -= 1
         if n_train <= 0:

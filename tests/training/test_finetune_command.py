@@ -137,6 +137,10 @@ def test_one_file_is_not_both_splits(dataset: list[str], tmp_path: Path) -> None
     twice = replace(spec, chat_template=["Say. {question}", "{question}"])
     train, held_out = finetune.examples(twice, ValidationSpec(None, 5))
     assert (len(train), len(held_out)) == (54, 6)  # no question in one template alone
+    passages = tmp_path / "passages.jsonl"
+    passages.write_text("".join(f'{{"de": "{text}", "en": "Yes."}}\n' for text in "ABBC"))
+    parts = finetune.examples(replace(spec, path=str(passages)), ValidationSpec(None, 2))
+    assert [[example.source for example in part] for part in parts] == [["A"], ["B", "B", "C"]]
     apart = replace(spec, path=str(file.parent), limit=9)
     assert [len(part) for part in finetune.examples(apart, ValidationSpec("val", 5))] == [9, 5]
     # rows that are left out of the training are not left out of another split

@@ -47,8 +47,8 @@ def _to_knobs_of_parts(message: str, policy: DictConfig) -> str:
     for knob in named:
         message = re.sub(rf"\bpolicy\.{knob}\b", knob, message)
     places = [f"policy.{key}={{{min(named)}:…}}" for key in policy if key.endswith("knobs")]
-    where = f"takes it in {' or '.join(places)}" if places else "gives it none; choose another"
-    return f"{message}; policy {policy.get('name')} {where}"
+    where = f"; those of its drafters are set in {' or '.join(places)}" if places else ""
+    return f"{message}; policy {policy.get('name')} has no such knob{where}"
 
 
 def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:

@@ -300,16 +300,19 @@ def test_what_cannot_be_measured_is_refused_with_the_key_at_fault(
     [
         (
             ["policy=hybrid", "policy.second=ngram"],
-            "set table=outputs/ngrams/table.safetensors; policy hybrid takes it in"
-            " policy.first_knobs={table:…} or policy.second_knobs={table:…}",
+            "set table=outputs/ngrams/table.safetensors; policy hybrid has no such knob; those of its"
+            " drafters are set in policy.first_knobs={table:…} or policy.second_knobs={table:…}",
         ),
-        (["policy=bild_hybrid", "policy.first=ngram"], "policy bild_hybrid gives it none; choose"),
+        (["policy=bild_hybrid", "policy.first=ngram"], "policy bild_hybrid has no such knob"),
+        (["policy=ngram"], "set policy.table=outputs/ngrams/table.safetensors"),
+        # a message that two policies share, each with one of its knobs
+        (["policy=bild", "policy.fallback=2"], "got 2; it is a probability; 0 never ends a draft"),
     ],
 )
 def test_a_knob_of_a_drafter_inside_a_policy_is_named_where_it_is_set(
     base: list[str], words: list[str], said: str
 ) -> None:
-    with pytest.raises(UserError, match=re.escape(said)):
+    with pytest.raises(UserError, match=f"{re.escape(said)}$"):
         prepare(compose_config([*base, *words]))
 
 

@@ -48,7 +48,7 @@ def require_confidence(stop: float | None) -> float | None:
     """
     if stop is not None:
         require_number(
-            "policy.fallback, or policy.stop_confidence,",
+            "fallback, or stop_confidence,",
             stop,
             0,
             1,

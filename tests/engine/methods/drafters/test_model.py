@@ -235,7 +235,7 @@ def test_what_a_drafter_gives_and_draws_from() -> None:
     )
     assert ModelDrafter(model, 1).draws_from is model and not ModelDrafter(model, 1).drafts_trees
     for wrong in (-0.1, 1.1, "much"):
-        with pytest.raises(UserError, match=r"policy.stop_confidence, must lie in"):
+        with pytest.raises(UserError, match=r"^fallback, or stop_confidence, must lie in"):
             ModelDrafter(model, 1, wrong)
     with pytest.raises(UserError, match="keeps_probs must be true or false, got 1"):
         ModelDrafter(model, 1, keeps_probs=1)
