@@ -159,8 +159,7 @@ class KnownDrafter(CandidateDrafter):
     """
 
     def __init__(self) -> None:
-        config = SimpleNamespace(config=SimpleNamespace(vocab_size=3))
-        target = SimpleNamespace(checkpoint=config, device=torch.device("cpu"))
+        target = SimpleNamespace(checkpoint=SimpleNamespace(columns=3), device=torch.device("cpu"))
         super().__init__(
             target,
             SimpleNamespace(markov=None, draft_vocabulary=None),
