@@ -81,7 +81,7 @@ def draw_curves(axes: Axes, table: pd.DataFrame, formula: str, word: str, **styl
     for (value, curve), shade in zip(groups, shades, strict=True):
         look = {"color": shade, "linewidth": 1.7, "label": f"{word} {value:g}", **style}
         axes.plot(curve["acceptance_rate"], curve[formula], clip_on=False, zorder=3, **look)
-    axes.legend(loc="upper left", frameon=False)
+    axes.legend(loc="best", frameon=False)
 
 
 def draw_expected_tokens(path: Path) -> None:
