@@ -44,9 +44,9 @@ LONG_ROUND_S = 0.01
 # on a busy machine most runs are interrupted, each for as long as such a text takes: of 3 the shortest
 # often is too, and the share then is anything from 0 to 0.9 where it is a third; of 10 it hardly is
 LOOP_SHARE_REPEATS = 10
-# but of longer runs, as of long prompts, there are as many as so many seconds hold, and at least so many:
-# an interruption is a smaller part of each
-LOOP_SHARE_S, LOOP_SHARE_LEAST = 2.0, 3
+# longer runs, as of long prompts, end after so many seconds: an interruption is a smaller part of each
+LOOP_SHARE_ENOUGH_S = 2.0
+LOOP_SHARE_MIN_REPEATS = 3
 TRACED_TOKENS = 2048  # how many new tokens a pass with clocks of its own decodes
 
 
@@ -374,7 +374,7 @@ def loop_share(method: Method, request: Request) -> float | None:
     short_request = request.shorter(1 + PROGRAM_TOKENS)
     loop_s, program_s = [], []
     for repeat in range(LOOP_SHARE_REPEATS):
-        if repeat >= LOOP_SHARE_LEAST and sum(loop_s) + sum(program_s) >= LOOP_SHARE_S:
+        if repeat >= LOOP_SHARE_MIN_REPEATS and sum(loop_s) + sum(program_s) >= LOOP_SHARE_ENOUGH_S:
             break
         seconds, rounds = timed_rounds(method.rounds(short_request, Trace()))
         loop_s.append(seconds)
