@@ -709,9 +709,11 @@ def test_bad_input_gives_one_message_and_leaves_nothing(
 
 
 def test_a_launcher_whose_package_is_missing_is_told_with_what_brings_it() -> None:
-    told = entrypoint.unknown_choice("hydra/launcher", "submitit_slurm", ["basic", "gpus"])
-    assert told.startswith("there is no hydra/launcher 'submitit_slurm'. There are basic, gpus; ")
-    assert "pip install 'bild_lab[launchers]'" in told
+    message = entrypoint.unknown_choice("hydra/launcher", "submitit_slurm", ["basic", "gpus"])
+    assert message.startswith(
+        "there is no hydra/launcher 'submitit_slurm'. There are basic, gpus; "
+    )
+    assert "pip install 'bild_lab[launchers]'" in message
 
 
 def test_the_script_runs_as_a_process_and_tells_its_exit_code(

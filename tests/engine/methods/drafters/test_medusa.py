@@ -101,8 +101,8 @@ def test_heads_with_the_targets_matrix_score_as_the_target_does(
     source, output_spec = Source((START, 5, 9)), OutputSpec(head_input=True)
     scores = target.start(source, 12).extend([9], output_spec)
     expected = scores.logits if part is None else scores.logits[:, part.tokens]
-    found = heads_for_engine(target, heads)(scores.head_input)[0]
-    torch.testing.assert_close(found, expected)
+    drafting_scores = heads_for_engine(target, heads)(scores.head_input)[0]
+    torch.testing.assert_close(drafting_scores, expected)
 
 
 def test_a_checkpoint_that_reads_images_too_drafts_by_heads(tmp_path: Path) -> None:
